@@ -1,0 +1,112 @@
+# What there is to do here, one line each: `make help`.
+# Every target makes what it needs, on a machine that has Python >= 3.10, git and make.
+
+PYTHON   ?= python3
+VENV     ?= .venv
+# Passed through: `make demo ARGS="--teacher tiny"`, `make test ARGS="-k grid"`.
+ARGS     ?=
+# Passed to pip, for a mirror or an index of CPU builds of torch.
+PIP_ARGS ?=
+
+BIN      := $(VENV)/bin
+PY       := $(BIN)/python
+READY    := $(VENV)/.ready
+# protoc finds the plugin of mypy-protobuf on the PATH.
+IN_VENV  := PATH="$(abspath $(BIN)):$$PATH"
+PROTOS   := $(shell cd proto && find teacher_logits -name '*.proto' | sort)
+SERVICES := $(filter %_service.proto,$(PROTOS))
+BUF      := $(abspath $(BIN)/buf)
+RELEASED := released.binpb
+BENCHES   = $(notdir $(basename $(shell grep -l '^def main(' benchmarks/*.py 2>/dev/null)))
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help venv demo test test-all check lint format types floors \
+        proto proto-check proto-release wheel bench clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# --- the environment ---------------------------------------------------------
+
+venv: $(READY)  ## build .venv with everything that development needs
+
+# pip first: the one that comes with Python may be too old to know --group.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	    { echo "$(PYTHON) is older than Python 3.10: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install -q $(PIP_ARGS) -U pip
+	$(PY) -m pip install $(PIP_ARGS) -c constraints.txt -e '.[demo]' --group dev
+	@touch $@
+
+# --- the main job ------------------------------------------------------------
+
+demo: $(READY)  ## a real teacher, a student that learns from it (ARGS="--teacher tiny")
+	$(BIN)/teacher-logits demo $(ARGS)
+
+# --- checks ------------------------------------------------------------------
+
+test: lint types floors proto-check  ## all static checks and the suite without its slow tier
+	$(PY) -m pytest -m "not slow" $(ARGS)
+
+test-all: lint types floors proto-check  ## the same with the slow tier
+	$(PY) -m pytest $(ARGS)
+
+check: lint types floors proto-check wheel  ## all static checks, and the wheel builds
+
+lint: $(READY)  ## ruff: rules and format
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+format: $(READY)  ## ruff: mend what it can
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+types: $(READY)  ## mypy --strict
+	$(BIN)/mypy
+
+floors: $(READY)  ## import-linter: who may import whom
+	$(BIN)/lint-imports --no-logo
+
+# --- the schema --------------------------------------------------------------
+
+# Made in a folder of their own first: a schema that does not compile leaves the stubs
+# alone, and the check changes nothing. Stubs of services alone, since protoc writes an
+# empty _pb2_grpc.py for every other file.
+FRESH := build/stubs
+.PHONY: fresh-stubs
+fresh-stubs: $(READY)
+	@rm -rf $(FRESH) && mkdir -p $(FRESH)
+	@$(IN_VENV) $(PY) -m grpc_tools.protoc -Iproto --python_out=$(FRESH) --pyi_out=$(FRESH) $(PROTOS)
+	@$(IN_VENV) $(PY) -m grpc_tools.protoc -Iproto --grpc_python_out=$(FRESH) \
+	    --mypy_grpc_out=quiet:$(FRESH) $(SERVICES)
+
+proto: fresh-stubs  ## make the stubs anew from the .proto files
+	find proto/teacher_logits/v1 -name '*_pb2*.py*' -not -path '*/__pycache__/*' -delete
+	cp $(FRESH)/teacher_logits/v1/* proto/teacher_logits/v1/
+
+# `diff -r` finds what is stale, missing and left over.
+proto-check: fresh-stubs  ## the stubs are those of the .proto files; buf lint; buf breaking
+	@diff -r -x __pycache__ -x __init__.py -x '*.proto' \
+	    proto/teacher_logits/v1 $(FRESH)/teacher_logits/v1 || \
+	    { echo "The stubs are not those of the .proto files: run make proto, and commit both."; exit 1; }
+	cd proto && $(BUF) lint
+	@if [ -e proto/$(RELEASED) ]; then cd proto && set -x && $(BUF) breaking --against $(RELEASED); \
+	else echo "proto/$(RELEASED): none yet, so no release that could be broken"; fi
+
+proto-release: proto-check  ## keep the schema of this release, for buf breaking
+	cd proto && $(BUF) build --exclude-source-info -o $(RELEASED)
+
+# --- the rest ----------------------------------------------------------------
+
+wheel: $(READY)  ## build dist/*.whl
+	$(PY) -m build --wheel
+
+bench: $(READY)  ## run the benchmarks, one JSON object a line (BENCHES=scoring, ARGS=...)
+	@test -n "$(BENCHES)" || { echo "No benchmarks/*.py with a main()."; exit 1; }
+	@for bench in $(BENCHES); do $(PY) -m benchmarks.$$bench $(ARGS) || exit; done
+
+clean:  ## remove what was built, .venv excepted
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

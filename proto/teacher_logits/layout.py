@@ -1,0 +1,178 @@
+"""Columns and where they lie: the one place that knows a payload's memory layout.
+
+A payload is one run of bytes. Its columns lie in it one after another, each C-contiguous
+and each starting at a multiple of 256 bytes:
+
+    | column 0 ......... | pad | column 1 ... | pad | ... | column n |
+    0                    256·a                                       size_bytes
+
+P positions lie flat over the rows (jagged): row ``i`` owns positions
+``row_offsets[i]:row_offsets[i+1]``.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from teacher_logits.errors import PayloadInvalidError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+ALIGNMENT_BYTES = 256
+
+
+class ElementType(enum.Enum):
+    """Element types that every transport carries bit-exactly."""
+
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
+    INT32 = "int32"
+    INT64 = "int64"
+    UINT8 = "uint8"
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of one element."""
+        return _SIZES[self]
+
+
+_SIZES = {
+    ElementType.BFLOAT16: 2,
+    ElementType.FLOAT16: 2,
+    ElementType.FLOAT32: 4,
+    ElementType.INT32: 4,
+    ElementType.INT64: 8,
+    ElementType.UINT8: 1,
+}
+
+
+class ColumnKind(enum.Enum):
+    """What a column means. P positions, N rows, K entries, T temperatures, V vocabulary, H hidden."""
+
+    TOPK_IDS = "topk_ids"
+    TOPK_LOGPROBS = "topk_logprobs"
+    TOPK_LOGITS = "topk_logits"
+    LOG_TAIL = "log_tail"
+    LOGSUMEXP = "logsumexp"
+    ACTUAL_LOGPROB = "actual_logprob"
+    ROW_OFFSETS = "row_offsets"
+    ROW_WINDOWS = "row_windows"
+    ROW_DIGESTS = "row_digests"
+    ROW_STATUS = "row_status"
+    LOGITS = "logits"
+    HIDDEN_STATES = "hidden_states"
+    SAMPLED_IDS = "sampled_ids"
+    SAMPLED_WEIGHTS = "sampled_weights"
+    SCORED_IDS = "scored_ids"
+    SCORED_LOGPROBS = "scored_logprobs"
+
+
+_VALUES = frozenset({ElementType.FLOAT16, ElementType.BFLOAT16, ElementType.FLOAT32})
+_F32 = frozenset({ElementType.FLOAT32})
+_I32 = frozenset({ElementType.INT32})
+_U8 = frozenset({ElementType.UINT8})
+
+# Kind -> (element types it may have, its axes). A letter is an axis, a number is fixed.
+COLUMN_RULES: dict[ColumnKind, tuple[frozenset[ElementType], tuple[str | int, ...]]] = {
+    ColumnKind.TOPK_IDS: (_I32, ("P", "K")),
+    ColumnKind.TOPK_LOGPROBS: (_VALUES, ("P", "K")),
+    ColumnKind.TOPK_LOGITS: (frozenset({ElementType.BFLOAT16, ElementType.FLOAT32}), ("P", "K")),
+    ColumnKind.LOG_TAIL: (_F32, ("P", "T")),
+    ColumnKind.LOGSUMEXP: (_F32, ("P", "T")),
+    ColumnKind.ACTUAL_LOGPROB: (_F32, ("P",)),
+    ColumnKind.ROW_OFFSETS: (frozenset({ElementType.INT64}), ("N+1",)),
+    ColumnKind.ROW_WINDOWS: (_I32, ("N", 2)),
+    ColumnKind.ROW_DIGESTS: (_U8, ("N", 16)),
+    ColumnKind.ROW_STATUS: (_U8, ("N",)),
+    ColumnKind.LOGITS: (_VALUES, ("P", "V")),
+    ColumnKind.HIDDEN_STATES: (_VALUES, ("P", "H")),
+    ColumnKind.SAMPLED_IDS: (_I32, ("P", "M")),
+    ColumnKind.SAMPLED_WEIGHTS: (_F32, ("P", "M")),
+    ColumnKind.SCORED_IDS: (_I32, ("P", "M")),
+    ColumnKind.SCORED_LOGPROBS: (_F32, ("P", "M")),
+}
+
+
+class RowStatus(enum.IntEnum):
+    """What ``row_status`` says of a row; NaN wins over the others."""
+
+    OK = 0
+    NAN = 1
+    POSITIVE_INFINITY = 2
+    EMPTY_SUPPORT = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One dense column; ``offset_bytes`` counts from the start of the payload."""
+
+    kind: ColumnKind
+    element_type: ElementType
+    shape: tuple[int, ...]
+    offset_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the column, padding left out."""
+        return math.prod(self.shape) * self.element_type.size_bytes
+
+    @property
+    def end_bytes(self) -> int:
+        """First byte behind the column."""
+        return self.offset_bytes + self.size_bytes
+
+
+def round_up(size_bytes: int, multiple: int) -> int:
+    """Return the smallest multiple of ``multiple`` that is at least ``size_bytes``."""
+    return -(-size_bytes // multiple) * multiple
+
+
+def lay_out(
+    specs: Iterable[tuple[ColumnKind, ElementType, Sequence[int]]],
+) -> tuple[tuple[Column, ...], int]:
+    """Place columns one after another; return them and the payload's size in bytes."""
+    columns: list[Column] = []
+    end = 0
+    for kind, element_type, shape in specs:
+        offset = round_up(end, ALIGNMENT_BYTES)
+        column = Column(
+            kind=kind, element_type=element_type, shape=tuple(shape), offset_bytes=offset
+        )
+        columns.append(column)
+        end = column.end_bytes
+    return tuple(columns), round_up(max(end, 1), ALIGNMENT_BYTES)
+
+
+def top_k_columns(
+    *,
+    row_count: int,
+    position_count: int,
+    top_k: int,
+    temperature_count: int,
+    value_type: ElementType,
+) -> tuple[tuple[Column, ...], int]:
+    """Place the columns of a scored payload; return them and the payload's size in bytes."""
+    if value_type not in _VALUES:
+        raise PayloadInvalidError(
+            f"log-probabilities cannot be {value_type.value}: use float16, bfloat16 or float32",
+            facts={"value_type": value_type.value},
+        )
+    n, p, k, t = row_count, position_count, top_k, temperature_count
+    return lay_out(
+        [
+            (ColumnKind.TOPK_IDS, ElementType.INT32, (p, k)),
+            (ColumnKind.TOPK_LOGPROBS, value_type, (p, k)),
+            (ColumnKind.LOG_TAIL, ElementType.FLOAT32, (p, t)),
+            (ColumnKind.LOGSUMEXP, ElementType.FLOAT32, (p, t)),
+            (ColumnKind.ACTUAL_LOGPROB, ElementType.FLOAT32, (p,)),
+            (ColumnKind.ROW_OFFSETS, ElementType.INT64, (n + 1,)),
+            (ColumnKind.ROW_WINDOWS, ElementType.INT32, (n, 2)),
+            (ColumnKind.ROW_DIGESTS, ElementType.UINT8, (n, 16)),
+            (ColumnKind.ROW_STATUS, ElementType.UINT8, (n,)),
+        ]
+    )

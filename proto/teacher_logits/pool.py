@@ -1,0 +1,211 @@
+"""Which bytes of which slab are whose: extents, generations, quarantine, the byte budget.
+
+Pure and synchronous. The pool decides and the rim carries out: it creates a slab when
+``reserve`` answers with a ``Growth``, and writes the slots of the control page.
+
+An extent's life, with what its slot holds:
+
+    reserve          seal            free
+    g-1 (odd)  --->  g (even)  --->  g+1 (odd)  --->  reserved again: g+1, sealed: g+2
+    writer inside    readable        nobody inside
+
+Room in quarantine is not free and not readable anew: its reader is gone but not proven
+gone. Extents are whole pages, so that a reader can drop its dirtied pages of one extent
+without touching another's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from teacher_logits.errors import PayloadInvalidError, PoolFullError
+from teacher_logits.layout import round_up
+from teacher_logits.payload import Extent
+
+PAGE_BYTES = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """``reserve`` needs a new slab with this much room for extents; create it and add it."""
+
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolUsage:
+    """Bytes of the budget: ``budget = used + quarantined + free``; committed bytes are in slabs."""
+
+    budget_bytes: int
+    committed_bytes: int
+    used_bytes: int
+    quarantined_bytes: int
+    slab_count: int
+    extent_count: int
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes neither used nor in quarantine."""
+        return self.budget_bytes - self.used_bytes - self.quarantined_bytes
+
+
+@dataclass
+class _Slab:
+    size_bytes: int
+    #: Free runs, offset -> size; never adjacent, never empty.
+    free: dict[int, int]
+    #: Slots that no extent has, last used first.
+    idle_slots: list[int]
+    #: What a slot's extent holds when sealed next.
+    next_generation: dict[int, int] = field(default_factory=dict)
+    extents: dict[int, Extent] = field(default_factory=dict)
+
+
+class Pool:
+    """Room for payloads inside a byte budget.
+
+    Args:
+        budget_bytes: most bytes that slabs may have together.
+        slab_size_bytes: usual size of a slab; a larger payload gets a slab of its own size.
+        slots_per_slab: most extents that one slab holds at a time.
+    """
+
+    def __init__(self, *, budget_bytes: int, slab_size_bytes: int, slots_per_slab: int) -> None:
+        if min(budget_bytes, slab_size_bytes, slots_per_slab) < 1:
+            raise ValueError("a pool needs a budget, a slab size and slots of at least 1")
+        self._budget_bytes = budget_bytes
+        self._slab_size_bytes = round_up(slab_size_bytes, PAGE_BYTES)
+        self._slots_per_slab = slots_per_slab
+        self._slabs: dict[str, _Slab] = {}
+        self._quarantined: dict[tuple[str, int], int] = {}
+
+    def check_fits(self, size_bytes: int) -> None:
+        """Refuse a payload that could never fit, before anything is computed for it.
+
+        Raises:
+            PayloadInvalidError: it is larger than the whole budget.
+        """
+        if round_up(size_bytes, PAGE_BYTES) > self._budget_bytes:
+            raise PayloadInvalidError(
+                f"a payload of {size_bytes} bytes can never fit the pool's budget of "
+                f"{self._budget_bytes} bytes: ask for fewer rows or a smaller k, or raise "
+                "--pool-size on the server",
+                facts={"need_bytes": size_bytes, "budget_bytes": self._budget_bytes},
+            )
+
+    def reserve(self, size_bytes: int) -> Extent | Growth:
+        """Take room, or say which slab must be created first.
+
+        Raises:
+            PayloadInvalidError: it can never fit.
+            PoolFullError: it does not fit now.
+        """
+        self.check_fits(size_bytes)
+        size = max(round_up(size_bytes, PAGE_BYTES), PAGE_BYTES)
+        for slab_id, slab in self._slabs.items():
+            extent = self._place(slab_id, slab, size)
+            if extent is not None:
+                return extent
+        room = self._budget_bytes - self.usage().committed_bytes
+        growth = max(size, min(self._slab_size_bytes, room))
+        if growth > room:
+            raise self._full(size)
+        return Growth(size_bytes=growth)
+
+    def add_slab(self, slab_id: str, size_bytes: int) -> None:
+        """Take a new slab into use; ``size_bytes`` is its room for extents."""
+        if slab_id in self._slabs:
+            raise ValueError(f"slab {slab_id} is in the pool already")
+        self._slabs[slab_id] = _Slab(
+            size_bytes=size_bytes,
+            free={0: size_bytes},
+            idle_slots=list(range(self._slots_per_slab - 1, -1, -1)),
+        )
+
+    def idle_slabs(self) -> list[str]:
+        """Return the slabs in which no extent lies; the rim may drop them to make room."""
+        return [slab_id for slab_id, slab in self._slabs.items() if not slab.extents]
+
+    def drop_slab(self, slab_id: str) -> None:
+        """Forget an idle slab; its bytes return to the budget."""
+        if self._slabs[slab_id].extents:
+            raise ValueError(f"slab {slab_id} still holds extents")
+        del self._slabs[slab_id]
+
+    def free(self, extent: Extent) -> None:
+        """Give room back, from use or from quarantine. The rim marks the slot ``generation + 1``."""
+        slab = self._slabs[extent.slab_id]
+        if slab.extents.get(extent.slot) != extent:
+            raise ValueError(f"extent {extent} is not in use")
+        del slab.extents[extent.slot]
+        self._quarantined.pop((extent.slab_id, extent.slot), None)
+        slab.next_generation[extent.slot] = extent.generation + 2
+        slab.idle_slots.append(extent.slot)
+        _give(slab.free, extent.offset_bytes, extent.size_bytes)
+
+    def quarantine(self, extent: Extent) -> None:
+        """Mark room whose reader is gone but not proven gone."""
+        if self._slabs[extent.slab_id].extents.get(extent.slot) != extent:
+            raise ValueError(f"extent {extent} is not in use")
+        self._quarantined[extent.slab_id, extent.slot] = extent.size_bytes
+
+    def usage(self) -> PoolUsage:
+        """Return where the budget's bytes are."""
+        quarantined = sum(self._quarantined.values())
+        in_extents = sum(e.size_bytes for s in self._slabs.values() for e in s.extents.values())
+        return PoolUsage(
+            budget_bytes=self._budget_bytes,
+            committed_bytes=sum(slab.size_bytes for slab in self._slabs.values()),
+            used_bytes=in_extents - quarantined,
+            quarantined_bytes=quarantined,
+            slab_count=len(self._slabs),
+            extent_count=sum(len(slab.extents) for slab in self._slabs.values()),
+        )
+
+    def _place(self, slab_id: str, slab: _Slab, size: int) -> Extent | None:
+        if not slab.idle_slots:
+            return None
+        # Best fit: the smallest run that is large enough, the lowest of equals.
+        fits = [(run, offset) for offset, run in slab.free.items() if run >= size]
+        if not fits:
+            return None
+        run, offset = min(fits)
+        del slab.free[offset]
+        if run > size:
+            slab.free[offset + size] = run - size
+        slot = slab.idle_slots.pop()
+        extent = Extent(
+            slab_id=slab_id,
+            offset_bytes=offset,
+            size_bytes=size,
+            slot=slot,
+            generation=slab.next_generation.get(slot, 2),
+        )
+        slab.extents[slot] = extent
+        return extent
+
+    def _full(self, size: int) -> PoolFullError:
+        usage = self.usage()
+        return PoolFullError(
+            f"a payload needs {size} bytes in one piece; of the pool's {usage.budget_bytes} bytes "
+            f"{usage.free_bytes} are free (perhaps in pieces) and {usage.quarantined_bytes} in "
+            "quarantine: wait for leases to come back, or raise --pool-size on the server",
+            facts={
+                "need_bytes": size,
+                "free_bytes": usage.free_bytes,
+                "quarantined_bytes": usage.quarantined_bytes,
+                "budget_bytes": usage.budget_bytes,
+            },
+        )
+
+
+def _give(free: dict[int, int], offset: int, size: int) -> None:
+    """Put a run back and join it with its neighbours."""
+    behind = offset + size
+    if behind in free:
+        size += free.pop(behind)
+    for start, run in free.items():
+        if start + run == offset:
+            free[start] = run + size
+            return
+    free[offset] = size

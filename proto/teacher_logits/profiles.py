@@ -1,0 +1,132 @@
+"""What each side says of itself before anything else: ``TeacherProfile`` and ``StudentProfile``.
+
+Profiles are claims. The rules over them stand in ``grid``, ``locality`` and the server's
+admission; node locality is proven apart (``transport``), and hints serve messages only.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from teacher_logits.layout import ColumnKind, ElementType
+from teacher_logits.transport import PREFERENCE, Locality, Transport
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from teacher_logits.grid import BatchGrid
+    from teacher_logits.locality import ModelGrid
+
+PROTOCOL_VERSION = 1
+
+
+class VocabularyPolicy(enum.Enum):
+    """What to do where teacher and student vocabularies differ in size."""
+
+    STRICT = "strict"
+    TRUNCATE = "truncate"
+
+
+SCORED_COLUMNS = (
+    ColumnKind.TOPK_IDS,
+    ColumnKind.TOPK_LOGPROBS,
+    ColumnKind.LOG_TAIL,
+    ColumnKind.LOGSUMEXP,
+    ColumnKind.ACTUAL_LOGPROB,
+    ColumnKind.ROW_OFFSETS,
+    ColumnKind.ROW_WINDOWS,
+    ColumnKind.ROW_DIGESTS,
+    ColumnKind.ROW_STATUS,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeHints:
+    """Where a process says it runs. Hints make refusals readable; they admit nobody."""
+
+    host_name: str = ""
+    boot_id: str = ""
+    pid: int = 0
+    namespaces: Mapping[str, int] = field(default_factory=dict)
+    device_uuids: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherProfile:
+    """What a teacher says of itself.
+
+    ``batch_grid`` and ``model_grid`` are None where the teacher takes any grid;
+    ``tokenizer_fingerprint`` is empty where unknown. ``vocabulary_size`` counts the ids
+    that the tokenizer can produce, ``head_rows`` the rows of the output head: columns past
+    the first are masked. ``temperatures`` empty means any. ``max_row_tokens`` counts a
+    row's prefix too.
+    """
+
+    teacher_id: str
+    vocabulary_size: int
+    head_rows: int
+    top_k: int
+    max_row_tokens: int
+    revision: str = ""
+    batch_grid: BatchGrid | None = None
+    model_grid: ModelGrid | None = None
+    tokenizer_fingerprint: str = ""
+    temperatures: tuple[float, ...] = ()
+    columns: tuple[ColumnKind, ...] = SCORED_COLUMNS
+    engine: str = ""
+    arithmetic_type: str = ""
+    hints: NodeHints = field(default_factory=NodeHints)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudentProfile:
+    """What a student rank says of itself.
+
+    Args:
+        batch_grid: how this side cuts the global batch.
+        data_parallel_rank: this rank's place, from 0.
+        teacher_id: may stay empty where the server has one teacher only.
+        model_grid: nodes, GPUs a node, tensor and context parallel sizes and ranks; without
+            it the arithmetic locality rule is ``unchecked``.
+        tokenizer_fingerprint: ``digest.tokenizer_fingerprint`` of this side's tokenizer;
+            without it the vocabularies are ``unchecked``.
+        vocabulary_size: ids this side's head can take; 0 where not given.
+        vocabulary_policy: ``strict`` refuses differing sizes, ``truncate`` has the
+            teacher's columns beyond ``vocabulary_size`` masked before selection.
+        top_k: entries a position.
+        temperatures: besides temperature 1, which is always there; four at most.
+        columns: columns that this side cannot do without.
+        value_type: element type of the log-probabilities.
+        student_id: shared by all ranks of one training job.
+        readers_per_rank: sessions that read each data-parallel rank's rows.
+        engine, arithmetic_type: provenance insisted on; empty where any will do.
+        transports: most wanted first.
+        locality: ``prefer``, ``require`` or ``rule``.
+    """
+
+    batch_grid: BatchGrid
+    data_parallel_rank: int = 0
+    teacher_id: str = ""
+    model_grid: ModelGrid | None = None
+    tokenizer_fingerprint: str = ""
+    vocabulary_size: int = 0
+    vocabulary_policy: VocabularyPolicy = VocabularyPolicy.STRICT
+    top_k: int = 64
+    temperatures: tuple[float, ...] = ()
+    columns: tuple[ColumnKind, ...] = ()
+    value_type: ElementType = ElementType.FLOAT16
+    student_id: str = "student"
+    readers_per_rank: int = 1
+    engine: str = ""
+    arithmetic_type: str = ""
+    transports: tuple[Transport, ...] = PREFERENCE
+    locality: Locality = Locality.PREFER
+    hints: NodeHints = field(default_factory=NodeHints)
+
+    @property
+    def all_temperatures(self) -> tuple[float, ...]:
+        """Temperature 1, then the others asked for, without repeats."""
+        return tuple(dict.fromkeys((1.0, *self.temperatures)))

@@ -1,0 +1,67 @@
+"""Tensors over buffers: the one place where a column becomes a ``torch.Tensor``.
+
+Every tensor holds the buffer object it was made over, and so keeps it alive; whoever owns
+the memory learns from that object's end that no view is left.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from typing import TYPE_CHECKING
+
+import torch
+
+from teacher_logits.layout import Column, ColumnKind, ElementType
+
+if TYPE_CHECKING:
+    import mmap
+    from collections.abc import Iterable
+
+    Buffer = memoryview | bytearray | ctypes.Array[ctypes.c_char]
+
+DTYPES: dict[ElementType, torch.dtype] = {
+    ElementType.BFLOAT16: torch.bfloat16,
+    ElementType.FLOAT16: torch.float16,
+    ElementType.FLOAT32: torch.float32,
+    ElementType.INT32: torch.int32,
+    ElementType.INT64: torch.int64,
+    ElementType.UINT8: torch.uint8,
+}
+ELEMENT_TYPES: dict[torch.dtype, ElementType] = {dtype: kind for kind, dtype in DTYPES.items()}
+
+
+def column_tensor(buffer: Buffer, column: Column) -> torch.Tensor:
+    """Return a view of one column; ``buffer`` starts at the payload's first byte.
+
+    The tensor has the column's shape and shares the buffer's memory. Writing into a view
+    of read-only memory ends the process: hand such views out only where that was asked for.
+    """
+    dtype = DTYPES[column.element_type]
+    count = column.size_bytes // column.element_type.size_bytes
+    if count == 0:
+        return torch.empty(column.shape, dtype=dtype)  # frombuffer refuses empty views
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        flat = torch.frombuffer(buffer, dtype=dtype, count=count, offset=column.offset_bytes)
+    return flat.view(column.shape)
+
+
+def column_tensors(buffer: Buffer, columns: Iterable[Column]) -> dict[ColumnKind, torch.Tensor]:
+    """Return a view of every column, by its kind."""
+    return {column.kind: column_tensor(buffer, column) for column in columns}
+
+
+def watched_buffer(memory: memoryview | mmap.mmap, offset: int, size: int) -> Buffer:
+    """Return ``size`` bytes of writable memory as an object of its own.
+
+    Tensors made over it keep it alive, so a ``weakref.finalize`` on it tells when the last
+    view is gone. It keeps ``memory`` alive in turn.
+    """
+    return (ctypes.c_char * size).from_buffer(memory, offset)
+
+
+def to_bytes(tensor: torch.Tensor) -> bytes:
+    """Return a copy of a CPU tensor's elements, row-major."""
+    flat = tensor.detach().contiguous()
+    return ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size())

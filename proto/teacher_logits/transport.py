@@ -1,0 +1,135 @@
+"""Transports, proof, and which of them a session settles on.
+
+Being on the same node is proven, not believed. ``settle`` is the one place where a
+transport is chosen: the first in the student's order that the writer offers and that
+proof admits. Everything else it wanted comes back as a refusal with its reason.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import hmac
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class Transport(enum.Enum):
+    """A way to move a payload from its writer to a reader."""
+
+    LOCAL = "local"
+    CUDA_IPC = "cuda_ipc"
+    SHARED_MEMORY = "shared_memory"
+    RAY_OBJECT = "ray_object"
+    STREAM = "stream"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it needs proof that reader and writer share memory."""
+        return self in _PROVEN
+
+
+_PROVEN = frozenset({Transport.LOCAL, Transport.CUDA_IPC, Transport.SHARED_MEMORY})
+
+PREFERENCE = (
+    Transport.LOCAL,
+    Transport.CUDA_IPC,
+    Transport.SHARED_MEMORY,
+    Transport.RAY_OBJECT,
+    Transport.STREAM,
+)
+
+
+class Locality(enum.Enum):
+    """How much of the node-locality rules a student insists on (contract.md 3)."""
+
+    PREFER = "prefer"
+    REQUIRE = "require"
+    RULE = "rule"
+
+
+class RefusalReason(enum.Enum):
+    """Why a wanted transport is not on offer."""
+
+    NOT_OFFERED = "NOT_OFFERED"
+    BROKER_UNREACHABLE = "BROKER_UNREACHABLE"
+    BROKER_REFUSED = "BROKER_REFUSED"
+    PEER_UNPROVEN = "PEER_UNPROVEN"
+    PROOF_MISSING = "PROOF_MISSING"
+    PROOF_WRONG = "PROOF_WRONG"
+    OTHER_PROCESS = "OTHER_PROCESS"
+    SLAB_NOT_MAPPABLE = "SLAB_NOT_MAPPABLE"
+    PLATFORM = "PLATFORM"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """One wanted transport that is not on offer, with its reason and a sentence."""
+
+    transport: Transport
+    reason: RefusalReason
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settlement:
+    """The transport that one writer's payloads come over; none where nothing wanted is left."""
+
+    writer_id: str
+    transport: Transport | None
+    refusals: tuple[Refusal, ...] = field(default=())
+
+
+def settle(
+    *,
+    writer_id: str,
+    wanted: Sequence[Transport],
+    offered: frozenset[Transport],
+    proven: frozenset[Transport],
+    failures: Mapping[Transport, Refusal],
+) -> Settlement:
+    """Choose the first wanted transport that is offered and, where it needs proof, proven.
+
+    ``failures`` is what either side found while it tried to prove a transport. Only what
+    stands before the chosen transport in ``wanted`` is refused; what stands behind it was
+    not needed.
+    """
+    refusals: list[Refusal] = []
+    for transport in wanted:
+        if transport in offered and (not transport.is_local or transport in proven):
+            return Settlement(writer_id=writer_id, transport=transport, refusals=tuple(refusals))
+        refusals.append(_refusal(transport, writer_id, offered, failures))
+    return Settlement(writer_id=writer_id, transport=None, refusals=tuple(refusals))
+
+
+def _refusal(
+    transport: Transport,
+    writer_id: str,
+    offered: frozenset[Transport],
+    failures: Mapping[Transport, Refusal],
+) -> Refusal:
+    if transport not in offered:
+        names = ", ".join(t.value for t in PREFERENCE if t in offered) or "nothing"
+        return Refusal(
+            transport=transport,
+            reason=RefusalReason.NOT_OFFERED,
+            message=f"writer {writer_id!r} offers {names}",
+        )
+    return failures.get(transport) or Refusal(
+        transport=transport,
+        reason=RefusalReason.PROOF_MISSING,
+        message=f"the client sent no proof that it shares memory with writer {writer_id!r}",
+    )
+
+
+def proof_of(challenge: bytes, *, nonce: bytes, transport: Transport) -> bytes:
+    """Return the MAC that proves a challenge was read: HMAC-SHA256 under the session's nonce."""
+    return hmac.new(nonce, transport.value.encode() + b"\0" + challenge, hashlib.sha256).digest()
+
+
+def proof_holds(mac: bytes, challenge: bytes, *, nonce: bytes, transport: Transport) -> bool:
+    """Compare a MAC with the expected one in constant time."""
+    return hmac.compare_digest(mac, proof_of(challenge, nonce=nonce, transport=transport))

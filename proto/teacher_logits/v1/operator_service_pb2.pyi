@@ -1,0 +1,114 @@
+import datetime
+
+from google.protobuf import duration_pb2 as _duration_pb2
+from teacher_logits.v1 import profile_pb2 as _profile_pb2
+from teacher_logits.v1 import transport_pb2 as _transport_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class InspectRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class InspectResponse(_message.Message):
+    __slots__ = ("epoch", "version", "uptime", "draining", "teachers", "sessions", "leases", "pool", "queue")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    TEACHERS_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    epoch: str
+    version: str
+    uptime: _duration_pb2.Duration
+    draining: bool
+    teachers: _containers.RepeatedCompositeFieldContainer[_profile_pb2.TeacherProfile]
+    sessions: _containers.RepeatedCompositeFieldContainer[SessionState]
+    leases: _containers.RepeatedCompositeFieldContainer[LeaseState]
+    pool: PoolState
+    queue: QueueState
+    def __init__(self, epoch: _Optional[str] = ..., version: _Optional[str] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., draining: bool = ..., teachers: _Optional[_Iterable[_Union[_profile_pb2.TeacherProfile, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[SessionState, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseState, _Mapping]]] = ..., pool: _Optional[_Union[PoolState, _Mapping]] = ..., queue: _Optional[_Union[QueueState, _Mapping]] = ...) -> None: ...
+
+class SessionState(_message.Message):
+    __slots__ = ("session_id", "student_id", "teacher_id", "data_parallel_rank", "transports", "liveness", "age", "silent", "pid", "host_name", "lease_count", "leased_bytes")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    STUDENT_ID_FIELD_NUMBER: _ClassVar[int]
+    TEACHER_ID_FIELD_NUMBER: _ClassVar[int]
+    DATA_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    LIVENESS_FIELD_NUMBER: _ClassVar[int]
+    AGE_FIELD_NUMBER: _ClassVar[int]
+    SILENT_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    HOST_NAME_FIELD_NUMBER: _ClassVar[int]
+    LEASE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    LEASED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    student_id: str
+    teacher_id: str
+    data_parallel_rank: int
+    transports: _containers.RepeatedCompositeFieldContainer[_transport_pb2.SettledTransport]
+    liveness: str
+    age: _duration_pb2.Duration
+    silent: _duration_pb2.Duration
+    pid: int
+    host_name: str
+    lease_count: int
+    leased_bytes: int
+    def __init__(self, session_id: _Optional[str] = ..., student_id: _Optional[str] = ..., teacher_id: _Optional[str] = ..., data_parallel_rank: _Optional[int] = ..., transports: _Optional[_Iterable[_Union[_transport_pb2.SettledTransport, _Mapping]]] = ..., liveness: _Optional[str] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., silent: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., pid: _Optional[int] = ..., host_name: _Optional[str] = ..., lease_count: _Optional[int] = ..., leased_bytes: _Optional[int] = ...) -> None: ...
+
+class LeaseState(_message.Message):
+    __slots__ = ("lease_id", "session_id", "payload_id", "size_bytes", "age", "quarantined")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    AGE_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    session_id: str
+    payload_id: str
+    size_bytes: int
+    age: _duration_pb2.Duration
+    quarantined: bool
+    def __init__(self, lease_id: _Optional[str] = ..., session_id: _Optional[str] = ..., payload_id: _Optional[str] = ..., size_bytes: _Optional[int] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., quarantined: bool = ...) -> None: ...
+
+class PoolState(_message.Message):
+    __slots__ = ("budget_bytes", "committed_bytes", "used_bytes", "quarantined_bytes", "free_bytes", "slab_count", "extent_count")
+    BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SLAB_COUNT_FIELD_NUMBER: _ClassVar[int]
+    EXTENT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    budget_bytes: int
+    committed_bytes: int
+    used_bytes: int
+    quarantined_bytes: int
+    free_bytes: int
+    slab_count: int
+    extent_count: int
+    def __init__(self, budget_bytes: _Optional[int] = ..., committed_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., slab_count: _Optional[int] = ..., extent_count: _Optional[int] = ...) -> None: ...
+
+class QueueState(_message.Message):
+    __slots__ = ("waiting_requests", "waiting_tokens", "running_requests", "scored_requests", "scored_tokens")
+    WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    SCORED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    SCORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    waiting_requests: int
+    waiting_tokens: int
+    running_requests: int
+    scored_requests: int
+    scored_tokens: int
+    def __init__(self, waiting_requests: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., running_requests: _Optional[int] = ..., scored_requests: _Optional[int] = ..., scored_tokens: _Optional[int] = ...) -> None: ...

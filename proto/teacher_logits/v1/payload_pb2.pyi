@@ -1,0 +1,86 @@
+from teacher_logits.v1 import tensor_pb2 as _tensor_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PayloadKey(_message.Message):
+    __slots__ = ("teacher_id", "step", "shard")
+    TEACHER_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    teacher_id: str
+    step: int
+    shard: int
+    def __init__(self, teacher_id: _Optional[str] = ..., step: _Optional[int] = ..., shard: _Optional[int] = ...) -> None: ...
+
+class Payload(_message.Message):
+    __slots__ = ("payload_id", "key", "teacher_id", "teacher_revision", "first_row", "row_count", "position_count", "top_k", "temperatures", "vocabulary_size", "columns", "size_bytes", "bad_row_count")
+    PAYLOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    TEACHER_ID_FIELD_NUMBER: _ClassVar[int]
+    TEACHER_REVISION_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ROW_FIELD_NUMBER: _ClassVar[int]
+    ROW_COUNT_FIELD_NUMBER: _ClassVar[int]
+    POSITION_COUNT_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURES_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BAD_ROW_COUNT_FIELD_NUMBER: _ClassVar[int]
+    payload_id: str
+    key: PayloadKey
+    teacher_id: str
+    teacher_revision: str
+    first_row: int
+    row_count: int
+    position_count: int
+    top_k: int
+    temperatures: _containers.RepeatedScalarFieldContainer[float]
+    vocabulary_size: int
+    columns: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Column]
+    size_bytes: int
+    bad_row_count: int
+    def __init__(self, payload_id: _Optional[str] = ..., key: _Optional[_Union[PayloadKey, _Mapping]] = ..., teacher_id: _Optional[str] = ..., teacher_revision: _Optional[str] = ..., first_row: _Optional[int] = ..., row_count: _Optional[int] = ..., position_count: _Optional[int] = ..., top_k: _Optional[int] = ..., temperatures: _Optional[_Iterable[float]] = ..., vocabulary_size: _Optional[int] = ..., columns: _Optional[_Iterable[_Union[_tensor_pb2.Column, _Mapping]]] = ..., size_bytes: _Optional[int] = ..., bad_row_count: _Optional[int] = ...) -> None: ...
+
+class Extent(_message.Message):
+    __slots__ = ("slab_id", "offset_bytes", "size_bytes", "slot", "generation")
+    SLAB_ID_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    slab_id: str
+    offset_bytes: int
+    size_bytes: int
+    slot: int
+    generation: int
+    def __init__(self, slab_id: _Optional[str] = ..., offset_bytes: _Optional[int] = ..., size_bytes: _Optional[int] = ..., slot: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class Lease(_message.Message):
+    __slots__ = ("lease_id", "payload", "writer_id", "slab", "stream")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    WRITER_ID_FIELD_NUMBER: _ClassVar[int]
+    SLAB_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    payload: Payload
+    writer_id: str
+    slab: SlabSource
+    stream: StreamSource
+    def __init__(self, lease_id: _Optional[str] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., writer_id: _Optional[str] = ..., slab: _Optional[_Union[SlabSource, _Mapping]] = ..., stream: _Optional[_Union[StreamSource, _Mapping]] = ...) -> None: ...
+
+class SlabSource(_message.Message):
+    __slots__ = ("extent",)
+    EXTENT_FIELD_NUMBER: _ClassVar[int]
+    extent: Extent
+    def __init__(self, extent: _Optional[_Union[Extent, _Mapping]] = ...) -> None: ...
+
+class StreamSource(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -1,0 +1,239 @@
+"""Profiles between their Python form and their messages.
+
+Nothing is repaired on the way in: an enum this side does not know, or a number out of
+range, is refused by name.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, TypeVar
+
+from teacher_logits.errors import RequestInvalidError
+from teacher_logits.grid import BatchGrid
+from teacher_logits.layout import ColumnKind, ElementType
+from teacher_logits.locality import ModelGrid
+from teacher_logits.profiles import (
+    NodeHints,
+    StudentProfile,
+    TeacherProfile,
+    VocabularyPolicy,
+)
+from teacher_logits.transport import Locality, Transport
+from teacher_logits.v1 import grid_pb2, profile_pb2, tensor_pb2, transport_pb2
+
+E = TypeVar("E", bound=enum.Enum)
+
+
+def enum_to_wire(member: enum.Enum, wire_enum: Any, prefix: str) -> Any:
+    """Return the wire number of an enum member, found by its name."""
+    return wire_enum.Value(prefix + member.name)
+
+
+def enum_from_wire(number: int, wire_enum: Any, prefix: str, kind: type[E]) -> E:
+    """Return the member of a wire number.
+
+    Raises:
+        RequestInvalidError: the number is unspecified or not known to this release.
+    """
+    name = wire_enum.Name(number) if number in wire_enum.values() else ""
+    member = kind.__members__.get(name.removeprefix(prefix)) if name else None
+    if member is None:
+        raise RequestInvalidError(
+            f"{number} is no {kind.__name__} that this release knows",
+            facts={"number": number, "enum": kind.__name__},
+        )
+    return member
+
+
+def element_type_to_wire(value: ElementType) -> tensor_pb2.ElementType:
+    """Return the wire form of an element type."""
+    return enum_to_wire(value, tensor_pb2.ElementType, "ELEMENT_TYPE_")  # type: ignore[no-any-return]
+
+
+def element_type_from_wire(number: int) -> ElementType:
+    """Return the element type of a wire number."""
+    return enum_from_wire(number, tensor_pb2.ElementType, "ELEMENT_TYPE_", ElementType)
+
+
+def column_kind_to_wire(value: ColumnKind) -> tensor_pb2.ColumnKind:
+    """Return the wire form of a column kind."""
+    return enum_to_wire(value, tensor_pb2.ColumnKind, "COLUMN_KIND_")  # type: ignore[no-any-return]
+
+
+def column_kind_from_wire(number: int) -> ColumnKind:
+    """Return the column kind of a wire number."""
+    return enum_from_wire(number, tensor_pb2.ColumnKind, "COLUMN_KIND_", ColumnKind)
+
+
+def transport_to_wire(value: Transport) -> transport_pb2.Transport:
+    """Return the wire form of a transport."""
+    return enum_to_wire(value, transport_pb2.Transport, "TRANSPORT_")  # type: ignore[no-any-return]
+
+
+def transport_from_wire(number: int) -> Transport:
+    """Return the transport of a wire number."""
+    return enum_from_wire(number, transport_pb2.Transport, "TRANSPORT_", Transport)
+
+
+def batch_grid_to_wire(grid: BatchGrid) -> grid_pb2.BatchGrid:
+    """Return the message of a batch grid."""
+    return grid_pb2.BatchGrid(
+        global_batch_size=grid.global_batch_size,
+        data_parallel_size=grid.data_parallel_size,
+        micro_batch_size=grid.micro_batch_size,
+    )
+
+
+def batch_grid_from_wire(message: grid_pb2.BatchGrid) -> BatchGrid:
+    """Return the batch grid of a message. Sizes are judged by ``grid``, not here."""
+    return BatchGrid(
+        global_batch_size=message.global_batch_size,
+        data_parallel_size=message.data_parallel_size,
+        micro_batch_size=message.micro_batch_size,
+    )
+
+
+_MODEL_GRID_FIELDS = (
+    "node_count",
+    "gpus_per_node",
+    "tensor_parallel_size",
+    "context_parallel_size",
+    "tensor_parallel_rank",
+    "context_parallel_rank",
+)
+
+
+def model_grid_to_wire(grid: ModelGrid) -> grid_pb2.ModelGrid:
+    """Return the message of a model grid."""
+    return grid_pb2.ModelGrid(**{name: getattr(grid, name) for name in _MODEL_GRID_FIELDS})
+
+
+def model_grid_from_wire(message: grid_pb2.ModelGrid) -> ModelGrid:
+    """Return the model grid of a message. Sizes are judged by ``locality``, not here."""
+    return ModelGrid(**{name: getattr(message, name) for name in _MODEL_GRID_FIELDS})
+
+
+def hints_to_wire(hints: NodeHints) -> grid_pb2.NodeHints:
+    """Return the message of hints."""
+    return grid_pb2.NodeHints(
+        host_name=hints.host_name,
+        boot_id=hints.boot_id,
+        pid=hints.pid,
+        namespaces=dict(hints.namespaces),
+        device_uuids=hints.device_uuids,
+        versions=dict(hints.versions),
+    )
+
+
+def hints_from_wire(message: grid_pb2.NodeHints) -> NodeHints:
+    """Return the hints of a message."""
+    return NodeHints(
+        host_name=message.host_name,
+        boot_id=message.boot_id,
+        pid=message.pid,
+        namespaces=dict(message.namespaces),
+        device_uuids=tuple(message.device_uuids),
+        versions=dict(message.versions),
+    )
+
+
+def teacher_to_wire(teacher: TeacherProfile) -> profile_pb2.TeacherProfile:
+    """Return the message of a teacher profile."""
+    return profile_pb2.TeacherProfile(
+        teacher_id=teacher.teacher_id,
+        revision=teacher.revision,
+        batch_grid=teacher.batch_grid and batch_grid_to_wire(teacher.batch_grid),
+        model_grid=teacher.model_grid and model_grid_to_wire(teacher.model_grid),
+        tokenizer_fingerprint=teacher.tokenizer_fingerprint,
+        vocabulary_size=teacher.vocabulary_size,
+        head_rows=teacher.head_rows,
+        top_k=teacher.top_k,
+        temperatures=teacher.temperatures,
+        columns=[column_kind_to_wire(c) for c in teacher.columns],
+        engine=teacher.engine,
+        arithmetic_type=teacher.arithmetic_type,
+        hints=hints_to_wire(teacher.hints),
+        max_row_tokens=teacher.max_row_tokens,
+    )
+
+
+def teacher_from_wire(message: profile_pb2.TeacherProfile) -> TeacherProfile:
+    """Return the teacher profile of a message."""
+    return TeacherProfile(
+        teacher_id=message.teacher_id,
+        revision=message.revision,
+        batch_grid=batch_grid_from_wire(message.batch_grid)
+        if message.HasField("batch_grid")
+        else None,
+        model_grid=model_grid_from_wire(message.model_grid)
+        if message.HasField("model_grid")
+        else None,
+        tokenizer_fingerprint=message.tokenizer_fingerprint,
+        vocabulary_size=message.vocabulary_size,
+        head_rows=message.head_rows,
+        top_k=message.top_k,
+        temperatures=tuple(message.temperatures),
+        columns=tuple(column_kind_from_wire(c) for c in message.columns),
+        engine=message.engine,
+        arithmetic_type=message.arithmetic_type,
+        hints=hints_from_wire(message.hints),
+        max_row_tokens=message.max_row_tokens,
+    )
+
+
+def student_to_wire(student: StudentProfile) -> profile_pb2.StudentProfile:
+    """Return the message of a student profile."""
+    return profile_pb2.StudentProfile(
+        teacher_id=student.teacher_id,
+        batch_grid=batch_grid_to_wire(student.batch_grid),
+        model_grid=student.model_grid and model_grid_to_wire(student.model_grid),
+        data_parallel_rank=student.data_parallel_rank,
+        tokenizer_fingerprint=student.tokenizer_fingerprint,
+        vocabulary_size=student.vocabulary_size,
+        vocabulary_policy=enum_to_wire(
+            student.vocabulary_policy, profile_pb2.VocabularyPolicy, "VOCABULARY_POLICY_"
+        ),
+        top_k=student.top_k,
+        temperatures=student.temperatures,
+        columns=[column_kind_to_wire(c) for c in student.columns],
+        value_type=element_type_to_wire(student.value_type),
+        student_id=student.student_id,
+        readers_per_rank=student.readers_per_rank,
+        engine=student.engine,
+        arithmetic_type=student.arithmetic_type,
+        transports=[transport_to_wire(t) for t in student.transports],
+        locality=enum_to_wire(student.locality, profile_pb2.Locality, "LOCALITY_"),
+        hints=hints_to_wire(student.hints),
+    )
+
+
+def student_from_wire(message: profile_pb2.StudentProfile) -> StudentProfile:
+    """Return the student profile of a message."""
+    return StudentProfile(
+        teacher_id=message.teacher_id,
+        batch_grid=batch_grid_from_wire(message.batch_grid),
+        model_grid=model_grid_from_wire(message.model_grid)
+        if message.HasField("model_grid")
+        else None,
+        data_parallel_rank=message.data_parallel_rank,
+        tokenizer_fingerprint=message.tokenizer_fingerprint,
+        vocabulary_size=message.vocabulary_size,
+        vocabulary_policy=enum_from_wire(
+            message.vocabulary_policy,
+            profile_pb2.VocabularyPolicy,
+            "VOCABULARY_POLICY_",
+            VocabularyPolicy,
+        ),
+        top_k=message.top_k,
+        temperatures=tuple(message.temperatures),
+        columns=tuple(column_kind_from_wire(c) for c in message.columns),
+        value_type=element_type_from_wire(message.value_type),
+        student_id=message.student_id,
+        readers_per_rank=message.readers_per_rank,
+        engine=message.engine,
+        arithmetic_type=message.arithmetic_type,
+        transports=tuple(transport_from_wire(t) for t in message.transports),
+        locality=enum_from_wire(message.locality, profile_pb2.Locality, "LOCALITY_", Locality),
+        hints=hints_from_wire(message.hints),
+    )

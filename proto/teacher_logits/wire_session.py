@@ -1,0 +1,248 @@
+"""Session terms, payloads and leases between their Python form and their messages."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from google.protobuf.duration_pb2 import Duration
+
+from teacher_logits.errors import RequestInvalidError
+from teacher_logits.keys import PayloadKey
+from teacher_logits.layout import Column
+from teacher_logits.payload import Extent, Payload, check_payload
+from teacher_logits.terms import Check, LeaseTerms, SessionTerms, Verdict
+from teacher_logits.transport import Refusal, RefusalReason, Settlement
+from teacher_logits.v1 import payload_pb2, session_pb2, tensor_pb2, transport_pb2
+from teacher_logits.wire import (
+    column_kind_from_wire,
+    column_kind_to_wire,
+    element_type_from_wire,
+    element_type_to_wire,
+    enum_from_wire,
+    enum_to_wire,
+    teacher_from_wire,
+    teacher_to_wire,
+    transport_from_wire,
+    transport_to_wire,
+)
+
+
+def duration_to_wire(span: timedelta) -> Duration:
+    """Return the message of a span of time."""
+    message = Duration()
+    message.FromTimedelta(span)
+    return message
+
+
+def refusal_to_wire(refusal: Refusal) -> transport_pb2.TransportRefusal:
+    """Return the message of a refusal."""
+    return transport_pb2.TransportRefusal(
+        transport=transport_to_wire(refusal.transport),
+        reason=refusal.reason.value,
+        message=refusal.message,
+    )
+
+
+def refusal_from_wire(message: transport_pb2.TransportRefusal) -> Refusal:
+    """Return the refusal of a message.
+
+    Raises:
+        RequestInvalidError: the reason is not known to this release.
+    """
+    try:
+        reason = RefusalReason(message.reason)
+    except ValueError:
+        raise RequestInvalidError(
+            f"{message.reason[:80]!r} is no refusal's reason that this release knows"
+        ) from None
+    return Refusal(
+        transport=transport_from_wire(message.transport), reason=reason, message=message.message
+    )
+
+
+def settlement_to_wire(settlement: Settlement) -> transport_pb2.SettledTransport:
+    """Return the message of one writer's settlement."""
+    return transport_pb2.SettledTransport(
+        writer_id=settlement.writer_id,
+        transport=transport_to_wire(settlement.transport)
+        if settlement.transport
+        else transport_pb2.TRANSPORT_UNSPECIFIED,
+        refusals=[refusal_to_wire(r) for r in settlement.refusals],
+    )
+
+
+def settlement_from_wire(message: transport_pb2.SettledTransport) -> Settlement:
+    """Return the settlement of a message."""
+    none = message.transport == transport_pb2.TRANSPORT_UNSPECIFIED
+    return Settlement(
+        writer_id=message.writer_id,
+        transport=None if none else transport_from_wire(message.transport),
+        refusals=tuple(refusal_from_wire(r) for r in message.refusals),
+    )
+
+
+def session_to_wire(terms: SessionTerms) -> session_pb2.Session:
+    """Return the message of a session's terms."""
+    return session_pb2.Session(
+        session_id=terms.session_id,
+        epoch=terms.epoch,
+        ttl=duration_to_wire(terms.ttl),
+        renew_interval=duration_to_wire(terms.renew_interval),
+        default_wait=duration_to_wire(terms.default_wait),
+        teacher=teacher_to_wire(terms.teacher),
+        checks=[
+            session_pb2.Check(
+                name=check.name,
+                verdict=enum_to_wire(check.verdict, session_pb2.Verdict, "VERDICT_"),
+                detail=check.detail,
+            )
+            for check in terms.checks
+        ],
+        transports=[settlement_to_wire(s) for s in terms.settlements],
+        vocabulary_size=terms.vocabulary_size,
+        max_request_tokens=terms.max_request_tokens,
+    )
+
+
+def session_from_wire(message: session_pb2.Session) -> SessionTerms:
+    """Return a session's terms."""
+    return SessionTerms(
+        session_id=message.session_id,
+        epoch=message.epoch,
+        ttl=_span(message.ttl),
+        renew_interval=_span(message.renew_interval),
+        default_wait=_span(message.default_wait),
+        teacher=teacher_from_wire(message.teacher),
+        checks=tuple(
+            Check(
+                name=check.name,
+                verdict=enum_from_wire(check.verdict, session_pb2.Verdict, "VERDICT_", Verdict),
+                detail=check.detail,
+            )
+            for check in message.checks
+        ),
+        settlements=tuple(settlement_from_wire(s) for s in message.transports),
+        vocabulary_size=message.vocabulary_size,
+        max_request_tokens=message.max_request_tokens,
+    )
+
+
+def payload_to_wire(payload: Payload) -> payload_pb2.Payload:
+    """Return the message of a payload's description."""
+    return payload_pb2.Payload(
+        payload_id=payload.payload_id,
+        key=payload.key
+        and payload_pb2.PayloadKey(
+            teacher_id=payload.key.teacher_id, step=payload.key.step, shard=payload.key.shard
+        ),
+        teacher_id=payload.teacher_id,
+        teacher_revision=payload.teacher_revision,
+        first_row=payload.first_row,
+        row_count=payload.row_count,
+        position_count=payload.position_count,
+        top_k=payload.top_k,
+        temperatures=payload.temperatures,
+        vocabulary_size=payload.vocabulary_size,
+        columns=[
+            tensor_pb2.Column(
+                kind=column_kind_to_wire(column.kind),
+                element_type=element_type_to_wire(column.element_type),
+                shape=column.shape,
+                offset_bytes=column.offset_bytes,
+            )
+            for column in payload.columns
+        ],
+        size_bytes=payload.size_bytes,
+        bad_row_count=payload.bad_row_count,
+    )
+
+
+def payload_from_wire(message: payload_pb2.Payload) -> Payload:
+    """Return a payload's description, checked.
+
+    Raises:
+        PayloadInvalidError: the description does not hold together.
+    """
+    key = message.key
+    return check_payload(
+        Payload(
+            payload_id=message.payload_id,
+            key=PayloadKey(teacher_id=key.teacher_id, step=key.step, shard=key.shard)
+            if message.HasField("key")
+            else None,
+            teacher_id=message.teacher_id,
+            teacher_revision=message.teacher_revision,
+            first_row=message.first_row,
+            row_count=message.row_count,
+            position_count=message.position_count,
+            top_k=message.top_k,
+            temperatures=tuple(message.temperatures),
+            vocabulary_size=message.vocabulary_size,
+            columns=tuple(
+                Column(
+                    kind=column_kind_from_wire(column.kind),
+                    element_type=element_type_from_wire(column.element_type),
+                    shape=tuple(column.shape),
+                    offset_bytes=column.offset_bytes,
+                )
+                for column in message.columns
+            ),
+            size_bytes=message.size_bytes,
+            bad_row_count=message.bad_row_count,
+        )
+    )
+
+
+def lease_to_wire(lease: LeaseTerms) -> payload_pb2.Lease:
+    """Return the message of a lease."""
+    message = payload_pb2.Lease(
+        lease_id=lease.lease_id,
+        payload=payload_to_wire(lease.payload),
+        writer_id=lease.writer_id,
+    )
+    if lease.extent is None:
+        message.stream.SetInParent()
+        return message
+    extent = lease.extent
+    message.slab.extent.CopyFrom(
+        payload_pb2.Extent(
+            slab_id=extent.slab_id,
+            offset_bytes=extent.offset_bytes,
+            size_bytes=extent.size_bytes,
+            slot=extent.slot,
+            generation=extent.generation,
+        )
+    )
+    return message
+
+
+def lease_from_wire(message: payload_pb2.Lease) -> LeaseTerms:
+    """Return a lease.
+
+    Raises:
+        RequestInvalidError: its source is of a kind this release does not know.
+        PayloadInvalidError: its payload does not hold together.
+    """
+    source = message.WhichOneof("source")
+    if source is None:
+        raise RequestInvalidError(
+            f"lease {message.lease_id} has a source that this release does not know"
+        )
+    wire = message.slab.extent
+    extent = Extent(
+        slab_id=wire.slab_id,
+        offset_bytes=wire.offset_bytes,
+        size_bytes=wire.size_bytes,
+        slot=wire.slot,
+        generation=wire.generation,
+    )
+    return LeaseTerms(
+        lease_id=message.lease_id,
+        payload=payload_from_wire(message.payload),
+        writer_id=message.writer_id,
+        extent=extent if source == "slab" else None,
+    )
+
+
+def _span(message: Duration) -> timedelta:
+    return message.ToTimedelta()

@@ -1,0 +1,40 @@
+"""What every test runs under: one thread of arithmetic, steady hypothesis, the golden cases.
+
+The time limit of a test stands in pyproject.toml; a test that may take longer carries a
+`timeout` mark of its own.
+"""
+
+import os
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+# Before torch is first imported, and inherited by the servers that tests start: the tests
+# share two cores, and threads that wait for one another make them slow and uneven.
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = "1"
+
+# Nothing timed: a shared machine may stop for longer than any example takes. CI tries the
+# same examples each time, so that it fails for a change and not for its luck.
+_untimed = hypothesis.settings(
+    deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.register_profile("dev", _untimed)
+hypothesis.settings.register_profile("ci", _untimed, derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+@pytest.fixture(scope="session")
+def cases_folder() -> Path:
+    """The folder of golden cases: `TEACHER_LOGITS_CASES`, or `tests/cases/data`.
+
+    A folder that is not there is an error, as is a file of it that a test then reads: cases
+    that did not run must not look like cases that passed.
+    """
+    named = os.environ.get("TEACHER_LOGITS_CASES")
+    folder = Path(named) if named else Path(__file__).parent / "cases" / "data"
+    if not folder.is_dir():
+        where = "TEACHER_LOGITS_CASES" if named else "the default of TEACHER_LOGITS_CASES"
+        raise FileNotFoundError(f"golden cases: {where} is {folder}, which is no folder")
+    return folder

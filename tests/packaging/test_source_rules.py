@@ -1,0 +1,242 @@
+"""Rules of the house that a reader of the source can check: no import is run.
+
+Each rule is a function from a module's text to its breaches, tried on a text that breaks it
+before it is let loose on the product. Who may import whom is import-linter's (`make floors`).
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = (
+    ROOT / "proto" / "teacher_logits",
+    ROOT / "server" / "teacher_logits_server",
+    ROOT / "client" / "teacher_logits_client",
+)
+OUR_NAMES = {package.name for package in PACKAGES}
+GENERATED = PACKAGES[0] / "v1"
+
+LONGEST_MODULE_LINES = 300
+LONGEST_FUNCTION_LINES = 40
+
+# What turns bytes of another process into code, or a shared segment into a shared fate
+# (multiprocessing.shared_memory is unlinked when any attached process exits).
+BANNED = (
+    "pickle",
+    "_pickle",
+    "cloudpickle",
+    "dill",
+    "joblib",
+    "marshal",
+    "shelve",
+    "multiprocessing.shared_memory",
+    "torch.load",
+    "torch.save",
+    "yaml.load",
+    "yaml.unsafe_load",
+)
+ENVIRONMENT = ("os.environ", "os.environb", "os.getenv", "os.getenvb", "os.putenv", "os.unsetenv")
+
+Breach: TypeAlias = tuple[int, str]  # line, what stands there
+
+
+def product_modules() -> list[Path]:
+    """Every module that we wrote and ship; the generated ones are protoc's."""
+    return sorted(
+        path
+        for package in PACKAGES
+        for path in package.rglob("*.py")
+        if GENERATED not in path.parents
+    )
+
+
+def imports(tree: ast.Module) -> Iterator[Breach]:
+    """(line, dotted name) of each absolute import, by statement or by a call with its name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+        elif (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func).endswith(("import_module", "__import__"))
+            and node.args
+            and isinstance(node.args[0], ast.Constant)
+        ):
+            yield node.lineno, str(node.args[0].value)
+
+
+def meanings(tree: ast.Module) -> dict[str, str]:
+    """What each imported name stands for: {"np": "numpy"} after `import numpy as np`."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top = alias.name.partition(".")[0]
+                found[alias.asname or top] = alias.name if alias.asname else top
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            for alias in node.names:
+                found[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    return found
+
+
+def dotted_names(tree: ast.Module) -> Iterator[Breach]:
+    """(line, dotted name) of each import, and of each attribute of something imported."""
+    yield from imports(tree)
+    meaning = meanings(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            first, _, rest = ast.unparse(node).partition(".")
+            if first in meaning:
+                yield node.lineno, f"{meaning[first]}.{rest}"
+
+
+def uses(text: str, names: tuple[str, ...]) -> list[Breach]:
+    """Where a text imports or looks up one of `names`, or something inside one of them."""
+    return sorted(
+        {
+            (line, name)
+            for line, found in dotted_names(ast.parse(text))
+            for name in names
+            if f"{found}.".startswith(f"{name}.")
+        }
+    )
+
+
+def long_functions(text: str) -> list[Breach]:
+    """Functions of more lines than the house allows, their docstrings not counted."""
+    breaches = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = _lines(node)
+            if ast.get_docstring(node, clean=False) is not None:
+                lines -= _lines(node.body[0])
+            if lines > LONGEST_FUNCTION_LINES:
+                breaches.append((node.lineno, f"{node.name} has {lines} lines"))
+    return breaches
+
+
+def _lines(node: ast.stmt) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def undeclared(text: str) -> list[Breach]:
+    """Imports of what is neither Python's, nor ours, nor of a distribution that we require."""
+    required = {
+        re.split(r"[^\w.-]", requirement)[0].lower()
+        for requirement in metadata.requires("teacher-logits") or []
+    }
+    distributions = metadata.packages_distributions()
+    breaches = []
+    for line, there in imports(ast.parse(text)):
+        top = there.partition(".")[0]
+        if top in sys.stdlib_module_names or top in OUR_NAMES:
+            continue
+        if not required & {name.lower() for name in distributions.get(top, [top])}:
+            breaches.append((line, top))
+    return breaches
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import pickle",
+        "import pickle as harmless",
+        "from pickle import loads",
+        "import cloudpickle.cloudpickle",
+        "def late():\n    import dill",
+        "import importlib\nimportlib.import_module('pickle')",
+        "__import__('marshal')",
+        "from multiprocessing import shared_memory",
+        "import multiprocessing.shared_memory as shared",
+        "from multiprocessing.shared_memory import SharedMemory",
+        "import torch\ntorch.load('checkpoint')",
+        "from torch import load",
+        "import torch as t\nt.save({}, 'checkpoint')",
+        "import yaml\nyaml.load(text, yaml.Loader)",
+    ],
+)
+def test_the_rule_against_pickle_and_shared_segments_bites(text: str) -> None:
+    assert uses(text, BANNED)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import multiprocessing",
+        "import json\njson.loads(text)",
+        "import torch\ntorch.empty(3)",
+        "import yaml\nyaml.safe_load(text)",
+        "payload.load()",
+        "from teacher_logits import pickled",
+    ],
+)
+def test_the_rule_against_pickle_and_shared_segments_leaves_the_rest_alone(text: str) -> None:
+    assert uses(text, BANNED) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import os\nos.environ['HOME']",
+        "import os\nos.getenv('HOME')",
+        "import os as system\nsystem.environ.get('HOME')",
+        "from os import environ",
+        "from os import getenv as look_up",
+        "import os.path\nos.environ",
+    ],
+)
+def test_the_rule_about_the_environment_bites(text: str) -> None:
+    assert uses(text, ENVIRONMENT)
+
+
+def test_the_rule_about_the_environment_leaves_the_rest_of_os_alone() -> None:
+    assert uses("import os\nos.getpid()\nself.environ = {}", ENVIRONMENT) == []
+
+
+def test_the_rule_about_long_functions_bites() -> None:
+    def function(lines: int) -> str:
+        return "def f():\n" + "    x = 1\n" * (lines - 1)
+
+    assert long_functions(function(LONGEST_FUNCTION_LINES)) == []
+    assert long_functions(function(LONGEST_FUNCTION_LINES + 1)) == [(1, "f has 41 lines")]
+
+
+def test_the_rule_about_long_functions_does_not_count_a_docstring() -> None:
+    docstring = '    """One.\n' + "\n" * LONGEST_FUNCTION_LINES + '    """\n'
+
+    assert long_functions(f"def f():\n{docstring}    x = 1\n") == []
+
+
+def test_the_rule_about_undeclared_imports_bites() -> None:
+    assert undeclared("import os\nimport torch.nn\nimport numpy as np") == [(3, "numpy")]
+
+
+def test_the_rules_find_modules_to_look_at() -> None:
+    assert PACKAGES[0] / "errors.py" in product_modules()
+
+
+@pytest.mark.parametrize("path", product_modules(), ids=lambda path: str(path.relative_to(ROOT)))
+class TestEveryModule:
+    def test_unpickles_nothing_and_shares_no_python_segments(self, path: Path) -> None:
+        assert uses(path.read_text("utf-8"), BANNED) == []
+
+    def test_reads_the_environment_in_a_config_module_alone(self, path: Path) -> None:
+        if path.name != "config.py":
+            assert uses(path.read_text("utf-8"), ENVIRONMENT) == []
+
+    def test_imports_only_what_the_distribution_requires(self, path: Path) -> None:
+        assert undeclared(path.read_text("utf-8")) == []
+
+    def test_has_no_more_lines_than_the_house_allows(self, path: Path) -> None:
+        assert len(path.read_text("utf-8").splitlines()) <= LONGEST_MODULE_LINES
+
+    def test_has_no_function_longer_than_the_house_allows(self, path: Path) -> None:
+        assert long_functions(path.read_text("utf-8")) == []
