@@ -28,10 +28,14 @@ from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import ElementType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from typing import SupportsIndex
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from typing import Protocol, SupportsIndex
 
-    from typing_extensions import Buffer
+    class Buffer(Protocol):
+        """What ``memoryview`` takes; ``collections.abc`` has it from Python 3.12 on."""
+
+        def __buffer__(self, flags: int, /) -> memoryview: ...
+
 
 DIGEST_BYTES = 16
 
@@ -43,11 +47,11 @@ _INTEGER_FORMATS = frozenset("hHiIlLqQ")
 _INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
 
 
-def row_digest(ids: Sequence[int] | Buffer) -> bytes:
+def row_digest(ids: Collection[int] | Buffer) -> bytes:
     """Return the 16-byte digest of one row's token ids, padding left out.
 
     Any one-dimensional buffer of integers will do (``array``, NumPy, ``tensor.numpy()``), and an
-    int32 one is read in place; so will a sequence of ints. Formula: math note 6.3.
+    int32 one is read in place; so will a list or tuple of ints. Layout: the table above.
 
     Raises:
         PayloadInvalidError: an id that int32 cannot hold, no integers, or more than one row.
@@ -93,7 +97,7 @@ def tokenizer_fingerprint(
     ``added_tokens`` are the added and special ones, whether or not they stand in the vocabulary
     too. ``normalizer`` describes what is done to text before it is cut; any text that both sides
     write alike, e.g. the JSON of a ``tokenizers`` normaliser, and empty where there is none.
-    The order of the mappings takes no part. Formula: math note 5.1.
+    The order of the mappings takes no part.
 
     Raises:
         PayloadInvalidError: an id is no whole number from 0 to 2**31 - 1.
@@ -128,10 +132,10 @@ def _framed(text: bytes) -> bytes:
     return struct.pack("<I", len(text)) + text
 
 
-def _int32_bytes(ids: Sequence[int] | Buffer) -> tuple[int, Buffer]:
+def _int32_bytes(ids: Collection[int] | Buffer) -> tuple[int, Buffer]:
     """Return the number of ids and their little-endian int32 bytes, uncopied where that can be."""
     try:
-        view = memoryview(ids)  # type: ignore[arg-type]  # a plain sequence falls through
+        view = memoryview(ids)  # type: ignore[arg-type]  # a list falls through
     except TypeError:
         values = _as_int32(ids)  # type: ignore[arg-type]
     else:
@@ -149,7 +153,7 @@ def _int32_bytes(ids: Sequence[int] | Buffer) -> tuple[int, Buffer]:
     return len(values), values
 
 
-def _as_int32(ids: Sequence[int]) -> array[int]:
+def _as_int32(ids: Collection[int]) -> array[int]:
     try:
         return array("i", ids)
     except (OverflowError, TypeError):

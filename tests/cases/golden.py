@@ -1,0 +1,106 @@
+"""Reads the golden cases while tests are collected, so that each case is a test of its own.
+
+The folder is `TEACHER_LOGITS_CASES`, or `data` beside this file. A file that is not there, or
+that holds no case, is an error at collection: cases that did not run must not look like cases
+that passed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict
+
+import numpy as np
+import pytest
+
+FOLDER = Path(os.environ.get("TEACHER_LOGITS_CASES") or Path(__file__).parent / "data")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleCase:
+    """What upstream said of one call; `failing_rule` is what it stopped at, if anything."""
+
+    id: str
+    tag: str
+    params: dict[str, int]
+    failing_rule: str | None
+    node_local: bool | None
+    """By brute force, which is ours: None where nothing is known."""
+
+    @property
+    def has_size_below_one(self) -> bool:
+        return min(self.params.values()) < 1
+
+
+class Value(TypedDict, total=False):
+    """One key of a batch; `dtype` and `shape` belong to tensors."""
+
+    kind: str
+    data: list[object]
+    dtype: str
+    shape: list[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PadCase:
+    """What upstream made of one batch: `expected`, or the name of the exception."""
+
+    id: str
+    tag: str
+    batch: dict[str, Value]
+    target_size: int
+    same_object: bool
+    expected: dict[str, Value] | None
+    error: str | None
+
+
+def rule_cases(name: str) -> list[RuleCase]:
+    return [
+        RuleCase(
+            id=line["id"],
+            tag=line["tag"],
+            params=line["params"],
+            failing_rule=line["failing_rule"],
+            node_local=line.get("dense_layout_node_local"),
+        )
+        for line in map(json.loads, _lines(name))
+    ]
+
+
+def pad_cases(name: str) -> list[PadCase]:
+    return [
+        PadCase(
+            id=line["id"],
+            tag=line["tag"],
+            batch=line["batch"],
+            target_size=line["target_size"],
+            same_object=line["same_object"],
+            expected=line["expected"],
+            error=line["error"],
+        )
+        for line in map(json.loads, _lines(name))
+    ]
+
+
+def arrays(name: str, group: str) -> dict[str, np.ndarray]:
+    """The fields of one group of an .npz file, without the group's name."""
+    with np.load(FOLDER / name) as file:
+        found = {key.removeprefix(group): file[key] for key in file if key.startswith(group)}
+    if not found:
+        raise ValueError(f"{FOLDER / name} has no group {group}")
+    return found
+
+
+def each(cases: list[RuleCase] | list[PadCase]) -> pytest.MarkDecorator:
+    """One test a case, named `id-tag`."""
+    return pytest.mark.parametrize("case", cases, ids=[f"{case.id}-{case.tag}" for case in cases])
+
+
+def _lines(name: str) -> list[str]:
+    lines = (FOLDER / name).read_text("utf-8").splitlines()
+    if not lines:
+        raise ValueError(f"{FOLDER / name} holds no case")
+    return lines
