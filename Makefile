@@ -17,7 +17,7 @@ PROTOS   := $(shell cd proto && find teacher_logits -name '*.proto' | sort)
 SERVICES := $(filter %_service.proto,$(PROTOS))
 BUF      := $(abspath $(BIN)/buf)
 RELEASED := released.binpb
-BENCHES   = $(notdir $(basename $(shell grep -l '^def main(' benchmarks/*.py 2>/dev/null)))
+BENCHES   = $(notdir $(basename $(shell grep -l '^def main\>' benchmarks/*.py 2>/dev/null)))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

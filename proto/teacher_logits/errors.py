@@ -53,7 +53,7 @@ Fact = int | float | str
 
 @dataclass(frozen=True, kw_only=True)
 class Violation:
-    """One broken rule: its stable name, a sentence with the numbers and the way out, the numbers."""
+    """One broken rule: its stable name, a sentence with the way out, and the numbers in it."""
 
     rule: str
     message: str
@@ -91,7 +91,6 @@ def _rebuild(
     kind: type[TeacherLogitsError], message: str, state: dict[str, object]
 ) -> TeacherLogitsError:
     error = kind.__new__(kind, message)
-    error.args = (message,)
     error.__dict__.update(state)
     return error
 
@@ -127,8 +126,8 @@ class _RuleError(ContractViolation):
         if not violations:
             raise ValueError("a refusal needs at least one violation")
         facts: dict[str, Fact] = {}
-        for violation in reversed(violations):  # where two rules name a number, the first rule wins
-            facts.update(violation.facts)
+        for violation in violations:  # where two rules name a number, the first wins
+            facts = {**facts, **violation.facts, **facts}
         super().__init__("; ".join(f"{v.rule}: {v.message}" for v in violations), facts=facts)
         self.violations: tuple[Violation, ...] = tuple(violations)
 
@@ -140,13 +139,13 @@ class SessionRefusedError(_RuleError):
 
 
 class GridMismatchError(_RuleError, AssertionError):
-    """The two batch grids do not fit. An ``AssertionError`` too, as NeMo RL's callers expect."""
+    """Two batch grids do not fit; an ``AssertionError`` too, as NeMo RL's callers expect."""
 
     reason = "GRID_MISMATCH"
 
 
 class NotNodeLocalError(_RuleError, AssertionError):
-    """The two model grids may cross nodes. An ``AssertionError`` too, as NeMo RL's callers expect."""
+    """Two model grids may cross nodes; an ``AssertionError`` too, as NeMo RL's callers expect."""
 
     reason = "NOT_NODE_LOCAL"
 
@@ -164,7 +163,7 @@ class PayloadInvalidError(ContractViolation):
 
 
 class AlignmentError(ContractViolation):
-    """Teacher and student do not speak of the same tokens; the message says where and how far off."""
+    """Teacher and student speak of differing tokens; the message says where and how far off."""
 
     reason = "ALIGNMENT"
 

@@ -52,7 +52,7 @@ _SIZES = {
 
 
 class ColumnKind(enum.Enum):
-    """What a column means. P positions, N rows, K entries, T temperatures, V vocabulary, H hidden."""
+    """What a column means. Axes: P positions, N rows, K entries, T temperatures, V vocabulary."""
 
     TOPK_IDS = "topk_ids"
     TOPK_LOGPROBS = "topk_logprobs"

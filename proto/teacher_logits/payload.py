@@ -79,6 +79,7 @@ def check_payload(payload: Payload) -> Payload:
             f"payload {payload.payload_id} claims {payload.size_bytes} bytes",
             facts={"size_bytes": payload.size_bytes},
         )
+    _check_counts(payload)
     if not 1 <= len(payload.temperatures) <= MAX_TEMPERATURES or payload.temperatures[0] != 1.0:
         raise PayloadInvalidError(
             f"payload {payload.payload_id} has temperatures {payload.temperatures}; the first is "
@@ -100,6 +101,23 @@ def check_payload(payload: Payload) -> Payload:
             facts={"end_bytes": end, "size_bytes": payload.size_bytes},
         )
     return payload
+
+
+def _check_counts(payload: Payload) -> None:
+    counts = {
+        "first_row": payload.first_row,
+        "row_count": payload.row_count,
+        "position_count": payload.position_count,
+        "top_k": payload.top_k,
+        "vocabulary_size": payload.vocabulary_size,
+        "bad_row_count": payload.bad_row_count,
+    }
+    negative = {name: count for name, count in counts.items() if count < 0}
+    if negative or payload.bad_row_count > payload.row_count:
+        named = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise PayloadInvalidError(
+            f"payload {payload.payload_id} has counts that cannot be: {named}", facts=counts
+        )
 
 
 def _check_column(payload: Payload, column: Column, previous_end: int) -> None:

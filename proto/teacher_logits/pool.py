@@ -23,6 +23,8 @@ from teacher_logits.layout import round_up
 from teacher_logits.payload import Extent
 
 PAGE_BYTES = 4096
+SLOTS_PER_SLAB = 8184
+"""Extents that one slab can hold at a time: the slots of its control page (``slab``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,14 +115,24 @@ class Pool:
         return Growth(size_bytes=growth)
 
     def add_slab(self, slab_id: str, size_bytes: int) -> None:
-        """Take a new slab into use; ``size_bytes`` is its room for extents."""
+        """Take a new slab into use; ``size_bytes`` is its room for extents.
+
+        Raises:
+            PoolFullError: the budget has no room for it any more; another slab came first.
+        """
         if slab_id in self._slabs:
             raise ValueError(f"slab {slab_id} is in the pool already")
+        if size_bytes > self._budget_bytes - self.usage().committed_bytes:
+            raise self._full(size_bytes)
         self._slabs[slab_id] = _Slab(
             size_bytes=size_bytes,
             free={0: size_bytes},
             idle_slots=list(range(self._slots_per_slab - 1, -1, -1)),
         )
+
+    def has_slab(self, slab_id: str) -> bool:
+        """Say whether a slab is in use here."""
+        return slab_id in self._slabs
 
     def idle_slabs(self) -> list[str]:
         """Return the slabs in which no extent lies; the rim may drop them to make room."""
@@ -133,7 +145,7 @@ class Pool:
         del self._slabs[slab_id]
 
     def free(self, extent: Extent) -> None:
-        """Give room back, from use or from quarantine. The rim marks the slot ``generation + 1``."""
+        """Give room back, from use or quarantine. The rim marks the slot ``generation + 1``."""
         slab = self._slabs[extent.slab_id]
         if slab.extents.get(extent.slot) != extent:
             raise ValueError(f"extent {extent} is not in use")

@@ -4,11 +4,12 @@ The order is value descending, then id ascending, and -0.0 equals +0.0. ``torch.
 the order of equal values open, and 16-bit logits tie in most rows (math note 1.8), so two
 replicas would name different ids.
 
-How: a row is folded into strided columns, and only the members of its best columns are looked
-at. A few entries more than wanted are taken there, and put in order by one integer key that
-holds value and id. What was not taken is at most the row's floor: the larger of the smallest
-maximum of a taken column and the smallest entry taken. A row whose last wanted value equals
-its floor may have missed ids that tie with it; those rows, and no others, are searched.
+    row -> fold into strided columns -> the columns of largest maxima (found in the same way)
+        -> the largest of their members, some more than wanted -> in order, by value and id
+
+What was not taken is at most the row's *floor*, the smallest entry taken. A row whose last
+wanted value equals its floor may have missed ids that tie with it; such rows, and no others,
+are searched for them.
 
 Promises: the same answer for a row whatever other rows come with it, and the logits are only
 read. Refuses nothing: ``selection`` has checked the arguments.
@@ -16,6 +17,7 @@ read. Refuses nothing: ``selection`` has checked the arguments.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -24,17 +26,16 @@ from teacher_logits.layout import RowStatus
 
 # Entries taken beyond the wanted number, so that few rows tie with their floor.
 _SLACK = 64
-# Members of a column; measured at V = 151,936.
-_DEPTH, _DEPTH_OF_LARGE_K = 16, 8
-_LARGE_K = 512
+# Members of a column; folding pays from the smaller on, and gains nothing above the larger.
+_LEAST_DEPTH, _MOST_DEPTH = 4, 16
 # Ids of a row searched for ties at first, and the factor by which the search widens.
 _TIE_SPAN, _TIE_GROWTH = 4096, 8
 
 
 class Ranking(NamedTuple):
-    """The best entries of some rows: ``ids`` int64 [R,n], ``values`` fp32 [R,n], status [R].
+    """The best entries of some rows, in order: ``ids`` int64 and ``values`` fp32 [R,n].
 
-    Both tensors are in order. Where ``status`` is not OK the entries mean nothing.
+    ``status`` is uint8 [R], by ``RowStatus``; where it is not OK the entries mean nothing.
     """
 
     ids: torch.Tensor
@@ -45,39 +46,41 @@ class Ranking(NamedTuple):
 def rank(logits: torch.Tensor, count: int) -> Ranking:
     """Return the ``count`` largest entries of each row of ``logits`` [R,V], 1 <= count <= V.
 
-    -inf entries rank last. ``status`` is uint8 by ``RowStatus``: NaN wins over +inf, and a row
-    whose entries are all -inf has empty support.
+    -inf entries rank last. Of NaN, +inf and no finite entry at all, NaN wins.
     """
-    taken = count + count // 8 + _SLACK
-    ids, values, floors = _take(logits, taken)
-    # Integers in the order of the floats: of a negative one, all bits but the sign are turned.
+    ids, values, floors = _take(logits, min(count + count // 8 + _SLACK, logits.shape[1]))
+    values = values.float() + 0.0  # makes -0.0 into +0.0
+    # As integers, floats are in order once the bits of negative ones, save the sign, are turned.
     bits = values.view(torch.int32).long()
-    keys = (bits ^ ((bits >> 31) & 0x7FFFFFFF)) << 32
-    order = (keys - ids).argsort(dim=1, descending=True)[:, :count]
+    keys = ((bits ^ ((bits >> 31) & 0x7FFFFFFF)) << 32) - ids
+    order = keys.argsort(dim=1, descending=True)[:, :count]
     ranking = Ranking(ids.gather(1, order), values.gather(1, order), _status(values.amax(1)))
-    return _with_ties(logits, ranking, floors)
+    return _with_ties(logits, ranking, floors.float())
 
 
-def _take(
-    logits: torch.Tensor, taken: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the ids and values of about the ``taken`` largest entries, and the floors [R]."""
-    rows, width = logits.shape
-    depth = _DEPTH if taken <= _LARGE_K else _DEPTH_OF_LARGE_K
+def _take(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return ids and values [R,count] of the largest entries, in no order, and the floors [R]."""
+    width = logits.shape[1]
+    depth = min(_MOST_DEPTH, 1 << (math.isqrt(width // count).bit_length() - 1))
+    if depth < _LEAST_DEPTH:
+        values, ids = logits.topk(count, dim=1, sorted=False)
+        floors = values.amin(1)
+        return ids, values, floors if count < width else torch.full_like(floors, -torch.inf)
     columns = width // depth
-    if 2 * taken * depth > width:
-        values, ids = logits.topk(min(taken, width), dim=1, sorted=False)
-        floors = values.amin(1).float() if taken < width else values.new_full((rows,), -torch.inf)
-        return ids, values.float() + 0.0, floors.float()
     folded = logits[:, : depth * columns].unflatten(1, (depth, columns))
-    maxima, chosen = folded.amax(1).topk(taken, dim=1, sorted=False)
-    members = chosen.unsqueeze(1) + torch.arange(0, depth * columns, columns, device=logits.device).unsqueeze(1)
-    members = members.view(rows, -1)
-    rest = torch.arange(depth * columns, width, device=logits.device).expand(rows, -1)
-    members = torch.cat([members, rest],1)
-    values, at = logits.gather(1, members).topk(taken, dim=1, sorted=False)
-    floors = torch.maximum(values.amin(1), maxima.amin(1)).float()
-    return members.gather(1, at), values.float() + 0.0, floors
+    chosen, _, _ = _take(folded.amax(1), count)
+    members = _members(chosen, depth=depth, columns=columns, width=width)
+    values, places = logits.gather(1, members).topk(count, dim=1, sorted=False)
+    # At least as large as each chosen column's maximum, and so as all that was not chosen.
+    return members.gather(1, places), values, values.amin(1)
+
+
+def _members(chosen: torch.Tensor, *, depth: int, columns: int, width: int) -> torch.Tensor:
+    """Return the ids in the chosen columns [R,n], and those behind the last column."""
+    steps = torch.arange(0, depth * columns, columns, device=chosen.device)
+    inside = (steps.unsqueeze(1) + chosen.unsqueeze(1)).flatten(1)
+    rest = torch.arange(depth * columns, width, device=chosen.device)
+    return torch.cat([inside, rest.expand(len(chosen), -1)], 1)
 
 
 def _status(largest: torch.Tensor) -> torch.Tensor:
@@ -88,22 +91,28 @@ def _status(largest: torch.Tensor) -> torch.Tensor:
 
 
 def _with_ties(logits: torch.Tensor, ranking: Ranking, floors: torch.Tensor) -> Ranking:
-    """Give the rows whose last value equals their floor the smallest of the tied ids."""
+    """Give rows whose last value equals their floor the smallest of the ids that tie there.
+
+    Of the values above it none is missing: all that was not taken is at most the floor.
+    """
     last = ranking.values[:, -1]
-    open_rows = (last == floors) & (last > -torch.inf) & (ranking.status == RowStatus.OK)
-    rows = open_rows.nonzero().squeeze(1)
+    unsure = (last == floors) & (last > -torch.inf) & (ranking.status == RowStatus.OK)
+    rows = unsure.nonzero().squeeze(1)
     if len(rows):
         values = ranking.values[rows]
         above = (values > values[:, -1:]).sum(1, keepdim=True)
         tied = _first_equal(logits[rows], values[:, -1:], values.shape[1] - above)
-        place = torch.arange(values.shape[1], device=logits.device) - above
-        ids = torch.where(place < 0, ranking.ids[rows], tied.gather(1, place.clamp(0,tied.shape[1]-1)))
-        ranking.ids[rows] = ids
+        places = torch.arange(values.shape[1], device=logits.device) - above
+        found = tied.gather(1, places.clamp(0, tied.shape[1] - 1))
+        ranking.ids[rows] = torch.where(places < 0, ranking.ids[rows], found)
     return ranking
 
 
 def _first_equal(logits: torch.Tensor, value: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Return, a row, the first ids that hold ``value``: at least ``counts`` of them, ascending."""
+    """Return the first ids of each row that hold ``value``, ascending, ``counts`` of them.
+
+    The answer is as wide as the largest count; what stands behind a row's own count is waste.
+    """
     width = logits.shape[1]
     most = int(counts.max())
     span = min(width, max(_TIE_SPAN, 2 * most))

@@ -20,15 +20,20 @@ import fcntl
 import mmap
 import os
 import struct
+from typing import TYPE_CHECKING
 
 from teacher_logits.errors import SlabOpenError
-from teacher_logits.payload import Extent
+from teacher_logits.pool import SLOTS_PER_SLAB
 
-CONTROL_BYTES = 65536
+if TYPE_CHECKING:
+    from teacher_logits.payload import Extent
+
 HEADER_BYTES = 64
-SLOT_COUNT = (CONTROL_BYTES - HEADER_BYTES) // 8
+SLOT_COUNT = SLOTS_PER_SLAB
+CONTROL_BYTES = HEADER_BYTES + 8 * SLOT_COUNT
 
 _MAGIC = b"TLSLAB\r\n"
+_RETIRED = b"TLGONE\r\n"
 _VERSION = 1
 _HEADER = struct.Struct("<8sIIQ")
 
@@ -54,13 +59,13 @@ class WriterSlab:
         self.slab_id = slab_id
         self.size_bytes = size_bytes
         total = CONTROL_BYTES + size_bytes
-        self.fd = os.memfd_create(f"teacher-logits-{slab_id}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.fd = os.memfd_create(
+            f"teacher-logits-{slab_id}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        )
         try:
             os.posix_fallocate(self.fd, 0, total)
             self._map = mmap.mmap(self.fd, total, flags=mmap.MAP_SHARED)
-            fcntl.fcntl(
-                self.fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_FUTURE_WRITE
-            )
+            fcntl.fcntl(self.fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_FUTURE_WRITE)
         except BaseException:
             os.close(self.fd)
             raise
@@ -88,11 +93,15 @@ class WriterSlab:
         return self._bytes[extent.offset_bytes : extent.offset_bytes + extent.size_bytes]
 
     def close(self) -> None:
-        """Give descriptor and mapping back; a mapping that tensors still view goes with the last."""
+        """Give descriptor and mapping back; a mapping that tensors still view goes with the last.
+
+        Readers that have it mapped see by its magic number that they may let go too.
+        """
         if self.fd < 0:
             return
         os.close(self.fd)
         self.fd = -1
+        self._map[: len(_RETIRED)] = _RETIRED
         del self._slots
         self._bytes.release()
         try:
@@ -123,6 +132,11 @@ def read_header(control: memoryview | mmap.mmap, *, slab_id: str, total_bytes: i
             facts={"size_bytes": size_bytes, "total_bytes": total_bytes},
         )
     return int(size_bytes)
+
+
+def is_retired(control: memoryview | mmap.mmap) -> bool:
+    """Say whether the writer has closed a mapped slab: no payload will ever come there again."""
+    return bytes(control[: len(_RETIRED)]) == _RETIRED
 
 
 def check_extent(extent: Extent, *, size_bytes: int) -> None:

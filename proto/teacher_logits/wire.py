@@ -1,13 +1,15 @@
 """Profiles between their Python form and their messages.
 
-Nothing is repaired on the way in: an enum this side does not know, or a number out of
-range, is refused by name.
+Nothing is repaired on the way in: an enum this side does not know is refused by name. What
+a message cannot hold (a size that is no whole number, or beyond int32) is refused on the way
+out.
 """
 
 from __future__ import annotations
 
 import enum
-from typing import Any, TypeVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from teacher_logits.errors import RequestInvalidError
 from teacher_logits.grid import BatchGrid
@@ -22,7 +24,25 @@ from teacher_logits.profiles import (
 from teacher_logits.transport import Locality, Transport
 from teacher_logits.v1 import grid_pb2, profile_pb2, tensor_pb2, transport_pb2
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 E = TypeVar("E", bound=enum.Enum)
+
+
+@contextmanager
+def sending(what: str) -> Iterator[None]:
+    """Name what a message cannot hold.
+
+    Raises:
+        RequestInvalidError: a number is out of range or none, or text is no text.
+    """
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise RequestInvalidError(
+            f"the {what} cannot be sent: {error}; sizes and ranks are whole numbers below 2**31"
+        ) from error
 
 
 def enum_to_wire(member: enum.Enum, wire_enum: Any, prefix: str) -> Any:
@@ -143,8 +163,8 @@ def teacher_to_wire(teacher: TeacherProfile) -> profile_pb2.TeacherProfile:
     return profile_pb2.TeacherProfile(
         teacher_id=teacher.teacher_id,
         revision=teacher.revision,
-        batch_grid=teacher.batch_grid and batch_grid_to_wire(teacher.batch_grid),
-        model_grid=teacher.model_grid and model_grid_to_wire(teacher.model_grid),
+        batch_grid=batch_grid_to_wire(teacher.batch_grid) if teacher.batch_grid else None,
+        model_grid=model_grid_to_wire(teacher.model_grid) if teacher.model_grid else None,
         tokenizer_fingerprint=teacher.tokenizer_fingerprint,
         vocabulary_size=teacher.vocabulary_size,
         head_rows=teacher.head_rows,
@@ -183,29 +203,34 @@ def teacher_from_wire(message: profile_pb2.TeacherProfile) -> TeacherProfile:
 
 
 def student_to_wire(student: StudentProfile) -> profile_pb2.StudentProfile:
-    """Return the message of a student profile."""
-    return profile_pb2.StudentProfile(
-        teacher_id=student.teacher_id,
-        batch_grid=batch_grid_to_wire(student.batch_grid),
-        model_grid=student.model_grid and model_grid_to_wire(student.model_grid),
-        data_parallel_rank=student.data_parallel_rank,
-        tokenizer_fingerprint=student.tokenizer_fingerprint,
-        vocabulary_size=student.vocabulary_size,
-        vocabulary_policy=enum_to_wire(
-            student.vocabulary_policy, profile_pb2.VocabularyPolicy, "VOCABULARY_POLICY_"
-        ),
-        top_k=student.top_k,
-        temperatures=student.temperatures,
-        columns=[column_kind_to_wire(c) for c in student.columns],
-        value_type=element_type_to_wire(student.value_type),
-        student_id=student.student_id,
-        readers_per_rank=student.readers_per_rank,
-        engine=student.engine,
-        arithmetic_type=student.arithmetic_type,
-        transports=[transport_to_wire(t) for t in student.transports],
-        locality=enum_to_wire(student.locality, profile_pb2.Locality, "LOCALITY_"),
-        hints=hints_to_wire(student.hints),
-    )
+    """Return the message of a student profile.
+
+    Raises:
+        RequestInvalidError: a message cannot hold it.
+    """
+    with sending("student's profile"):
+        return profile_pb2.StudentProfile(
+            teacher_id=student.teacher_id,
+            batch_grid=batch_grid_to_wire(student.batch_grid),
+            model_grid=model_grid_to_wire(student.model_grid) if student.model_grid else None,
+            data_parallel_rank=student.data_parallel_rank,
+            tokenizer_fingerprint=student.tokenizer_fingerprint,
+            vocabulary_size=student.vocabulary_size,
+            vocabulary_policy=enum_to_wire(
+                student.vocabulary_policy, profile_pb2.VocabularyPolicy, "VOCABULARY_POLICY_"
+            ),
+            top_k=student.top_k,
+            temperatures=student.temperatures,
+            columns=[column_kind_to_wire(c) for c in student.columns],
+            value_type=element_type_to_wire(student.value_type),
+            student_id=student.student_id,
+            readers_per_rank=student.readers_per_rank,
+            engine=student.engine,
+            arithmetic_type=student.arithmetic_type,
+            transports=[transport_to_wire(t) for t in student.transports],
+            locality=enum_to_wire(student.locality, profile_pb2.Locality, "LOCALITY_"),
+            hints=hints_to_wire(student.hints),
+        )
 
 
 def student_from_wire(message: profile_pb2.StudentProfile) -> StudentProfile:

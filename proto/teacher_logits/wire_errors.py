@@ -2,36 +2,51 @@
 
 Each error travels as its status code, its message, and details: one ``ErrorInfo`` with
 the reason and the facts, a ``BadRequest`` with one field violation a broken rule, and a
-``RetryInfo`` where the raiser knows. Details stay under 4 KiB, since gRPC drops trailers
-over 8 KiB and with them the real error: rules that find no room are counted in the fact
-``violations_left_out``. Whatever is not of the tree becomes INTERNAL, and its text does
-not cross the wire.
+``RetryInfo`` where the raiser knows. A status stays under 4 KiB, since gRPC drops trailers
+over 8 KiB and with them the real error: rules that find no room are counted in the message
+and in the fact ``violations_left_out``. Whatever is not of the tree becomes INTERNAL, and
+its text does not cross the wire.
+
+How facts are written: numbers as Python writes them, text as it is, or quoted where it would
+read as a number. A field violation's ``reason`` names its facts, which stand in the
+``ErrorInfo``; one that has another value for a name has it there under ``name-index``.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 from google.protobuf import any_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 from teacher_logits import errors
 from teacher_logits.errors import Fact, TeacherLogitsError, Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from google.protobuf.message import Message
 
 DOMAIN = "teacher-logits"
 DETAILS_KEY = "grpc-status-details-bin"
-MAX_DETAILS_BYTES = 4096
-_MAX_MESSAGE_CHARS = 1000
-_MAX_FACT_CHARS = 200
-_MAX_FACTS = 32
+MAX_STATUS_BYTES = 4096
+
+# The message travels twice, once percent-encoded (three bytes for one, at worst).
+_MAX_MESSAGE_BYTES = 700
+_MAX_FACT_BYTES = 200
+_MAX_FACTS_BYTES = 1200
+_MAX_NAME_BYTES = 64
+_MAX_DESCRIPTION_BYTES = 300
+#: What wraps the details: three type URLs, tags, the count of what was left out.
+_WRAPPING_BYTES = 320
 
 Code = grpc.StatusCode
+
+M = TypeVar("M", bound="Message")
 
 #: Every class of the tree with its code; one that is not here has its nearest base's.
 CODES: dict[type[TeacherLogitsError], grpc.StatusCode] = {
@@ -64,10 +79,13 @@ _ARGUMENT_RULES = frozenset(
         "teacher_dp_indivisible",
         "student_mbs_indivisible",
         "teacher_mbs_indivisible",
+        "rank_out_of_range",
+        "readers_exceed_group",
     }
 )
 
-_NUMBER = re.compile(r"-?\d+\Z")
+_WHOLE = re.compile(r"-?[0-9]+\Z")
+_REAL = re.compile(r"-?([0-9]+\.[0-9]+(e[+-]?[0-9]+)?|[0-9]+e[+-]?[0-9]+|inf|nan)\Z")
 
 
 def tree() -> Iterator[type[TeacherLogitsError]]:
@@ -96,102 +114,152 @@ def to_status(error: BaseException) -> status_pb2.Status:
     """Return the status of an error; one that is not of the tree tells nothing of itself."""
     if not isinstance(error, TeacherLogitsError):
         error = TeacherLogitsError("the server failed; its log says where")
-    status = status_pb2.Status(
-        code=code_of(error).value[0], message=_cut(error.message, _MAX_MESSAGE_CHARS)
-    )
-    info = error_details_pb2.ErrorInfo(
-        reason=error.reason,
-        domain=DOMAIN,
-        metadata={
-            name[:64]: _cut(str(value), _MAX_FACT_CHARS)
-            for name, value in list(error.facts.items())[:_MAX_FACTS]
-        },
-    )
+    violations: Sequence[Violation] = getattr(error, "violations", ())
+    message = _joined(violations) if violations else _cut(error.message, _MAX_MESSAGE_BYTES)
+    status = status_pb2.Status(code=code_of(error).value[0], message=message)
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)
+    _put_facts(info, error.facts)
+    bad_request = error_details_pb2.BadRequest()
+    room = MAX_STATUS_BYTES - status.ByteSize() - _WRAPPING_BYTES
+    left_out = _put_violations(bad_request, info, violations, room)
+    if left_out:
+        info.metadata["violations_left_out"] = str(left_out)
+    status.details.append(_packed(info))
+    if violations:
+        status.details.append(_packed(bad_request))
     if error.retry_after is not None:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromTimedelta(error.retry_after)
         status.details.append(_packed(retry))
-    violations = getattr(error, "violations", ())
-    bad_request, left_out = _bad_request(violations, MAX_DETAILS_BYTES - info.ByteSize() - 512)
-    if left_out:
-        info.metadata["violations_left_out"] = str(left_out)
-    if violations:
-        status.details.append(_packed(bad_request))
-    status.details.insert(0, _packed(info))
     return status
 
 
 def from_status(status: status_pb2.Status) -> TeacherLogitsError | None:
     """Return the error of a status that this project made, or None."""
-    details = {detail.type_url.rpartition("/")[2]: detail for detail in status.details}
-    info = error_details_pb2.ErrorInfo()
-    packed = details.get(info.DESCRIPTOR.full_name)
-    if packed is None or not packed.Unpack(info) or info.domain != DOMAIN:
+    try:
+        info = _unpacked(status, error_details_pb2.ErrorInfo())
+        if info is None or info.domain != DOMAIN:
+            return None
+        bad_request = _unpacked(status, error_details_pb2.BadRequest())
+        retry = _unpacked(status, error_details_pb2.RetryInfo())
+        retry_after = None if retry is None else retry.retry_delay.ToTimedelta()
+    except (DecodeError, OverflowError, ValueError):
         return None
-    facts = {name: _fact(value) for name, value in info.metadata.items()}
+    facts = {name: _fact(text) for name, text in info.metadata.items()}
     kind = BY_REASON.get(info.reason, TeacherLogitsError)
-    if issubclass(kind, errors._RuleError):
-        return _rule_error(kind, details, facts, status.message)
-    return kind(status.message, facts=facts, retry_after=_retry_after(details))
-
-
-def _rule_error(
-    kind: type[errors._RuleError],
-    details: Mapping[str, any_pb2.Any],
-    facts: dict[str, Fact],
-    message: str,
-) -> TeacherLogitsError:
-    bad_request = error_details_pb2.BadRequest()
-    packed = details.get(bad_request.DESCRIPTOR.full_name)
-    if packed is not None:
-        packed.Unpack(bad_request)
-    violations = [
-        Violation(
-            rule=violation.field,
-            message=violation.description,
-            facts={n: facts[n] for n in violation.reason.split(",") if n in facts},
-        )
-        for violation in bad_request.field_violations
-    ]
-    error = kind(violations or [Violation(rule="unknown", message=message)])
-    error.facts.update(facts)
+    if not issubclass(kind, errors._RuleError):
+        return kind(status.message, facts=facts, retry_after=retry_after)
+    violations = [] if bad_request is None else _violations(bad_request, facts)
+    error = kind(violations or [Violation(rule="unknown", message=status.message)])
+    error.message, error.args = status.message, (status.message,)
+    error.facts = {name: value for name, value in facts.items() if "-" not in name}
+    error.retry_after = retry_after
     return error
 
 
-def _bad_request(
-    violations: tuple[Violation, ...], room: int
-) -> tuple[error_details_pb2.BadRequest, int]:
-    """Pack as many violations as fit; the names of their facts ride in ``reason``."""
-    message = error_details_pb2.BadRequest()
+def _joined(violations: Sequence[Violation]) -> str:
+    """Return the message of a refusal: whole violations while they fit, and how many more."""
+    text = ""
     for index, violation in enumerate(violations):
-        message.field_violations.add(
-            field=violation.rule,
-            description=_cut(violation.message, 300),
-            reason=",".join(violation.facts),
+        more = f"{'; ' if index else ''}{violation.rule}: {violation.message}"
+        if len((text + more).encode("utf-8", "replace")) > _MAX_MESSAGE_BYTES:
+            if index == 0:
+                text, index = _cut(more, _MAX_MESSAGE_BYTES), 1
+            rest = len(violations) - index
+            return f"{_cut(text, _MAX_MESSAGE_BYTES)}; and {rest} more" if rest else text
+        text += more
+    return _cut(text, _MAX_MESSAGE_BYTES)
+
+
+def _put_facts(info: error_details_pb2.ErrorInfo, facts: Mapping[str, Fact]) -> None:
+    """Write facts while they fit; the first are the first violation's."""
+    for name, value in facts.items():
+        name, text = _cut(name, _MAX_NAME_BYTES), _fact_text(value)
+        if info.ByteSize() + len(name) + len(text.encode()) > _MAX_FACTS_BYTES:
+            return
+        info.metadata[name] = text
+
+
+def _put_violations(
+    bad_request: error_details_pb2.BadRequest,
+    info: error_details_pb2.ErrorInfo,
+    violations: Sequence[Violation],
+    room: int,
+) -> int:
+    """Write violations while they fit into ``room`` with the info; return how many do not."""
+    for index, violation in enumerate(violations):
+        names, own = [], {}
+        for name, value in violation.facts.items():
+            name, text = _cut(name, _MAX_NAME_BYTES), _fact_text(value)
+            if info.metadata.get(name) != text:
+                name = f"{name}-{index}"
+                own[name] = text
+            names.append(name)
+        bad_request.field_violations.add(
+            field=_cut(violation.rule, _MAX_NAME_BYTES),
+            description=_cut(violation.message, _MAX_DESCRIPTION_BYTES),
+            reason=",".join(names),
         )
-        if message.ByteSize() > room:
-            del message.field_violations[-1]
-            return message, len(violations) - index
-    return message, 0
+        own_bytes = sum(len(n) + len(text.encode()) + 8 for n, text in own.items())
+        if info.ByteSize() + bad_request.ByteSize() + own_bytes > room:
+            del bad_request.field_violations[-1]
+            return len(violations) - index
+        for name, text in own.items():
+            info.metadata[name] = text
+    return 0
 
 
-def _retry_after(details: Mapping[str, any_pb2.Any]) -> timedelta | None:
-    retry = error_details_pb2.RetryInfo()
-    packed = details.get(retry.DESCRIPTOR.full_name)
-    if packed is None or not packed.Unpack(retry):
-        return None
-    return retry.retry_delay.ToTimedelta()
+def _violations(
+    bad_request: error_details_pb2.BadRequest, facts: Mapping[str, Fact]
+) -> list[Violation]:
+    return [
+        Violation(
+            rule=violation.field,
+            message=violation.description,
+            facts={
+                name.partition("-")[0]: facts[name]
+                for name in violation.reason.split(",")
+                if name in facts
+            },
+        )
+        for violation in bad_request.field_violations
+    ]
 
 
-def _packed(message: error_details_pb2.ErrorInfo | object) -> any_pb2.Any:
+def _packed(message: Message) -> any_pb2.Any:
     packed = any_pb2.Any()
-    packed.Pack(message)  # type: ignore[arg-type]
+    packed.Pack(message)
     return packed
 
 
+def _unpacked(status: status_pb2.Status, message: M) -> M | None:
+    """Read the detail of a message's kind into it; None where there is none."""
+    return next((message for detail in status.details if detail.Unpack(message)), None)
+
+
+def _fact_text(value: Fact) -> str:
+    if not isinstance(value, str):
+        return str(value)
+    text = _cut(value, _MAX_FACT_BYTES)
+    if text.startswith('"') or _WHOLE.match(text) or _REAL.match(text):
+        return json.dumps(text, ensure_ascii=False)
+    return text
+
+
 def _fact(text: str) -> Fact:
-    return int(text) if _NUMBER.match(text) else text
+    if _WHOLE.match(text):
+        return int(text)
+    if _REAL.match(text):
+        return float(text)
+    try:
+        return str(json.loads(text)) if text.startswith('"') else text
+    except ValueError:
+        return text
 
 
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+def _cut(text: str, most_bytes: int) -> str:
+    """Return text that UTF-8 can write in at most so many bytes."""
+    data = text.encode("utf-8", "replace")
+    if len(data) <= most_bytes:
+        return data.decode()
+    return data[: most_bytes - 3].decode("utf-8", "ignore") + "…"

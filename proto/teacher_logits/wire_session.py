@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from google.protobuf.duration_pb2 import Duration
 
-from teacher_logits.errors import RequestInvalidError
+from teacher_logits.errors import PayloadInvalidError, RequestInvalidError
 from teacher_logits.keys import PayloadKey
 from teacher_logits.layout import Column
 from teacher_logits.payload import Extent, Payload, check_payload
@@ -25,6 +25,9 @@ from teacher_logits.wire import (
     transport_from_wire,
     transport_to_wire,
 )
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 
 def duration_to_wire(span: timedelta) -> Duration:
@@ -131,10 +134,11 @@ def payload_to_wire(payload: Payload) -> payload_pb2.Payload:
     """Return the message of a payload's description."""
     return payload_pb2.Payload(
         payload_id=payload.payload_id,
-        key=payload.key
-        and payload_pb2.PayloadKey(
+        key=payload_pb2.PayloadKey(
             teacher_id=payload.key.teacher_id, step=payload.key.step, shard=payload.key.shard
-        ),
+        )
+        if payload.key
+        else None,
         teacher_id=payload.teacher_id,
         teacher_revision=payload.teacher_revision,
         first_row=payload.first_row,
@@ -221,13 +225,14 @@ def lease_from_wire(message: payload_pb2.Lease) -> LeaseTerms:
 
     Raises:
         RequestInvalidError: its source is of a kind this release does not know.
-        PayloadInvalidError: its payload does not hold together.
+        PayloadInvalidError: its payload does not hold together, or is larger than its room.
     """
     source = message.WhichOneof("source")
     if source is None:
         raise RequestInvalidError(
             f"lease {message.lease_id} has a source that this release does not know"
         )
+    payload = payload_from_wire(message.payload)
     wire = message.slab.extent
     extent = Extent(
         slab_id=wire.slab_id,
@@ -236,13 +241,20 @@ def lease_from_wire(message: payload_pb2.Lease) -> LeaseTerms:
         slot=wire.slot,
         generation=wire.generation,
     )
+    if source == "slab" and extent.size_bytes < payload.size_bytes:
+        raise PayloadInvalidError(
+            f"lease {message.lease_id} has a payload of {payload.size_bytes} bytes in "
+            f"{extent.size_bytes} bytes of room",
+            facts={"size_bytes": payload.size_bytes, "extent_bytes": extent.size_bytes},
+        )
     return LeaseTerms(
         lease_id=message.lease_id,
-        payload=payload_from_wire(message.payload),
+        payload=payload,
         writer_id=message.writer_id,
         extent=extent if source == "slab" else None,
     )
 
 
 def _span(message: Duration) -> timedelta:
-    return message.ToTimedelta()
+    span: timedelta = message.ToTimedelta()
+    return span

@@ -5,9 +5,10 @@ before it is let loose on the product. Who may import whom is import-linter's (`
 """
 
 import ast
+import functools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import TypeAlias
@@ -127,19 +128,27 @@ def _lines(node: ast.stmt) -> int:
     return (node.end_lineno or node.lineno) - node.lineno + 1
 
 
+@functools.cache
+def required() -> frozenset[str]:
+    """The distributions that ours requires, those of its extras too."""
+    requirements = metadata.requires("teacher-logits") or []
+    return frozenset(re.split(r"[^\w.-]", requirement)[0].lower() for requirement in requirements)
+
+
+@functools.cache
+def distributions() -> Mapping[str, list[str]]:
+    """Import name -> the distributions here that bring it."""
+    return metadata.packages_distributions()
+
+
 def undeclared(text: str) -> list[Breach]:
     """Imports of what is neither Python's, nor ours, nor of a distribution that we require."""
-    required = {
-        re.split(r"[^\w.-]", requirement)[0].lower()
-        for requirement in metadata.requires("teacher-logits") or []
-    }
-    distributions = metadata.packages_distributions()
     breaches = []
     for line, there in imports(ast.parse(text)):
         top = there.partition(".")[0]
         if top in sys.stdlib_module_names or top in OUR_NAMES:
             continue
-        if not required & {name.lower() for name in distributions.get(top, [top])}:
+        if not required() & {name.lower() for name in distributions().get(top, [top])}:
             breaches.append((line, top))
     return breaches
 

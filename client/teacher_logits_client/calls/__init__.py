@@ -1,0 +1,253 @@
+"""Calls: the client's end of gRPC, one method a call, in plain Python on both sides.
+
+Two channels, so that bulk does not stand in the way of control. Proxies of the environment
+are ignored, connections are this client's own, every call has a deadline, and what fails is
+raised as an error of the tree (``failures``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import grpc
+
+from teacher_logits.errors import (
+    ServerUnreachableError,
+)
+from teacher_logits.profiles import PROTOCOL_VERSION
+from teacher_logits.terms import SERVER_WRITER
+from teacher_logits.v1 import (
+    bulk_service_pb2,
+    scoring_service_pb2,
+    scoring_service_pb2_grpc,
+    teacher_logits_service_pb2,
+    teacher_logits_service_pb2_grpc,
+)
+from teacher_logits.wire import student_to_wire, transport_to_wire
+from teacher_logits.wire_session import lease_from_wire, refusal_to_wire, session_from_wire
+from teacher_logits_client.calls.channels import Channels
+from teacher_logits_client.calls.failures import (
+    Waiting,
+    error_of,
+    stream_error_of,
+)
+from teacher_logits_client.calls.pending import PendingLease
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from google.protobuf.message import Message
+
+    from teacher_logits.profiles import StudentProfile
+    from teacher_logits.terms import LeaseTerms, SessionTerms
+    from teacher_logits.transport import Refusal, Transport
+    from teacher_logits_client.config import Address
+
+Request = TypeVar("Request", bound="Message")
+Reply = TypeVar("Reply", bound="Message")
+
+_READ_PAYLOAD = "/teacher_logits.v1.BulkService/ReadPayload"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedSession:
+    """A session that was admitted and has yet to prove where it lives."""
+
+    terms: SessionTerms
+    broker_path: str
+    nonce: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoring:
+    """A scoring request as it travels; see ``ScoreRequest`` for the fields."""
+
+    session_id: str
+    request_id: str
+    input_ids: bytes
+    row_lengths: Sequence[int]
+    prefix_ids: bytes
+    prefix_lengths: Sequence[int]
+    row_windows: Sequence[int]
+    mask_bad_rows: bool
+
+
+class Calls:
+    """Everything a client calls over gRPC."""
+
+    def __init__(self, address: Address) -> None:
+        """Make the channels; nothing is tried before the first call."""
+        self.address = address
+        self._channels = Channels(address)
+        control, bulk = self._channels.control, self._channels.bulk
+        self._service = teacher_logits_service_pb2_grpc.TeacherLogitsServiceStub(control)
+        self._scoring = scoring_service_pb2_grpc.ScoringServiceStub(control)
+        self._read = bulk.unary_stream(
+            _READ_PAYLOAD,
+            request_serializer=bulk_service_pb2.ReadPayloadRequest.SerializeToString,
+            response_deserializer=bytes,
+        )
+        self.is_closed = False
+
+    def close(self) -> None:
+        """Close the channels; calls under way are cancelled."""
+        self.is_closed = True
+        self._channels.close()
+
+    def wait_until_ready(self, timeout: float) -> None:
+        """Wait until the server serves; see ``Channels.wait_until_ready``."""
+        self._channels.wait_until_ready(timeout)
+
+    def open_session(
+        self, profile: StudentProfile, *, request_id: str, timeout: float
+    ) -> OpenedSession:
+        """Be admitted, or raise every broken rule."""
+        reply = self._call(
+            self._service.OpenSession,
+            teacher_logits_service_pb2.OpenSessionRequest(
+                request_id=request_id,
+                protocol_version=PROTOCOL_VERSION,
+                profile=student_to_wire(profile),
+            ),
+            what="the opening of a session",
+            timeout=timeout,
+        )
+        return OpenedSession(
+            terms=session_from_wire(reply.session),
+            broker_path=reply.broker_path,
+            nonce=reply.nonce,
+        )
+
+    def prove_locality(
+        self,
+        session_id: str,
+        *,
+        proofs: Mapping[Transport, bytes],
+        failures: Sequence[Refusal],
+        timeout: float,
+    ) -> SessionTerms:
+        """Show what was read, and what could not be; return the settled terms."""
+        reply = self._call(
+            self._service.ProveLocality,
+            teacher_logits_service_pb2.ProveLocalityRequest(
+                session_id=session_id,
+                proofs=[
+                    teacher_logits_service_pb2.LocalityProof(
+                        transport=transport_to_wire(transport), writer_id=SERVER_WRITER, mac=mac
+                    )
+                    for transport, mac in proofs.items()
+                ],
+                failures=[refusal_to_wire(refusal) for refusal in failures],
+            ),
+            what="the settlement of a transport",
+            timeout=timeout,
+        )
+        return session_from_wire(reply.session)
+
+    def renew(self, session_id: str, *, timeout: float) -> bool:
+        """Renew a session; return whether the server is draining."""
+        reply = self._call(
+            self._service.RenewSession,
+            teacher_logits_service_pb2.RenewSessionRequest(session_id=session_id),
+            what="the renewal of a session",
+            timeout=timeout,
+        )
+        return reply.draining
+
+    def close_session(self, session_id: str, *, timeout: float) -> None:
+        """End a session."""
+        self._call(
+            self._service.CloseSession,
+            teacher_logits_service_pb2.CloseSessionRequest(session_id=session_id),
+            what="the end of a session",
+            timeout=timeout,
+        )
+
+    def acquire(
+        self, session_id: str, *, request_id: str, payload_id: str, timeout: float
+    ) -> LeaseTerms:
+        """Lease a payload."""
+        reply = self._call(
+            self._service.AcquirePayload,
+            teacher_logits_service_pb2.AcquirePayloadRequest(
+                session_id=session_id, request_id=request_id, payload_id=payload_id
+            ),
+            what=f"payload {payload_id}",
+            timeout=timeout,
+        )
+        return lease_from_wire(reply.lease)
+
+    def release(self, session_id: str, lease_id: str, *, timeout: float) -> None:
+        """Return a lease."""
+        self._call(
+            self._service.ReleasePayload,
+            teacher_logits_service_pb2.ReleasePayloadRequest(
+                session_id=session_id, lease_id=lease_id
+            ),
+            what="the return of a lease",
+            timeout=timeout,
+        )
+
+    def score(self, scoring: Scoring, *, what: str, timeout: float) -> PendingLease:
+        """Send a scoring request, and do not wait for it."""
+        self._check_open()
+        call = self._scoring.Score.future(
+            scoring_service_pb2.ScoreRequest(
+                session_id=scoring.session_id,
+                request_id=scoring.request_id,
+                input_ids=scoring.input_ids,
+                row_lengths=scoring.row_lengths,
+                prefix_ids=scoring.prefix_ids,
+                prefix_lengths=scoring.prefix_lengths,
+                row_windows=scoring.row_windows,
+                bad_rows=scoring_service_pb2.BAD_ROW_POLICY_MASK
+                if scoring.mask_bad_rows
+                else scoring_service_pb2.BAD_ROW_POLICY_REJECT,
+            ),
+            timeout=timeout,
+        )
+        return PendingLease(call, Waiting(what=what, address=self.address, seconds=timeout))
+
+    def read_payload(
+        self, session_id: str, lease_id: str, offset_bytes: int, *, timeout: float
+    ) -> Iterator[bytes]:
+        """Yield the chunks of a leased payload from an offset on, as they came."""
+        self._check_open()
+        waiting = Waiting(
+            what=f"the stream of lease {lease_id}", address=self.address, seconds=timeout
+        )
+        stream = self._read(
+            bulk_service_pb2.ReadPayloadRequest(
+                session_id=session_id, lease_id=lease_id, offset_bytes=offset_bytes
+            ),
+            timeout=max(0.001, timeout),
+        )
+        try:
+            yield from stream
+        except grpc.RpcError as error:
+            raise stream_error_of(error, waiting) from error
+        finally:
+            stream.cancel()
+
+    def _call(
+        self,
+        method: grpc.UnaryUnaryMultiCallable[Request, Reply],
+        request: Request,
+        *,
+        what: str,
+        timeout: float,
+    ) -> Reply:
+        self._check_open()
+        try:
+            return method(request, timeout=max(0.001, timeout))
+        except grpc.RpcError as error:
+            waiting = Waiting(what=what, address=self.address, seconds=timeout)
+            raise error_of(error, waiting) from error
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise ServerUnreachableError(
+                f"the client of {self.address} is closed; connect anew",
+                facts={"address": str(self.address)},
+            )

@@ -1,0 +1,56 @@
+"""Pending leases: scoring calls under way, as futures of what they are answered with."""
+
+from __future__ import annotations
+
+from concurrent.futures import CancelledError
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import grpc
+
+from teacher_logits.wire_session import lease_from_wire
+from teacher_logits_client.calls.failures import Waiting, deadline_passed, error_of
+
+if TYPE_CHECKING:
+    from teacher_logits.terms import LeaseTerms
+    from teacher_logits.v1 import scoring_service_pb2
+
+
+class PendingLease:
+    """A scoring call under way: a future of the lease it is answered with."""
+
+    def __init__(
+        self, call: grpc._CallFuture[scoring_service_pb2.ScoreResponse], waiting: Waiting
+    ) -> None:
+        self._call = call
+        self._waiting = waiting
+
+    def result(self, timeout: float | None) -> LeaseTerms:
+        """Wait for the lease, for at most ``timeout`` seconds where there is one.
+
+        Raises:
+            DeadlinePassedError: it has not come by then; the call goes on till its own deadline.
+            CancelledError: the call was cancelled.
+        """
+        try:
+            return lease_from_wire(self._call.result(timeout).lease)
+        except grpc.FutureTimeoutError:
+            raise deadline_passed(replace(self._waiting, seconds=timeout or 0.0)) from None
+        except grpc.FutureCancelledError:
+            raise CancelledError(f"{self._waiting.what} was cancelled") from None
+        except grpc.RpcError as error:
+            raise error_of(error, self._waiting) from error
+
+    def cancel(self) -> None:
+        """Cancel the call; one that is done stays done."""
+        self._call.cancel()
+
+    def done(self) -> bool:
+        """Whether the lease or an error is there, or the call was cancelled."""
+        return bool(self._call.done())
+
+    def lease_if_granted(self) -> LeaseTerms | None:
+        """Return the lease if it has come; never waits."""
+        if not self._call.done() or self._call.code() is not grpc.StatusCode.OK:
+            return None
+        return lease_from_wire(self._call.result().lease)

@@ -1,0 +1,186 @@
+"""The client: one connection to one server, and the sessions that are opened over it."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+from teacher_logits.errors import ServerUnreachableError
+from teacher_logits_client.agreement import shake_hands
+from teacher_logits_client.calls import Calls
+from teacher_logits_client.config import (
+    DEFAULT_TIMEOUT_SECONDS,
+    MapMode,
+    check_timeout,
+    parse_address,
+)
+from teacher_logits_client.openers.stream import BufferPool
+from teacher_logits_client.reader import Reader
+from teacher_logits_client.returns import Returner
+from teacher_logits_client.student import Session
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from teacher_logits.profiles import StudentProfile
+    from teacher_logits_client.config import Address
+    from teacher_logits_client.leased import ClientStatistics
+
+
+def connect(
+    address: str, *, timeout: float = DEFAULT_TIMEOUT_SECONDS, insecure: bool = False
+) -> Client:
+    """Connect to a server and wait until it serves.
+
+    Args:
+        address: ``unix:/path`` or ``host:port``.
+        timeout: seconds to wait for a server that is not there yet or loads its teacher; and
+            the deadline of every later call that is not given its own.
+        insecure: allow an address that is not on this host; nothing is encrypted.
+
+    Raises:
+        ConfigError: the address is none, or needs ``insecure``.
+        ServerUnreachableError: nobody answers there within ``timeout``.
+        NotAvailable: a server answers, and does not serve within ``timeout``.
+        RequestInvalidError: what answers is no teacher-logits server.
+    """
+    where = parse_address(address, insecure=insecure)
+    seconds = check_timeout(timeout, what="connect")
+    calls = Calls(where)
+    try:
+        calls.wait_until_ready(seconds)
+    except BaseException:
+        calls.close()
+        raise
+    return Client(calls, timeout=seconds)
+
+
+class Client:
+    """A client of one server; a context manager. Made by ``connect``, used from any thread.
+
+    It belongs to the process that made it: in a forked child every call is refused.
+    """
+
+    def __init__(self, calls: Calls, *, timeout: float) -> None:
+        """Take over connections that work; ``connect`` does this."""
+        self._calls = calls
+        self._timeout = timeout
+        self._returner = Returner(pinned=calls)
+        self._buffers = BufferPool()
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        # A client that is dropped must not leave its thread behind.
+        self._end = weakref.finalize(self, _end, calls, self._returner)
+        self._end.atexit = False
+
+    @property
+    def address(self) -> Address:
+        """Where the server is."""
+        return self._calls.address
+
+    def open_session(
+        self,
+        profile: StudentProfile,
+        *,
+        timeout: float | None = None,
+        mode: MapMode = MapMode.COW,
+        check_digest: bool = False,
+    ) -> Session:
+        """Be admitted as a student rank, and settle how payloads come.
+
+        Args:
+            profile: what this rank says of itself; hints are filled in where it has none.
+            timeout: seconds for the whole handshake; the client's where not given.
+            mode: how memory that is shared with the writer is mapped.
+            check_digest: compare the digest of each payload at the end of its lease with the
+                one at its start. Reads every byte twice; for ``local``, where nothing else
+                keeps a reader from writing into the writer's memory.
+
+        Raises:
+            SessionRefusedError: with every rule that the profile breaks.
+            NoCommonTransportError: with every refusal.
+            UnknownTeacherError: with the teachers there are.
+        """
+        self._check()
+        seconds = self._timeout if timeout is None else check_timeout(timeout, what="open_session")
+        late = _LateLeases()
+        agreed = shake_hands(self._calls, profile, timeout=seconds, late_lease=late)
+        reader = Reader(
+            agreed,
+            calls=self._calls,
+            returner=self._returner,
+            buffers=self._buffers,
+            mode=mode,
+            check_digest=check_digest,
+        )
+        late.reader = weakref.ref(reader)
+        session = Session(
+            agreed,
+            calls=self._calls,
+            returner=self._returner,
+            reader=reader,
+            owner=self,
+            timeout=self._timeout,
+        )
+        self._sessions.add(session)
+        return session
+
+    def statistics(self) -> ClientStatistics:
+        """Return what this client has and had, at this instant."""
+        self._returner.check_here("client")
+        return self._returner.statistics()
+
+    def close(self) -> None:
+        """Close all sessions, then the connections; twice is fine, nothing in a forked child.
+
+        Tensors that still view leased memory stay good.
+        """
+        if not self._returner.is_here or not self._end.alive:
+            return
+        for session in list(self._sessions):
+            session.close()
+        self._returner.later(self._calls.close)
+        self._returner.wait(self._timeout)
+        self._end()
+
+    def __enter__(self) -> Self:
+        self._check()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Client of {self.address} ({'open' if self._end.alive else 'closed'})>"
+
+    def _check(self) -> None:
+        self._returner.check_here("client")
+        if not self._end.alive:
+            raise ServerUnreachableError(
+                f"this client of {self.address} is closed; connect anew",
+                facts={"address": str(self.address)},
+            )
+
+
+class _LateLeases:
+    """Gives back leases that came after their call was given up, once there is a reader."""
+
+    reader: weakref.ref[Reader] | None = None
+
+    def __call__(self, lease_id: str) -> None:
+        reader = self.reader() if self.reader is not None else None
+        if reader is not None:
+            reader.discard(lease_id)
+
+
+def _end(calls: Calls, returner: Returner) -> None:
+    """End what a client has; in a finaliser, on any thread."""
+    if returner.is_here:
+        returner.later(calls.close)
+        returner.stop()

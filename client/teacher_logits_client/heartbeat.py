@@ -1,0 +1,79 @@
+"""The heartbeat: an OS thread that renews a session which the kernel does not vouch for.
+
+On a thread and not on an event loop, which lies about its process when it is busy. Each
+renewal has a deadline of its own, and failed ones are tried again until the TTL has passed;
+what became of them stands in ``SessionLife``.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from teacher_logits.errors import TeacherLogitsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from teacher_logits.clock import Clock
+    from teacher_logits_client.session import SessionLife
+
+
+class Heartbeat:
+    """Renews one session until it is stopped, or has ended.
+
+    Args:
+        life: the session; consulted and told under ``lock``.
+        renew: sends one renewal, given the seconds that it may take.
+        clock: the clock of ``life``.
+        wait: waits for some seconds, and returns True as soon as ``stop`` was called.
+    """
+
+    def __init__(
+        self,
+        life: SessionLife,
+        *,
+        renew: Callable[[float], object],
+        lock: threading.Lock,
+        clock: Clock,
+        wait: Callable[[float], bool] | None = None,
+    ) -> None:
+        self._life = life
+        self._renew = renew
+        self._lock = lock
+        self._clock = clock
+        self._stopped = threading.Event()
+        self._wait = wait or self._stopped.wait
+        self._thread = threading.Thread(
+            target=self.run, name=f"teacher-logits-heartbeat-{life.session_id}", daemon=True
+        )
+
+    def start(self) -> None:
+        """Begin, on a thread of its own."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Renew no more. Does not wait for a renewal that is under way."""
+        self._stopped.set()
+
+    def run(self) -> None:
+        """Renew until the end; the thread's own work."""
+        while True:
+            with self._lock:
+                seconds = self._life.wait_before_renewal(self._clock.now())
+            if seconds is None or self._wait(seconds):
+                return
+            self._renew_once()
+
+    def _renew_once(self) -> None:
+        sent = self._clock.now()
+        with self._lock:
+            timeout = self._life.renewal_timeout(sent)
+        try:
+            self._renew(timeout)
+        except TeacherLogitsError as error:
+            with self._lock:
+                self._life.renewal_failed(error, now=self._clock.now())
+        else:
+            with self._lock:
+                self._life.renewed(sent=sent)

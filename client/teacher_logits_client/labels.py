@@ -1,0 +1,93 @@
+"""Labels and masks: which token each position predicts, and which positions count.
+
+Logits and targets at position s are the distribution of token s+1, so the label of s is
+ids[s+1] and its mask is that of token s+1. The last position of a sequence has no next token,
+even where another sequence follows in the array: a plain roll would teach a student to
+continue one document with another (math note 6.1, 6.2).
+
+Sequences lie packed: sequence i owns ids[cu_seqlens[i]:cu_seqlens[i+1]]. Where each is padded
+to some multiple, ``padded_cu_seqlens`` says where it starts, and ``cu_seqlens`` how long it is.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from teacher_logits.errors import PayloadInvalidError
+
+
+def next_token_labels(
+    ids: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    *,
+    token_mask: torch.Tensor | None = None,
+    padded_cu_seqlens: torch.Tensor | None = None,
+    ignore_index: int = -100,
+) -> torch.Tensor:
+    """Return the label of each position [P], ``ignore_index`` where there is none.
+
+    ``ids`` [P] integers, ``cu_seqlens`` [N+1]. With ``token_mask`` [P], a label that it masks is
+    ignored as well. ``ignore_index=-1`` gives the next ids that ``select_top_k`` and the lookup
+    identity take.
+
+    Raises:
+        PayloadInvalidError: sequence bounds that do not fit the array.
+    """
+    has_next = _has_next(len(ids), cu_seqlens, padded_cu_seqlens).to(ids.device)
+    if token_mask is not None:
+        has_next &= token_mask.roll(-1).to(ids.device) != 0
+    return ids.roll(-1).masked_fill(~has_next, ignore_index)
+
+
+def position_mask(
+    token_mask: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    *,
+    padded_cu_seqlens: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the mask of each position [P]: that of its next token, 0 where there is none.
+
+    ``token_mask`` [P] of any type says which tokens are learnt; the result has its type.
+
+    Raises:
+        PayloadInvalidError: sequence bounds that do not fit the array.
+    """
+    has_next = _has_next(len(token_mask), cu_seqlens, padded_cu_seqlens)
+    return token_mask.roll(-1).masked_fill(~has_next.to(token_mask.device), 0)
+
+
+def _has_next(
+    positions: int, cu_seqlens: torch.Tensor, padded_cu_seqlens: torch.Tensor | None
+) -> torch.Tensor:
+    """Return bool [P], on the CPU: the positions that have a next token in their sequence."""
+    starts, _ = _bounds(cu_seqlens, positions if padded_cu_seqlens is None else None)
+    lengths = cu_seqlens.cpu().long().diff()
+    if padded_cu_seqlens is not None:
+        starts, room = _bounds(padded_cu_seqlens, positions)
+        if len(room) != len(lengths) or bool((lengths > room).any()):
+            raise PayloadInvalidError(
+                f"{len(lengths)} sequences are in cu_seqlens and {len(room)} in "
+                "padded_cu_seqlens; both name the same sequences, and none is longer than its room",
+                facts={"sequences": len(lengths), "padded_sequences": len(room)},
+            )
+    # +1 where a sequence starts, -1 at its last token: the running sum is 1 in between.
+    edges = torch.zeros(positions + 1, dtype=torch.int64)
+    edges.scatter_add_(0, starts, torch.ones_like(starts))
+    edges.scatter_add_(0, starts + (lengths - 1).clamp_min(0), -torch.ones_like(starts))
+    return edges.cumsum(0)[:-1] > 0
+
+
+def _bounds(cu_seqlens: torch.Tensor, positions: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return where each sequence starts and how much room it has, int64 [N]."""
+    bounds = cu_seqlens.cpu().long()
+    if len(bounds) == 0:
+        raise PayloadInvalidError("no sequence bounds are given; N sequences have N+1 of them")
+    room, first, last = bounds.diff(), int(bounds[0]), int(bounds[-1])
+    end = last if positions is None else positions
+    if first != 0 or last != end or bool((room < 0).any()):
+        raise PayloadInvalidError(
+            f"sequence bounds run from {first} to {last}; they start at 0, never fall, and end at "
+            f"the number of positions, {end}",
+            facts={"first": first, "last": last, "positions": end},
+        )
+    return bounds[:-1], room

@@ -1,0 +1,145 @@
+"""What is leased, and when its memory and its room may be used again: a table of leases.
+
+Two things come back from a lease. Its *memory* on this side is vacant once the lease is
+closed and the last tensor over it is gone. Its *room* on the server's side goes back with
+the memory where reader and writer share it, and at the close where the bytes were copied:
+
+    shared   open ---> closed ---> last view and forked children gone: VACATE, RETURN
+    copied   open ---> closed: RETURN ---> last view gone: VACATE
+
+A child that was forked while shared room could be read holds that room until it ends, since
+it reads the same memory.
+
+Pure: events go in, what is to be done comes out, each step once.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientStatistics:
+    """What a client has and had, at one instant.
+
+    ``open_leases`` are in their owners' hands, ``viewed_leases`` closed with their room still
+    read by a tensor that outlived them, ``held_leases`` closed and unviewed but held by a
+    forked child. The rest counts since the client was made: leases returned, leases that a
+    view outlived, leases dropped without being closed, exit checks that found reused room,
+    payloads that came another way than settled, bytes that were streamed, and bytes of
+    dirtied pages that were dropped.
+    """
+
+    open_sessions: int = 0
+    open_leases: int = 0
+    viewed_leases: int = 0
+    held_leases: int = 0
+    returned_leases: int = 0
+    outlived_leases: int = 0
+    dropped_leases: int = 0
+    stale_payloads: int = 0
+    fallbacks: int = 0
+    streamed_bytes: int = 0
+    dirtied_bytes: int = 0
+
+
+class Step(enum.Enum):
+    """What is to be done about a lease: use its memory anew, or give its room back."""
+
+    VACATE = "vacate"
+    RETURN = "return"
+
+
+Due = list[tuple[str, Step]]
+
+
+@dataclass
+class _Lease:
+    #: Whether the bytes are this side's own.
+    copied: bool
+    #: Names of columns that some tensor still views.
+    views: set[str]
+    closed: bool = False
+    #: Children that were forked while the room could be read, and live.
+    children: set[int] = field(default_factory=set)
+
+
+class LeaseTable:
+    """The leases of one client that are not over and done with."""
+
+    def __init__(self) -> None:
+        self._leases: dict[str, _Lease] = {}
+        self._returned = 0
+        self._outlived = 0
+        self._dropped = 0
+
+    def open(self, lease_id: str, *, views: Iterable[str], copied: bool) -> None:
+        """Enter a lease; ``views`` names what of it tensors will view."""
+        self._leases[lease_id] = _Lease(views=set(views), copied=copied)
+
+    def close(self, lease_id: str, *, outlived: bool = False, dropped: bool = False) -> Due:
+        """Note that the owner is done with a lease. Twice is fine.
+
+        ``outlived`` says that a view is not done; ``dropped`` that the owner never closed it.
+        """
+        lease = self._leases.get(lease_id)
+        if lease is None or lease.closed:
+            return []
+        lease.closed = True
+        self._outlived += outlived
+        self._dropped += dropped
+        due = [(lease_id, Step.RETURN)] if lease.copied else []
+        self._returned += len(due)
+        return due + self._vacated(lease_id, lease)
+
+    def view_gone(self, lease_id: str, name: str) -> Due:
+        """Note that the last tensor over one column is gone."""
+        lease = self._leases.get(lease_id)
+        if lease is None:
+            return []
+        lease.views.discard(name)
+        return self._vacated(lease_id, lease)
+
+    def forked(self, child: int) -> bool:
+        """Hold all shared room for a child that is being made; say whether there was any."""
+        shared = [lease for lease in self._leases.values() if not lease.copied]
+        for lease in shared:
+            lease.children.add(child)
+        return bool(shared)
+
+    def child_ended(self, child: int) -> Due:
+        """Let go of what a child held."""
+        due: Due = []
+        for lease_id, lease in list(self._leases.items()):
+            if child in lease.children:
+                lease.children.discard(child)
+                due += self._vacated(lease_id, lease)
+        return due
+
+    def statistics(self) -> ClientStatistics:
+        """Return what of the statistics this table knows."""
+        closed = [lease for lease in self._leases.values() if lease.closed]
+        viewed = sum(bool(lease.views) for lease in closed)
+        return ClientStatistics(
+            open_leases=len(self._leases) - len(closed),
+            viewed_leases=viewed,
+            held_leases=len(closed) - viewed,
+            returned_leases=self._returned,
+            outlived_leases=self._outlived,
+            dropped_leases=self._dropped,
+        )
+
+    def _vacated(self, lease_id: str, lease: _Lease) -> Due:
+        if not lease.closed or lease.views or lease.children:
+            return []
+        del self._leases[lease_id]
+        if lease.copied:
+            return [(lease_id, Step.VACATE)]
+        self._returned += 1
+        # In this order: once the room is back, the writer may write into it.
+        return [(lease_id, Step.VACATE), (lease_id, Step.RETURN)]

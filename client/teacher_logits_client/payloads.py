@@ -1,0 +1,257 @@
+"""Leased payloads: what a student reads, for as long as its lease is open.
+
+Tensors are views of the leased memory, one a column, made without a copy unless one was
+asked for. Closing a lease empties the payload and every targets object made from it, so that
+only tensors which the owner took out count as views; one that is still there is named in a
+``ResourceWarning``, and keeps the room taken until it is gone. The close checks once more
+that the bytes were not overwritten meanwhile: let it come before the optimizer's step.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from teacher_logits.digest import payload_digest
+from teacher_logits.errors import LeaseLostError, StalePayloadError
+from teacher_logits.layout import ColumnKind
+from teacher_logits.tensors import column_tensor
+from teacher_logits_client.guards import check_scored
+from teacher_logits_client.leased_targets import LeasedTargets, Made, empty_all, lease_targets
+from teacher_logits_client.openers.own import OwnPayload
+from teacher_logits_client.targets import Targets, make_targets
+
+if TYPE_CHECKING:
+    import weakref
+    from collections.abc import Callable
+    from types import TracebackType
+
+    import torch
+    from typing_extensions import Self
+
+    from teacher_logits.payload import Payload
+    from teacher_logits.profiles import StudentProfile
+    from teacher_logits.terms import Check, LeaseTerms
+    from teacher_logits.transport import Transport
+    from teacher_logits_client.openers import OpenedPayload
+    from teacher_logits_client.returns import Returner
+    from teacher_logits_client.rows import RowBatch
+
+
+class LeasedPayload:
+    """One payload under lease; a context manager, which every user of one should be in.
+
+    ``payload`` describes it, ``transport`` says how its bytes came, and ``checks`` what was
+    compared before it was handed out, and what could not be.
+    """
+
+    _closed = True
+
+    def __init__(
+        self,
+        *,
+        lease: LeaseTerms,
+        opened: OpenedPayload,
+        transport: Transport,
+        returner: Returner,
+        give_back: Callable[[], None],
+        check_digest: bool = False,
+    ) -> None:
+        """Take over a lease that was opened; ``Session`` does this."""
+        self.payload: Payload = lease.payload
+        self.transport = transport
+        self.lease_id = lease.lease_id
+        self.checks: tuple[Check, ...] = ()
+        self._opened = opened
+        self._returner = returner
+        self._kinds: dict[ColumnKind, torch.Tensor] = {}
+        self._columns: dict[str, torch.Tensor] = {}
+        self._made: Made = []
+        self._at_temperature: dict[float, LeasedTargets] = {}
+        self._lengths: torch.Tensor | None = None
+        watched = [] if isinstance(opened, OwnPayload) else lease.payload.columns
+        names = [column.kind.value for column in watched if column.size_bytes]
+        returner.adopt(lease.lease_id, opened, views=names, give_back=give_back)
+        self._closed = False
+        self._views = self._view_columns(set(names))
+        self._digest = self.digest() if check_digest else None
+
+    def _view_columns(self, watched: set[str]) -> dict[str, weakref.ref[memoryview]]:
+        views: dict[str, weakref.ref[memoryview]] = {}
+        for column in self.payload.columns:
+            # An object of its own, which the column's tensors keep alive, and nothing else.
+            view = memoryview(self._opened.buffer)
+            name = column.kind.value
+            if name in watched:
+                views[name] = self._returner.watch(self.lease_id, name, view)
+            self._kinds[column.kind] = self._columns[name] = column_tensor(view, column)
+        return views
+
+    @property
+    def columns(self) -> dict[str, torch.Tensor]:
+        """The payload's columns by name, e.g. ``topk_ids`` int32 [P,K]; see ``layout``."""
+        self._check_open()
+        return self._columns
+
+    @property
+    def row_offsets(self) -> torch.Tensor:
+        """Where each row's positions start, int64 [N+1]."""
+        self._check_open()
+        return self._kinds[ColumnKind.ROW_OFFSETS]
+
+    @property
+    def targets(self) -> Targets:
+        """What a loss takes, at temperature 1. The same object each time."""
+        return self.targets_at(1.0)
+
+    def targets_at(self, temperature: float) -> Targets:
+        """Return targets at one of the payload's temperatures.
+
+        Raises:
+            PayloadInvalidError: the payload has no such temperature; it says which it has.
+        """
+        self._check_open()
+        if temperature not in self._at_temperature:
+            made = make_targets(
+                self._kinds,
+                temperature=self._own_temperature(temperature),
+                temperatures=self.payload.temperatures,
+                lengths=self._lengths,
+            )
+            self._at_temperature[temperature] = lease_targets(made, self._made)
+        return self._at_temperature[temperature]
+
+    def digest(self) -> str:
+        """Return the digest of the columns as they are now: the same over every transport."""
+        self._check_open()
+        buffer = self._opened.buffer
+        return payload_digest(
+            (
+                column.kind.value,
+                column.element_type.value,
+                column.shape,
+                buffer[column.offset_bytes : column.end_bytes],
+            )
+            for column in self.payload.columns
+        )
+
+    def close(self) -> None:
+        """Give the lease back; twice is fine, and in a forked child nothing happens.
+
+        Raises:
+            StalePayloadError: the bytes were overwritten while the lease was open, or are
+                not those that were opened where a digest check was asked for.
+        """
+        self._close(warn_level=3)
+
+    def abandon(self) -> None:
+        """Give the lease back without a word, where something worse is being said already."""
+        with suppress(StalePayloadError):
+            self._close(warn_level=0)
+
+    def _close(self, *, warn_level: int) -> None:
+        """Close; ``warn_level`` is the caller to name in a warning, 0 for none."""
+        if self._closed or not self._returner.is_here:
+            return
+        problem = self._exit_check()
+        outliving = self._empty()
+        self._closed = True
+        self._returner.close(self.lease_id, outlived=bool(outliving))
+        if problem is not None:
+            self._returner.count("stale_payloads")
+            raise problem
+        if outliving and warn_level:
+            warnings.warn(
+                f"lease {self.lease_id} of payload {self.payload.payload_id} was closed while "
+                f"tensors over {', '.join(outliving)} are alive: its room stays taken until they "
+                "are gone; drop them inside the `with` block, or clone what must outlive it",
+                ResourceWarning,
+                stacklevel=warn_level,
+            )
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self._close(warn_level=3)
+        elif isinstance(error, Exception):
+            # Views are held by the error's own traceback. Overwritten bytes may explain it.
+            self._close(warn_level=0)
+        else:
+            self.abandon()  # nothing stands in for an interrupt or the end of the program
+
+    def __del__(self) -> None:
+        if self._closed or not self._returner.is_here:
+            return
+        self._closed = True
+        self._returner.drop(self.lease_id)
+        warnings.warn(
+            f"lease {self.lease_id} of payload {self.payload.payload_id} was dropped without "
+            "being closed: use it in a `with` block",
+            ResourceWarning,
+            stacklevel=2,
+            source=self,
+        )
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else self.transport.value
+        return f"<LeasedPayload {self.payload.payload_id} ({state})>"
+
+    def check(
+        self, batch: RowBatch | None, profile: StudentProfile, *, reject_bad_rows: bool
+    ) -> None:
+        """Hold the payload against what was asked for, before it is handed out; see ``guards``.
+
+        ``batch`` are the rows that were sent, None where they are not known here.
+        """
+        self._lengths = None if batch is None else batch.rows.lengths
+        self.checks = check_scored(
+            self.payload, self._kinds, batch=batch, profile=profile, reject_bad_rows=reject_bad_rows
+        )
+
+    def _own_temperature(self, temperature: float) -> float:
+        """Return the payload's form of a temperature, which travelled as fp32."""
+        near = (t for t in self.payload.temperatures if math.isclose(t, temperature, rel_tol=1e-6))
+        return next(near, temperature)
+
+    def _exit_check(self) -> StalePayloadError | None:
+        facts = {"lease_id": self.lease_id, "payload_id": self.payload.payload_id}
+        if not self._opened.is_current():
+            return StalePayloadError(
+                f"the room of payload {self.payload.payload_id} was reused while lease "
+                f"{self.lease_id} was open: discard everything that was computed from it",
+                facts=facts,
+            )
+        if self._digest is not None and self.digest() != self._digest:
+            return StalePayloadError(
+                f"the bytes of payload {self.payload.payload_id} were changed while lease "
+                f"{self.lease_id} was open: discard everything that was computed from it",
+                facts=facts,
+            )
+        return None
+
+    def _empty(self) -> list[str]:
+        """Let go of all tensors; return the names of columns that others still view."""
+        self._columns.clear()
+        self._kinds.clear()
+        self._at_temperature.clear()
+        empty_all(self._made)
+        return [name for name, view in self._views.items() if view() is not None]
+
+    def _check_open(self) -> None:
+        self._returner.check_here("lease")
+        if self._closed:
+            raise LeaseLostError(
+                f"lease {self.lease_id} of payload {self.payload.payload_id} is closed; acquire "
+                "the payload again",
+                facts={"lease_id": self.lease_id, "payload_id": self.payload.payload_id},
+            )

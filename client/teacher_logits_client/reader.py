@@ -1,0 +1,174 @@
+"""The reader: how one session's leases are opened, and how they go back.
+
+It has the session's openers, tries another where the settled one fails (``fallback``), and
+owns the broker line, which it lets go of after the session is closed and the last lease is
+back, and not before: its end tells the server that nobody here reads any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from teacher_logits.errors import NotAvailable, TeacherLogitsError, TransportFailure
+from teacher_logits.transport import Transport
+from teacher_logits_client.config import MapMode
+from teacher_logits_client.fallback import Choice, next_transport
+from teacher_logits_client.openers.local import LocalOpener
+from teacher_logits_client.openers.own import OwnPayload
+from teacher_logits_client.openers.shared_memory import SharedMemoryOpener
+from teacher_logits_client.openers.stream import BufferPool, StreamOpener
+from teacher_logits_client.payloads import LeasedPayload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from teacher_logits.terms import LeaseTerms
+    from teacher_logits_client.agreement import Agreed
+    from teacher_logits_client.calls import Calls
+    from teacher_logits_client.openers import OpenedPayload, Opener
+    from teacher_logits_client.returns import Returner
+
+_log = logging.getLogger("teacher_logits_client")
+
+RETURN_TIMEOUT_SECONDS = 5.0
+"""How long one try to return a lease may take; it is tried again."""
+
+
+class Reader:
+    """Opens the leases of one session."""
+
+    def __init__(
+        self,
+        agreed: Agreed,
+        *,
+        calls: Calls,
+        returner: Returner,
+        buffers: BufferPool,
+        mode: MapMode,
+        check_digest: bool,
+    ) -> None:
+        self.line = agreed.line
+        self._session_id = agreed.terms.session_id
+        self._calls = calls
+        self._returner = returner
+        self._mode = mode
+        self._check_digest = check_digest
+        self._settled = {s.writer_id: s.transport for s in agreed.terms.settlements}
+        self._choice = Choice(
+            wanted=agreed.profile.transports,
+            locality=agreed.profile.locality,
+            has_line=agreed.line is not None,
+        )
+        self._openers = self._make_openers(agreed, buffers)
+        self._lock = threading.Lock()
+        self._out: set[str] = set()
+        self._closed = False
+        self._has_fallen_back = False
+
+    def _make_openers(self, agreed: Agreed, buffers: BufferPool) -> dict[Transport, Opener]:
+        openers: dict[Transport, Opener] = {
+            Transport.STREAM: StreamOpener(
+                self._read,
+                pool=buffers,
+                count=lambda size: self._returner.count("streamed_bytes", size),
+            )
+        }
+        if agreed.line is not None:
+            mode = MapMode.COW if self._mode is MapMode.COW else MapMode.READ_ONLY
+            openers[Transport.SHARED_MEMORY] = SharedMemoryOpener(agreed.line.get_slab, mode=mode)
+        if agreed.resident is not None:
+            openers[Transport.LOCAL] = LocalOpener(agreed.resident)
+        return openers
+
+    def open(self, lease: LeaseTerms, *, until: float) -> LeasedPayload:
+        """Return a lease's payload; a lease that cannot be opened is given back.
+
+        Raises:
+            TransportFailure: no transport that the session may use brought the bytes.
+            StalePayloadError, DeadlinePassedError: see ``Opener.open``.
+        """
+        with self._lock:
+            self._out.add(lease.lease_id)
+        try:
+            opened, transport = self._open(lease, until)
+            if self._mode is MapMode.COPY:
+                opened = OwnPayload(opened)
+        except BaseException:
+            self.discard(lease.lease_id)
+            raise
+        return LeasedPayload(
+            lease=lease,
+            opened=opened,
+            transport=transport,
+            returner=self._returner,
+            give_back=lambda: self._give_back(lease.lease_id),
+            check_digest=self._check_digest,
+        )
+
+    def discard(self, lease_id: str) -> None:
+        """Give back a lease that nobody has opened; safe in a finaliser."""
+        self._returner.later(lambda: self._give_back(lease_id))
+
+    def close(self) -> None:
+        """Let go of the line and the slabs once the last lease is back."""
+        with self._lock:
+            self._closed = True
+            idle = not self._out
+        if idle:
+            self._let_go()
+
+    def _open(self, lease: LeaseTerms, until: float) -> tuple[OpenedPayload, Transport]:
+        settled = self._settled.get(lease.writer_id) or Transport.STREAM
+        transport: Transport = settled if lease.extent is not None else Transport.STREAM
+        while True:
+            try:
+                return self._openers[transport].open(lease, until=until), transport
+            except TransportFailure as failure:
+                other = next_transport(transport, self._choice)
+                if other is None:
+                    raise
+                self._note_fallback(transport, other, failure)
+                transport = other
+
+    def _note_fallback(self, failed: Transport, other: Transport, why: TransportFailure) -> None:
+        self._returner.count("fallbacks")
+        if not self._has_fallen_back:
+            self._has_fallen_back = True
+            _log.warning(
+                "session %s: a payload comes over %s and not over %s as settled (%s: %s); later "
+                "ones are only counted",
+                self._session_id,
+                other.value,
+                failed.value,
+                why.reason,
+                why.message,
+            )
+
+    def _read(self, lease_id: str, offset_bytes: int, timeout: float) -> Iterator[bytes]:
+        return self._calls.read_payload(self._session_id, lease_id, offset_bytes, timeout=timeout)
+
+    def _give_back(self, lease_id: str) -> None:
+        """Tell the server; on the returner's thread."""
+        try:
+            if self.line is not None and not self.line.has_ended:
+                self.line.release(self._session_id, lease_id, timeout=RETURN_TIMEOUT_SECONDS)
+            elif not self._calls.is_closed:
+                self._calls.release(self._session_id, lease_id, timeout=RETURN_TIMEOUT_SECONDS)
+        except NotAvailable:
+            raise  # to be tried again
+        except TeacherLogitsError as error:
+            # The server ended the lease or the session, or lives anew: nothing is owed.
+            _log.debug("lease %s is gone already: %s", lease_id, error.message)
+        with self._lock:
+            self._out.discard(lease_id)
+            finished = self._closed and not self._out
+        if finished:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self.line is not None:
+            self.line.close()
+        for opener in self._openers.values():
+            opener.close()

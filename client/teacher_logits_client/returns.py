@@ -1,0 +1,224 @@
+"""The way back of leases: one thread that vacates memory and gives room back.
+
+Finalisers and owners only put events on a queue; the thread asks the table (``leased``) what
+they come to, drops dirtied pages, and then tells the server, in that order. What cannot be
+delivered because the server does not answer is tried again; what the server no longer knows
+is done with. A forked child returns nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+import weakref
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from teacher_logits.errors import NotAvailable
+from teacher_logits_client.forks import Home, watch
+from teacher_logits_client.leased import ClientStatistics, LeaseTable, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from teacher_logits_client.leased import Due
+    from teacher_logits_client.openers import OpenedPayload
+
+_log = logging.getLogger(__name__)
+_RETRY_SECONDS = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class _Way:
+    """How one lease goes back."""
+
+    opened: OpenedPayload
+    give_back: Callable[[], None]
+
+
+class Returner:
+    """Takes back what one client leased.
+
+    Its thread ends with ``stop`` and the last lease, or with the process.
+
+    Args:
+        pinned: what a forked child must not tear down, whatever it drops.
+    """
+
+    def __init__(self, *, pinned: object = None) -> None:
+        self._pinned = pinned
+        self._home = Home()
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._table = LeaseTable()
+        self._ways: dict[str, _Way] = {}
+        self._counts: Counter[str] = Counter()
+        #: Returns that found no server, to be tried again. The thread's own.
+        self._undelivered: list[Callable[[], None]] = []
+        self._stopping = False
+        watch(self)
+        self._thread = threading.Thread(
+            target=self._run, name="teacher-logits-returns", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the process that leased, and no fork of it."""
+        return self._home.is_here
+
+    def check_here(self, what: str) -> None:
+        """Refuse to go on in a forked child; see ``Home.check``."""
+        self._home.check(what)
+
+    # What owners and finalisers call
+
+    def adopt(
+        self,
+        lease_id: str,
+        opened: OpenedPayload,
+        *,
+        views: Iterable[str],
+        give_back: Callable[[], None],
+    ) -> None:
+        """Take charge of a lease that its owner has open.
+
+        ``views`` names the columns that ``watch`` will be called for. ``give_back`` tells the
+        server, on this object's thread.
+        """
+        with self._lock:
+            self._ways[lease_id] = _Way(opened, give_back)
+            self._table.open(lease_id, views=views, copied=opened.copied)
+
+    def watch(self, lease_id: str, name: str, view: memoryview) -> weakref.ref[memoryview]:
+        """Learn when the last tensor over ``view`` is gone; the caller may ask the reference."""
+
+        def gone() -> None:
+            self._put(lambda: self._apply(lambda: self._table.view_gone(lease_id, name)))
+
+        weakref.finalize(view, gone).atexit = False
+        return weakref.ref(view)
+
+    def close(self, lease_id: str, *, outlived: bool) -> None:
+        """Note that the owner is done with a lease; what follows is done on the thread."""
+        with self._lock:
+            steps = self._steps(self._table.close(lease_id, outlived=outlived))
+            self._put(lambda: self._carry_out(steps))
+
+    def drop(self, lease_id: str) -> None:
+        """Note that a lease was dropped without being closed; safe in a finaliser."""
+        self._put(lambda: self._apply(lambda: self._table.close(lease_id, dropped=True)))
+
+    def later(self, job: Callable[[], None]) -> None:
+        """Do something on the thread, behind all that was put before; safe in a finaliser."""
+        self._put(lambda: self._try(job))
+
+    def count(self, name: str, by: int = 1) -> None:
+        """Add to one of the counts of ``ClientStatistics``."""
+        with self._lock:
+            self._counts[name] += by
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until all that was put so far is done; False where it is not by then."""
+        done = threading.Event()
+        self._put(done.set)
+        return done.wait(timeout)
+
+    def stop(self) -> None:
+        """End the thread once nothing is left to be returned."""
+        self._put(self._stop)
+
+    def statistics(self) -> ClientStatistics:
+        """Return the counts as they are now."""
+        with self._lock:
+            return replace(self._table.statistics(), **self._counts)
+
+    # Forks (see ``forks.Forkable``)
+
+    def before_fork(self, child: int) -> bool:
+        """Hold all shared room for a child."""
+        self._lock.acquire()
+        return self._home.is_here and self._table.forked(child)
+
+    def after_fork(self) -> None:
+        """Go on."""
+        self._lock.release()
+
+    def child_ended(self, child: int) -> None:
+        """Let go of what a child held."""
+        self._put(lambda: self._apply(lambda: self._table.child_ended(child)))
+
+    # On the thread
+
+    def _put(self, event: Callable[[], None]) -> None:
+        # A finaliser may run anywhere, even inside this queue's own put: SimpleQueue allows it.
+        if self._home.is_here:
+            self._events.put(event)
+
+    def _run(self) -> None:
+        retry_at = 0.0
+        while not self._is_finished():
+            left = max(0.0, retry_at - time.monotonic()) if self._undelivered else None
+            try:
+                event = self._events.get(timeout=left)
+            except queue.Empty:
+                pass
+            else:
+                event()
+                del event  # or it would keep alive what it speaks of until the next comes
+            if self._undelivered and time.monotonic() >= retry_at:
+                self._retry()
+                retry_at = time.monotonic() + _RETRY_SECONDS
+
+    def _is_finished(self) -> bool:
+        with self._lock:  # so that no close is between its change and its event
+            pending = self._ways or self._undelivered or not self._events.empty()
+            return self._stopping and not pending
+
+    def _apply(self, change: Callable[[], Due]) -> None:
+        with self._lock:
+            steps = self._steps(change())
+        self._carry_out(steps)
+
+    def _steps(self, due: Due) -> list[tuple[_Way, Step]]:
+        """Return the steps with their ways; a lease whose memory is to be vacated is forgotten."""
+        steps = [(self._ways[lease_id], step) for lease_id, step in due]
+        for lease_id, step in due:
+            if step is Step.VACATE:
+                del self._ways[lease_id]
+        return steps
+
+    def _carry_out(self, steps: list[tuple[_Way, Step]]) -> None:
+        kept: list[_Way] = []
+        for way, step in steps:
+            if step is Step.RETURN and way not in kept:
+                self._try(way.give_back)
+            elif step is Step.VACATE and not self._vacate(way):
+                kept.append(way)
+
+    def _vacate(self, way: _Way) -> bool:
+        try:
+            self.count("dirtied_bytes", way.opened.vacate())
+        except OSError:
+            # What is not known to be clean must not be written into and read anew.
+            _log.exception("the room of a lease stays taken until the session ends")
+            return False
+        return True
+
+    def _try(self, job: Callable[[], None]) -> None:
+        try:
+            job()
+        except NotAvailable as error:
+            _log.debug("not delivered, will be tried again: %s", error.message)
+            self._undelivered.append(job)
+
+    def _retry(self) -> None:
+        jobs, self._undelivered = self._undelivered, []
+        for job in jobs:
+            self._try(job)
+
+    def _stop(self) -> None:
+        self._stopping = True

@@ -1,0 +1,208 @@
+"""Targets: a payload as the student's loss takes it.
+
+A payload's values come over the wire in 16 bits and at temperature 1; ``make_targets`` takes
+them to the temperature wanted and renormalises entries and tail jointly, so that every position
+sums to one and no divergence can come out negative (math note 2.1).
+
+Promises: every number is finite. What a payload writes as -inf is ``ABSENT_LOGPROB`` here, low
+enough that its probability is exactly 0 and high enough that 0 times it is 0 and not NaN: it
+stands for an entry that does not exist (id -1), and for a tail with nothing in it. A position
+of a row that the teacher could not score has no entries and all its mass in the tail, so that
+even a loss that forgets ``valid`` learns nothing from it.
+
+Refuses a NaN, and a temperature that the payload does not have.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from teacher_logits.codec import renormalise, retemper
+from teacher_logits.errors import PayloadInvalidError
+from teacher_logits.layout import ColumnKind, RowStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+ABSENT_LOGPROB = -1e4
+"""Log-probability of what is not there. Its exponential is 0 in every element type."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Targets:
+    """What the teacher says about P positions of N rows, on the device of its columns.
+
+    ``topk_ids`` int32 [P,K], -1 where an entry is absent; ``topk_logprobs`` fp32 [P,K] and
+    ``log_tail`` fp32 [P], normalised jointly at ``temperature``; ``actual_logprob`` fp32 [P] of
+    the token that really comes next, always at temperature 1 (None where it was not asked for);
+    ``valid`` bool [P], the positions to learn from; ``row_offsets`` int64 [N+1], where each
+    row's positions start. ``topk_ids`` may be a view of the payload, the rest is never one.
+    """
+
+    topk_ids: torch.Tensor
+    topk_logprobs: torch.Tensor
+    log_tail: torch.Tensor
+    actual_logprob: torch.Tensor | None
+    valid: torch.Tensor
+    temperature: float
+    row_offsets: torch.Tensor
+
+    @property
+    def present(self) -> torch.Tensor:
+        """Bool, of the shape of ``topk_ids``: the entries that exist."""
+        return self.topk_ids >= 0
+
+    def rectangular(self) -> Targets:
+        """Return views as [N,S,K] and [N,S], for rows of equal length S. Nothing is copied.
+
+        Raises:
+            PayloadInvalidError: the rows differ in length, with the first that does.
+        """
+        lengths = self.row_offsets.diff()
+        different = (lengths != lengths[:1]).nonzero()
+        if len(lengths) == 0 or len(different):
+            row = int(different[0]) if len(different) else 0
+            first = int(lengths[0]) if len(lengths) else 0
+            length = int(lengths[row]) if len(lengths) else 0
+            raise PayloadInvalidError(
+                f"row {row} of {len(lengths)} has {length} positions and row 0 has {first}; only "
+                "rows of equal length have a rectangular view: use the flat targets, with row "
+                "offsets",
+                facts={"row": row, "positions": length, "row_0_positions": first},
+            )
+        shape = (len(lengths), int(lengths[0]))
+        actual = self.actual_logprob
+        return replace(
+            self,
+            topk_ids=self.topk_ids.view(*shape, self.topk_ids.shape[-1]),
+            topk_logprobs=self.topk_logprobs.view(*shape, self.topk_logprobs.shape[-1]),
+            log_tail=self.log_tail.view(shape),
+            actual_logprob=None if actual is None else actual.view(shape),
+            valid=self.valid.view(shape),
+        )
+
+
+def make_targets(
+    columns: Mapping[ColumnKind, torch.Tensor],
+    *,
+    temperature: float = 1.0,
+    temperatures: Sequence[float] = (1.0,),
+    lengths: torch.Tensor | None = None,
+) -> Targets:
+    """Make targets from a payload's columns, at one of its ``temperatures``.
+
+    ``columns`` has ``topk_ids``, ``topk_logprobs``, ``log_tail`` and ``row_offsets``,
+    ``logsumexp`` as well for a temperature other than 1, and what else was asked for. They are
+    only read. ``temperatures`` are those of the columns of ``log_tail`` and ``logsumexp``.
+
+    A position is valid where ``row_status`` says that its row is OK. With ``lengths`` [N], the
+    true number of tokens of each row, a row's last position is not valid, since nothing comes
+    next there; where only some positions were asked for, ``row_windows`` must be there too.
+
+    Raises:
+        PayloadInvalidError: a column is missing, the temperature is not among ``temperatures``,
+            or a valid position holds a NaN or +inf.
+    """
+    ids = _column(columns, ColumnKind.TOPK_IDS)
+    logprobs, log_tail = _at_temperature(columns, temperature, temperatures)
+    logprobs, log_tail = renormalise(logprobs, log_tail)
+    offsets = _column(columns, ColumnKind.ROW_OFFSETS).to(ids.device, copy=True)
+    actual = columns.get(ColumnKind.ACTUAL_LOGPROB)
+    valid, scored = _valid(columns, offsets, lengths)
+    if len(valid) != len(ids):
+        raise PayloadInvalidError(
+            f"row_offsets speak of {len(valid)} positions and topk_ids has {len(ids)}",
+            facts={"row_offsets_positions": len(valid), "positions": len(ids)},
+        )
+    _refuse_nan(scored, logprobs, log_tail, actual)
+    if not bool(scored.all()):
+        # Rows that the teacher could not score: no entries, and all the mass in the tail.
+        ids = ids.masked_fill(~scored.unsqueeze(1), -1)
+        logprobs.masked_fill_(~scored.unsqueeze(1), ABSENT_LOGPROB)
+        log_tail.masked_fill_(~scored, 0.0)
+        actual = None if actual is None else actual.masked_fill(~scored, 0.0)
+    return Targets(
+        topk_ids=ids,
+        topk_logprobs=logprobs.masked_fill_(ids < 0, ABSENT_LOGPROB).clamp_min_(ABSENT_LOGPROB),
+        log_tail=log_tail.clamp_min_(ABSENT_LOGPROB),
+        actual_logprob=None if actual is None else actual.float().clamp_min(ABSENT_LOGPROB),
+        valid=valid,
+        temperature=temperature,
+        row_offsets=offsets,
+    )
+
+
+def _at_temperature(
+    columns: Mapping[ColumnKind, torch.Tensor], temperature: float, temperatures: Sequence[float]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return log-probabilities [P,K] and tail [P] at a temperature of the payload."""
+    if temperature not in temperatures:
+        has = ", ".join(f"{t:g}" for t in temperatures)
+        raise PayloadInvalidError(
+            f"the payload has no temperature {temperature:g}; it has {has}: name it when the "
+            "session is opened",
+            facts={"temperature": temperature, "temperatures": has},
+        )
+    column = list(temperatures).index(temperature)
+    logprobs = _column(columns, ColumnKind.TOPK_LOGPROBS)
+    log_tail = _column(columns, ColumnKind.LOG_TAIL)[:, column]
+    if column > 0:
+        normalisers = _column(columns, ColumnKind.LOGSUMEXP)
+        logprobs = retemper(logprobs, normalisers[:, 0], normalisers[:, column], temperature)
+    return logprobs, log_tail
+
+
+def _valid(
+    columns: Mapping[ColumnKind, torch.Tensor],
+    offsets: torch.Tensor,
+    lengths: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return which positions are to be learnt from, and which the teacher scored, bool [P]."""
+    counts = offsets.diff()
+    status = columns.get(ColumnKind.ROW_STATUS)
+    rows_ok = (
+        torch.ones_like(counts, dtype=torch.bool) if status is None else status == RowStatus.OK
+    )
+    scored = rows_ok.to(offsets.device).repeat_interleave(counts)
+    if lengths is None:
+        return scored, scored
+    windows = columns.get(ColumnKind.ROW_WINDOWS)
+    firsts = torch.zeros_like(counts) if windows is None else windows[:, 0].to(counts)
+    ends_here = (firsts + counts == lengths.to(counts)) & (counts > 0)
+    has_next = torch.ones_like(scored)
+    has_next[offsets[1:][ends_here] - 1] = False
+    return scored & has_next, scored
+
+
+def _refuse_nan(
+    scored: torch.Tensor,
+    logprobs: torch.Tensor,
+    log_tail: torch.Tensor,
+    actual: torch.Tensor | None,
+) -> None:
+    largest = torch.maximum(logprobs.amax(1), log_tail)  # NaN where any of them is
+    if actual is not None:
+        largest = torch.maximum(largest, actual.float())
+    places = (scored & ~(largest < math.inf)).nonzero()
+    if len(places):
+        raise PayloadInvalidError(
+            f"position {int(places[0])} of {len(scored)} holds a NaN or +inf although its row's "
+            f"status is OK ({len(places)} such positions); the payload is damaged or its teacher "
+            "is at fault",
+            facts={"position": int(places[0]), "faulty_positions": len(places)},
+        )
+
+
+def _column(columns: Mapping[ColumnKind, torch.Tensor], kind: ColumnKind) -> torch.Tensor:
+    if kind in columns:
+        return columns[kind]
+    has = ", ".join(k.value for k in columns)
+    raise PayloadInvalidError(
+        f"targets need the column {kind.value}, and the payload has {has}: ask for it when the "
+        "session is opened",
+        facts={"column": kind.value, "columns": has},
+    )

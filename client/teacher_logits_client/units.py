@@ -1,0 +1,64 @@
+"""Bytes, spans and shares as people read them. Programs read the JSON forms instead."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from teacher_logits.errors import ConfigError
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])i?)?B?\Z", re.IGNORECASE)
+_UNITS = "KMGT"
+
+
+def size_text(size_bytes: int) -> str:
+    """Return a number of bytes with three digits or so: ``0 B``, ``980 KiB``, ``12.4 MiB``."""
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1000 or (unit == "B" and size < 1024):
+            return f"{size:.0f} B" if unit == "B" else f"{_three_digits(size)} {unit}"
+        size /= 1024
+    return f"{_three_digits(size)} TiB"
+
+
+def span_text(span: timedelta | float) -> str:
+    """Return a span of time with its two largest units: ``12.3 s``, ``4 min 5 s``, ``3 d 2 h``."""
+    seconds = span if isinstance(span, int | float) else span.total_seconds()
+    if seconds < 60:
+        return f"{seconds:.3g} s" if round(seconds, 2) < 10 else f"{seconds:.0f} s"
+    whole = round(seconds)
+    for size, unit, lesser_size, lesser in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= size:
+            rest = whole % size // lesser_size
+            return f"{whole // size} {unit}" + (f" {rest} {lesser}" if rest else "")
+    return f"{whole} s"
+
+
+def size_of(text: str, *, flag: str) -> int:
+    """Read a number of bytes: ``1048576``, ``256MiB``, ``1.5GiB``.
+
+    Raises:
+        ConfigError: it is none, naming the flag.
+    """
+    match = _SIZE.match(text.strip())
+    if match is None:
+        raise ConfigError(
+            f"{flag} {text!r} is no size: give bytes, or a number with KiB, MiB, GiB or TiB",
+            facts={"flag": flag, "value": text},
+        )
+    unit = (match[2] or "").upper()
+    power = _UNITS.index(unit) + 1 if unit else 0
+    return int(float(match[1]) * 1024**power)
+
+
+def _three_digits(value: float) -> str:
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}".removesuffix("0").removesuffix(".0")

@@ -1,0 +1,171 @@
+"""Invariants: what a receiver checks of a payload's values before anybody trains on them.
+
+Cheap, a few passes over [P,K]. That every position sums to one catches a wrong normaliser, a
+wrong temperature, rows paired wrongly and most corruption; the rest is order, range and NaN
+(math note 2.5). Rows whose ``row_status`` is not OK are looked at no further: nobody is handed
+their values.
+
+Promises: the first fault, by row and position in the row, with its numbers. What it cannot see
+is a payload that is right but belongs to other tokens; digests and the lookup identity do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from teacher_logits.codec import log_total, normalisation_tolerance, retemper
+from teacher_logits.errors import PayloadInvalidError
+from teacher_logits.layout import ColumnKind, RowStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+_NEEDED = (
+    ColumnKind.TOPK_IDS,
+    ColumnKind.TOPK_LOGPROBS,
+    ColumnKind.LOG_TAIL,
+    ColumnKind.ROW_OFFSETS,
+)
+
+
+def check_invariants(
+    columns: Mapping[ColumnKind, torch.Tensor],
+    *,
+    vocab_size: int,
+    temperatures: Sequence[float] = (1.0,),
+) -> None:
+    """Check the values of a payload of P positions in N rows.
+
+    ``columns`` has at least ``topk_ids``, ``topk_logprobs``, ``log_tail`` and ``row_offsets``;
+    ``logsumexp``, ``actual_logprob``, ``row_windows`` and ``row_status`` are checked where they
+    are there. ``temperatures`` are those of the columns of ``log_tail`` and ``logsumexp``.
+
+    Raises:
+        PayloadInvalidError: naming the first fault's row, its position in that row, its rule.
+    """
+    missing = [kind.value for kind in _NEEDED if kind not in columns]
+    if missing:
+        raise PayloadInvalidError(
+            f"the payload has no column {', '.join(missing)}", facts={"missing": ", ".join(missing)}
+        )
+    offsets = columns[ColumnKind.ROW_OFFSETS].cpu()
+    _check_rows(columns, offsets)
+    good = _good_positions(columns, offsets)
+    for rule, faulty in _rules(columns, vocab_size, temperatures):
+        places = (faulty & good).nonzero()
+        if len(places):
+            raise _fault(rule, int(places[0]), len(places), offsets)
+
+
+def _check_rows(columns: Mapping[ColumnKind, torch.Tensor], offsets: torch.Tensor) -> None:
+    if len(offsets) == 0:
+        raise PayloadInvalidError("row_offsets is empty; N rows have N+1 offsets")
+    positions, first, last = len(columns[ColumnKind.TOPK_IDS]), int(offsets[0]), int(offsets[-1])
+    lengths = offsets.diff()
+    if (first, last) != (0, positions) or bool((lengths < 0).any()):
+        raise PayloadInvalidError(
+            f"row_offsets run from {first} to {last} over {len(lengths)} rows; they start at 0, "
+            f"never fall, and end at the number of positions, {positions}",
+            facts={"first": first, "last": last, "rows": len(lengths), "positions": positions},
+        )
+    windows = columns.get(ColumnKind.ROW_WINDOWS)
+    if windows is not None:
+        _check_each_row(
+            (windows[:, 1].cpu() != lengths) | (windows[:, 0].cpu() < 0),
+            "its window is not of as many positions as it has, from 0 or later",
+        )
+    status = columns.get(ColumnKind.ROW_STATUS)
+    if status is not None:
+        _check_each_row(
+            status.cpu() > max(RowStatus), f"its status is none of 0 to {max(RowStatus)}"
+        )
+
+
+def _check_each_row(faulty: torch.Tensor, rule: str) -> None:
+    places = faulty.nonzero()
+    if len(places):
+        row = int(places[0])
+        raise PayloadInvalidError(
+            f"row {row}: {rule} ({len(places)} such rows)",
+            facts={"row": row, "faulty_rows": len(places)},
+        )
+
+
+def _good_positions(
+    columns: Mapping[ColumnKind, torch.Tensor], offsets: torch.Tensor
+) -> torch.Tensor:
+    """Return bool [P]: the positions of rows whose status is OK."""
+    ids = columns[ColumnKind.TOPK_IDS]
+    status = columns.get(ColumnKind.ROW_STATUS)
+    if status is None:
+        return torch.ones(len(ids), dtype=torch.bool, device=ids.device)
+    good = (status == RowStatus.OK).to(ids.device)
+    return good.repeat_interleave(offsets.diff().to(ids.device))
+
+
+def _rules(
+    columns: Mapping[ColumnKind, torch.Tensor], vocab_size: int, temperatures: Sequence[float]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield each rule and where it is broken, bool [P]; the cheap and telling ones first."""
+    ids, stored = columns[ColumnKind.TOPK_IDS], columns[ColumnKind.TOPK_LOGPROBS]
+    tails, values = columns[ColumnKind.LOG_TAIL], stored.float()
+    tolerance = normalisation_tolerance(stored, tails[:, 0])
+    yield (
+        f"an id outside the vocabulary of {vocab_size}",
+        (ids.amax(1) >= vocab_size) | (ids.amin(1) < -1),
+    )
+    # NaN fails every comparison, so each rule says what must hold.
+    yield "a log-probability that is NaN or above 0", ~(values.amax(1) <= tolerance)
+    yield "a log_tail that is NaN or above 0", ~(tails.amax(1) <= tolerance)
+    absent = ids < 0
+    yield (
+        "an id without a log-probability, or a log-probability without an id",
+        (absent != (values == -torch.inf)).any(1),
+    )
+    # An absent entry is -inf, and so by this rule stands behind all the others.
+    falls = (values[:, 1:] <= values[:, :-1]).all(1)
+    yield "log-probabilities that are not in falling order", ~falls
+    for column, temperature in enumerate(temperatures):
+        yield from _sums_to_one(columns, column, temperature, tolerance)
+    ordered = ids.sort(1).values
+    twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
+    yield "an id that stands there twice", twice.any(1)
+    actual = columns.get(ColumnKind.ACTUAL_LOGPROB)
+    if actual is not None:
+        yield "an actual_logprob that is NaN or above 0", ~(actual <= tolerance)
+
+
+def _sums_to_one(
+    columns: Mapping[ColumnKind, torch.Tensor],
+    column: int,
+    temperature: float,
+    tolerance: torch.Tensor,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    stored, tails = columns[ColumnKind.TOPK_LOGPROBS], columns[ColumnKind.LOG_TAIL]
+    normalisers = columns.get(ColumnKind.LOGSUMEXP)
+    values = stored
+    if normalisers is not None:
+        yield "a logsumexp that is not finite", ~normalisers[:, column].isfinite()
+        if column > 0:
+            at_1, at_tau = normalisers[:, 0], normalisers[:, column]
+            values = retemper(stored, at_1, at_tau, temperature)
+    elif column > 0:
+        return
+    total = log_total(values, tails[:, column]).abs()
+    yield (
+        f"entries and tail that do not sum to one at temperature {temperature:g}",
+        ~(total <= tolerance * max(1.0, 1.0 / temperature)),
+    )
+
+
+def _fault(rule: str, place: int, count: int, offsets: torch.Tensor) -> PayloadInvalidError:
+    # The last row that starts at or before the place; rows without positions are stepped over.
+    row = int(torch.searchsorted(offsets, place, right=True)) - 1
+    position = place - int(offsets[row])
+    return PayloadInvalidError(
+        f"row {row}, position {position}: {rule} ({count} such positions of {int(offsets[-1])}); "
+        "the payload is damaged or its teacher is at fault",
+        facts={"row": row, "position": position, "faulty_positions": count},
+    )

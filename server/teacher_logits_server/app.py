@@ -1,0 +1,168 @@
+"""A server in a process of its own, obeying signals, or in a thread of yours.
+
+first SIGTERM or SIGINT     drain: no new work, leases run out within --drain-grace; stop
+a second one                stop at once
+one while the teacher loads stop at once
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+from teacher_logits_server import logs
+from teacher_logits_server.engines import find_engine
+from teacher_logits_server.readiness import Readiness, announce, retract
+from teacher_logits_server.server import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from teacher_logits_server.config import ServerConfig
+    from teacher_logits_server.engines import Engine
+
+T = TypeVar("T")
+
+EXIT_DRAINED = 0
+EXIT_LEASES_OUT = 3
+EXIT_BY_SIGNAL = 128
+"""Plus the signal's number: 130 for SIGINT, 143 for SIGTERM."""
+LAST_WORK_SECONDS = 2.0
+"""How long a forced stop waits for what the teacher is computing."""
+
+_log = logging.getLogger(__name__)
+
+
+def serve(config: ServerConfig) -> int:
+    """Serve until a signal comes, and return the process's exit code.
+
+    0: all leases came back; 3: the drain ran out of time with leases still out; 128 and the
+    signal's number: stopped at once. Configures the log; call it from the main thread.
+
+    Raises:
+        TeacherLogitsError: it did not come up.
+    """
+    handler = logs.configure(format=config.log_format, level=config.log_level)
+    try:
+        return asyncio.run(_serve(config))
+    finally:
+        logs.unconfigure(handler)
+
+
+async def _serve(config: ServerConfig) -> int:
+    signals = _Signals()
+    retract(config)
+    server = Server(config, lambda: find_engine(config.engine)(config))
+    starting = asyncio.create_task(server.start())
+    if not await signals.spare(starting):
+        starting.cancel()
+        await asyncio.wait([starting])
+        return EXIT_BY_SIGNAL + signals.last
+    try:
+        announce(starting.result(), config)
+        await signals.wait()
+        draining = asyncio.create_task(server.drain())
+        if not await signals.spare(draining):
+            draining.cancel()
+            await _stop_at_once(server)
+            return EXIT_BY_SIGNAL + signals.last
+        code = EXIT_DRAINED if draining.result() else EXIT_LEASES_OUT
+        if not await signals.spare(stopping := asyncio.create_task(server.stop())):
+            await asyncio.wait([stopping], timeout=LAST_WORK_SECONDS)
+            return EXIT_BY_SIGNAL + signals.last
+        stopping.result()
+        return code
+    finally:
+        await _stop_at_once(server)
+        retract(config)
+
+
+async def _stop_at_once(server: Server) -> None:
+    """Stop without waiting for calls, nor long for the teacher."""
+    await asyncio.wait(
+        [asyncio.create_task(server.stop(grace_seconds=0))], timeout=LAST_WORK_SECONDS
+    )
+
+
+class _Signals:
+    """SIGTERM and SIGINT, as something to wait for."""
+
+    def __init__(self) -> None:
+        self.last = 0
+        self._came = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    async def wait(self) -> None:
+        """Wait for the next one."""
+        await self._came.wait()
+        self._came.clear()
+
+    async def spare(self, work: asyncio.Task[T]) -> bool:
+        """Wait for ``work`` to be done; return False where a signal came before."""
+        came = asyncio.create_task(self.wait())
+        both: list[asyncio.Task[T] | asyncio.Task[None]] = [work, came]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            came.cancel()
+            return True
+        return False
+
+    def _on_signal(self, number: int) -> None:
+        self.last = number
+        self._came.set()
+        _log.info("signal", extra={"facts": {"signal": signal.Signals(number).name}})
+
+
+class EmbeddedServer:
+    """A server in a thread of this process, as ``serve_in_thread`` hands it out."""
+
+    def __init__(self, readiness: Readiness) -> None:
+        self.readiness = readiness
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return self.readiness.address
+
+
+@contextmanager
+def serve_in_thread(config: ServerConfig, engine: Engine) -> Iterator[EmbeddedServer]:
+    """Run a server in a thread of this process, whose clients may then read ``local``.
+
+    Yields once it is ready. Leaving stops it without draining, and returns when its threads,
+    sockets and memory are given back. The log is left as it is.
+
+    Raises:
+        TeacherLogitsError: it did not come up.
+    """
+    ready: Future[Readiness] = Future()
+    loop_of: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    async def run() -> None:
+        enough = asyncio.Event()
+        loop_of.append((asyncio.get_running_loop(), enough))
+        server = Server(config, lambda: engine)
+        try:
+            ready.set_result(await server.start())
+        except BaseException as error:
+            ready.set_exception(error)
+            return
+        await enough.wait()
+        await server.stop()
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()), name="teacher-logits-server")
+    thread.start()
+    try:
+        yield EmbeddedServer(ready.result())
+    finally:
+        if loop_of and not ready.exception():
+            loop, enough = loop_of[0]
+            loop.call_soon_threadsafe(enough.set)
+        thread.join()

@@ -1,0 +1,196 @@
+"""Batching: which rows of which requests run through the teacher together, and in what order.
+
+Pure: no lock, no clock, no tensors. A request is known by a ticket, a number of the caller's.
+
+    add --> waits --take--> some or all of its rows are in a pass --take--> ... --> drop
+              ^  |
+    room_freed|  |park: no room for its payload now
+              parked
+
+First come, first served. A pass has at most ``max_batch_tokens`` tokens, padding counted (rows
+times the longest), or a single longer row. Rows of a request run in their order, over several
+passes where they are many. Nobody starves: a request that waits for room lets 16 later ones
+have room before it, and then nobody. Refuses a request more than ``max_waiting_requests``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from teacher_logits.errors import PoolFullError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAX_OVERTAKINGS = 16
+"""Later requests that may have room before one that waits for it."""
+RETRY_AFTER = timedelta(seconds=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Rows of one request that run in one pass."""
+
+    ticket: int
+    first_row: int
+    row_count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Late:
+    """A request past its deadline, and what it was doing."""
+
+    ticket: int
+    waited_for_room: bool
+
+
+@dataclass(kw_only=True)
+class _Request:
+    row_tokens: Sequence[int]
+    deadline: float
+    tokens_left: int
+    next_row: int = 0
+    seated: bool = False
+    parked: bool = False
+    overtaken: int = 0
+
+    @property
+    def waits(self) -> bool:
+        return self.next_row < len(self.row_tokens)
+
+
+class Batching:
+    """The requests of one engine, from ``add`` to ``drop``.
+
+    Args:
+        max_batch_tokens: most tokens of a pass, padding included.
+        max_waiting_requests: most requests with rows that wait.
+    """
+
+    def __init__(self, *, max_batch_tokens: int, max_waiting_requests: int) -> None:
+        self._max_batch_tokens = max_batch_tokens
+        self._max_waiting_requests = max_waiting_requests
+        self._requests: dict[int, _Request] = {}
+        self._freed_count = 0
+
+    @property
+    def waiting_requests(self) -> int:
+        """Requests with rows that wait."""
+        return sum(request.waits for request in self._requests.values())
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens of the rows that wait."""
+        return sum(request.tokens_left for request in self._requests.values())
+
+    @property
+    def running_requests(self) -> int:
+        """Requests of which all rows were taken."""
+        return len(self._requests) - self.waiting_requests
+
+    @property
+    def freed_count(self) -> int:
+        """How often room came free. ``park`` takes the count from before room was asked for."""
+        return self._freed_count
+
+    @property
+    def next_deadline(self) -> float | None:
+        """The earliest deadline; None without requests."""
+        return min((request.deadline for request in self._requests.values()), default=None)
+
+    def check_room(self) -> None:
+        """Refuse another request where as many wait as may.
+
+        Raises:
+            PoolFullError: with both numbers.
+        """
+        waiting = self.waiting_requests
+        if waiting < self._max_waiting_requests:
+            return
+        raise PoolFullError(
+            f"{waiting} requests wait for the teacher, and no more may: send fewer and larger "
+            "ones, come back later, or raise --max-waiting-requests on the server",
+            facts={"waiting_requests": waiting, "limit": self._max_waiting_requests},
+            retry_after=RETRY_AFTER,
+        )
+
+    def add(self, ticket: int, row_tokens: Sequence[int], *, deadline: float) -> None:
+        """Take a request in; ``row_tokens`` is what each of its rows costs the engine.
+
+        Tickets rise. A row of no tokens runs beside others for nothing.
+
+        Raises:
+            PoolFullError: too many wait already.
+        """
+        self.check_room()
+        self._requests[ticket] = _Request(
+            row_tokens=row_tokens, deadline=deadline, tokens_left=sum(row_tokens)
+        )
+
+    def drop(self, ticket: int) -> None:
+        """Forget a request that is done, failed or cancelled. One not known is fine."""
+        self._requests.pop(ticket, None)
+
+    def expire(self, now: float) -> list[Late]:
+        """Forget the requests whose deadline has come, running ones too, and return them."""
+        late = [
+            Late(ticket=ticket, waited_for_room=request.parked)
+            for ticket, request in self._requests.items()
+            if request.deadline <= now
+        ]
+        for each in late:
+            self.drop(each.ticket)
+        return late
+
+    def seat(self, ticket: int) -> None:
+        """Note that a request has room for its payload."""
+        for other, request in self._requests.items():
+            if other == ticket:
+                request.seated = True
+                return
+            if request.parked:
+                request.overtaken += 1
+
+    def park(self, ticket: int, *, freed_count: int) -> None:
+        """Put a request's rows back, since there is no room for its payload.
+
+        It waits for ``room_freed``, unless room came free since ``freed_count``.
+        """
+        request = self._requests.get(ticket)
+        if request is not None:
+            request.next_row = 0
+            request.tokens_left = sum(request.row_tokens)
+            request.parked = freed_count == self._freed_count
+
+    def room_freed(self) -> None:
+        """Let the parked requests try again, in the order in which they came."""
+        self._freed_count += 1
+        for request in self._requests.values():
+            request.parked = False
+
+    def take(self) -> list[Piece]:
+        """Take the rows of the next pass; empty where nothing can run now."""
+        pieces: list[Piece] = []
+        rows = longest = 0
+        nobody_passes = False
+        for ticket, request in self._requests.items():
+            nobody_passes |= request.parked and request.overtaken >= MAX_OVERTAKINGS
+            if request.parked or not request.waits or (nobody_passes and not request.seated):
+                continue
+            first = request.next_row
+            for tokens in request.row_tokens[first:]:
+                wider = max(longest, tokens)
+                if rows and tokens and (rows + 1) * wider > self._max_batch_tokens:
+                    break
+                rows, longest = rows + bool(tokens), wider
+                request.next_row += 1
+                request.tokens_left -= tokens
+            if request.next_row > first:
+                pieces.append(
+                    Piece(ticket=ticket, first_row=first, row_count=request.next_row - first)
+                )
+            if request.waits:
+                break
+        return pieces

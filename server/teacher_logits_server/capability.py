@@ -1,0 +1,260 @@
+"""What a student asks of a teacher's scores, and whether the teacher can give it.
+
+Pure. The rules of admission about vocabulary, capability and provenance, in this order:
+
+    tokenizer_mismatch        both gave a tokenizer fingerprint, and they differ
+    vocab_mismatch            sizes differ under the policy ``strict``
+    top_k_too_large           more entries than the teacher gives, or than ids take part
+    temperature_unavailable   no finite number above 0, more than 4 besides 1, or not on offer
+    column_unavailable        a column, or a value type, that the teacher does not write
+    protocol_version          the two sides speak different versions
+    engine_mismatch           an engine was insisted on, and the teacher has another
+    arithmetic_type_mismatch  the same of the arithmetic
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from teacher_logits.errors import PayloadInvalidError, Violation
+from teacher_logits.grid import is_size
+from teacher_logits.layout import COLUMN_RULES, ColumnKind
+from teacher_logits.payload import MAX_TEMPERATURES
+from teacher_logits.profiles import PROTOCOL_VERSION, VocabularyPolicy
+from teacher_logits.terms import Check, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from teacher_logits.errors import Fact
+    from teacher_logits.payload import Payload
+    from teacher_logits.profiles import StudentProfile, TeacherProfile
+
+
+def common_vocabulary(student: StudentProfile, teacher: TeacherProfile) -> int:
+    """Return how many columns of the vocabulary take part: no id that either side lacks."""
+    if is_size(student.vocabulary_size):
+        return min(student.vocabulary_size, teacher.vocabulary_size)
+    return teacher.vocabulary_size
+
+
+def check_vocabulary(student: StudentProfile, teacher: TeacherProfile) -> list[Violation]:
+    """Return the rules that the two vocabularies break. What was not given breaks none."""
+    violations = []
+    mine, theirs = student.tokenizer_fingerprint[:64], teacher.tokenizer_fingerprint[:64]
+    if mine and theirs and mine != theirs:
+        violations.append(
+            Violation(
+                rule="tokenizer_mismatch",
+                message=f"the student's tokenizer is {mine}, the teacher's {theirs}: the same id "
+                "may be another token; train with the teacher's tokenizer",
+                facts={"student_fingerprint": mine, "teacher_fingerprint": theirs},
+            )
+        )
+    size, policy = student.vocabulary_size, student.vocabulary_policy
+    if policy is VocabularyPolicy.TRUNCATE or size in (0, teacher.vocabulary_size):
+        return violations
+    if not is_size(size):
+        return violations  # not_positive has named it
+    violations.append(
+        Violation(
+            rule="vocab_mismatch",
+            message=f"the student has {size} ids, the teacher {teacher.vocabulary_size} (its "
+            f"head {teacher.head_rows} rows); if it is one tokenizer and a head is padded, use "
+            "vocabulary policy 'truncate': ids beyond the smaller size are masked",
+            facts={
+                "student_vocabulary_size": size,
+                "teacher_vocabulary_size": teacher.vocabulary_size,
+                "teacher_head_rows": teacher.head_rows,
+            },
+        )
+    )
+    return violations
+
+
+def check_capability(
+    student: StudentProfile, teacher: TeacherProfile, *, protocol_version: int
+) -> list[Violation]:
+    """Return what the student asks for and the teacher cannot give."""
+    return [
+        *_check_top_k(student, teacher),
+        *_check_temperatures(student, teacher),
+        *_check_columns(student, teacher),
+        *_check_protocol(protocol_version),
+    ]
+
+
+def check_provenance(student: StudentProfile, teacher: TeacherProfile) -> list[Violation]:
+    """Return where the teacher's scores come from elsewhere than the student insists on."""
+    violations = []
+    for name, wanted, has in (
+        ("engine", student.engine, teacher.engine),
+        ("arithmetic_type", student.arithmetic_type, teacher.arithmetic_type),
+    ):
+        if wanted and wanted != has:
+            violations.append(
+                Violation(
+                    rule=f"{name}_mismatch",
+                    message=f"the student insists on {name} {wanted[:64]!r}, and the teacher has "
+                    f"{has!r}; drop the wish, or use another teacher",
+                    facts={f"student_{name}": wanted[:64], f"teacher_{name}": has},
+                )
+            )
+    return violations
+
+
+def check_payload_suits(student: StudentProfile, payload: Payload, *, vocabulary_size: int) -> None:
+    """Refuse a payload that was made for another session and lacks what this one settled.
+
+    Raises:
+        PayloadInvalidError: it has fewer entries a position, ids beyond this session's
+            vocabulary, or not all of its temperatures.
+    """
+    lacking = [t for t in student.all_temperatures if t not in payload.temperatures]
+    for wrong, what, asked, has in (
+        (payload.top_k < student.top_k, "top_k", student.top_k, payload.top_k),
+        (
+            payload.vocabulary_size > vocabulary_size,
+            "vocabulary_size",
+            vocabulary_size,
+            payload.vocabulary_size,
+        ),
+        (lacking, "temperatures", _listed(student.all_temperatures), _listed(payload.temperatures)),
+    ):
+        if wrong:
+            raise PayloadInvalidError(
+                f"payload {payload.payload_id} was made for another session: its {what} is {has}, "
+                f"this session's {asked}; open both sessions with the same wishes",
+                facts={f"payload_{what}": has, f"session_{what}": asked},
+            )
+
+
+def describe_scores(student: StudentProfile, teacher: TeacherProfile) -> tuple[Check, ...]:
+    """Return the checks of tokenizer, vocabulary and provenance of an admitted student."""
+    return (
+        _tokenizer_check(student, teacher),
+        _vocabulary_check(student, teacher),
+        _provenance_check(student, teacher),
+    )
+
+
+def _check_top_k(student: StudentProfile, teacher: TeacherProfile) -> list[Violation]:
+    vocabulary_size = common_vocabulary(student, teacher)
+    if not is_size(student.top_k) or student.top_k <= min(teacher.top_k, vocabulary_size):
+        return []
+    return [
+        Violation(
+            rule="top_k_too_large",
+            message=f"top_k is {student.top_k}; the teacher gives at most {teacher.top_k} entries "
+            f"a position, and {vocabulary_size} ids take part; ask for fewer, or raise --top-k on "
+            "the server",
+            facts={
+                "top_k": student.top_k,
+                "teacher_top_k": teacher.top_k,
+                "vocabulary_size": vocabulary_size,
+            },
+        )
+    ]
+
+
+def _check_temperatures(student: StudentProfile, teacher: TeacherProfile) -> list[Violation]:
+    asked, offered = student.all_temperatures, teacher.temperatures
+    bad = [t for t in asked if not (math.isfinite(t) and t > 0)]
+    missing = [t for t in asked if offered and t not in (1.0, *offered)]
+    if bad:
+        why = f"{_listed(bad)} cannot be a temperature; give finite numbers above 0"
+    elif missing:
+        why = f"the teacher has no temperature {_listed(missing)}; it has {_listed(offered)}"
+    elif len(asked) > MAX_TEMPERATURES:
+        why = (
+            f"{len(asked) - 1} temperatures besides 1; ask for at most {MAX_TEMPERATURES - 1} "
+            "in one session"
+        )
+    else:
+        return []
+    facts: dict[str, Fact] = {
+        "temperatures": _listed(asked[1:]),
+        "teacher_temperatures": _listed(offered) or "any",
+        "temperature_count": len(asked) - 1,
+        "most_temperatures": MAX_TEMPERATURES - 1,
+    }
+    return [Violation(rule="temperature_unavailable", message=why, facts=facts)]
+
+
+def _check_columns(student: StudentProfile, teacher: TeacherProfile) -> list[Violation]:
+    violations = []
+    missing = [c.value for c in student.columns if c not in teacher.columns]
+    if missing:
+        has = ", ".join(c.value for c in teacher.columns)
+        violations.append(
+            Violation(
+                rule="column_unavailable",
+                message=f"the teacher has no {', '.join(missing)}; it has {has}",
+                facts={"missing": ", ".join(missing), "columns": has},
+            )
+        )
+    types, _ = COLUMN_RULES[ColumnKind.TOPK_LOGPROBS]
+    if student.value_type not in types:
+        may_be = ", ".join(sorted(t.value for t in types))
+        violations.append(
+            Violation(
+                rule="column_unavailable",
+                message=f"topk_logprobs cannot be {student.value_type.value}; use {may_be}",
+                facts={"value_type": student.value_type.value, "value_types": may_be},
+            )
+        )
+    return violations
+
+
+def _check_protocol(version: int) -> list[Violation]:
+    if version == PROTOCOL_VERSION:
+        return []
+    return [
+        Violation(
+            rule="protocol_version",
+            message=f"the client speaks protocol version {version}, the server "
+            f"{PROTOCOL_VERSION}; use the same release on both sides",
+            facts={"client_version": version, "server_version": PROTOCOL_VERSION},
+        )
+    ]
+
+
+def _tokenizer_check(student: StudentProfile, teacher: TeacherProfile) -> Check:
+    silent = [
+        side
+        for side, given in (
+            ("student", student.tokenizer_fingerprint),
+            ("teacher", teacher.tokenizer_fingerprint),
+        )
+        if not given
+    ]
+    if silent:
+        detail = f"no tokenizer fingerprint from the {' and the '.join(silent)}"
+        return Check(name="tokenizer", verdict=Verdict.UNCHECKED, detail=detail)
+    detail = f"both have tokenizer {teacher.tokenizer_fingerprint[:64]}"
+    return Check(name="tokenizer", verdict=Verdict.PASSED, detail=detail)
+
+
+def _vocabulary_check(student: StudentProfile, teacher: TeacherProfile) -> Check:
+    mine, theirs = student.vocabulary_size, teacher.vocabulary_size
+    if mine == 0:
+        detail = f"the student gave no vocabulary size; the teacher has {theirs} ids"
+        return Check(name="vocabulary", verdict=Verdict.UNCHECKED, detail=detail)
+    detail = (
+        f"{common_vocabulary(student, teacher)} ids take part, of the student's {mine} and the "
+        f"teacher's {theirs}"
+    )
+    return Check(name="vocabulary", verdict=Verdict.PASSED, detail=detail)
+
+
+def _provenance_check(student: StudentProfile, teacher: TeacherProfile) -> Check:
+    detail = f"engine {teacher.engine!r}, arithmetic {teacher.arithmetic_type!r}"
+    if student.engine or student.arithmetic_type:
+        return Check(name="provenance", verdict=Verdict.PASSED, detail=detail)
+    detail += "; the student insists on none"
+    return Check(name="provenance", verdict=Verdict.UNCHECKED, detail=detail)
+
+
+def _listed(numbers: Iterable[float]) -> str:
+    return ", ".join(f"{number:g}" for number in numbers)

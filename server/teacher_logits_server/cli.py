@@ -1,0 +1,172 @@
+"""The command ``teacher-logits serve``: settings from a YAML file and flags; flags win.
+
+Both come from the one definition in ``settings``. A key that is no setting, a value that
+cannot be read and a setting that makes no sense are refused by name, with exit code 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import yaml
+
+from teacher_logits.errors import ConfigError
+from teacher_logits_server import readers
+from teacher_logits_server.config import ServerConfig
+from teacher_logits_server.settings import GROUPS, Setting, settings_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_DESCRIPTION = """\
+Serve a teacher's logits to the students that learn from it: over shared memory where they
+run on this machine, as a stream where they do not.
+
+  teacher-logits serve --model ./SmolLM2-135M
+  teacher-logits serve --model ./model.gguf --listen 127.0.0.1:5555 --pool-size 4GiB
+  teacher-logits serve --config server.yaml --log-format json"""
+
+_EPILOG = """\
+A YAML file holds the same settings under their flags' names (pool_size: 4GiB); lists for
+those that may be given several times. Flags win over the file.
+
+SIGTERM or Ctrl-C drains: health says NOT_SERVING, no new work, leases run out within
+--drain-grace; a second one stops at once. Exit codes: 0 drained, 1 failed, 2 settings that
+cannot be served with, 3 stopped with leases still out, 130 or 143 stopped at once."""
+
+
+def serve(argv: Sequence[str]) -> int:
+    """Run the command and return its exit code.
+
+    Raises:
+        TeacherLogitsError: the server did not come up; of a ``ConfigError`` the flag is named.
+    """
+    config = read_config(argv)
+    from teacher_logits_server import app  # torch and grpc: not for `--help`
+
+    return app.serve(config)
+
+
+def read_config(argv: Sequence[str]) -> ServerConfig:
+    """Return the config of a command line and the file that it names.
+
+    Raises:
+        ConfigError: naming the flag or the key.
+        SystemExit: the arguments are no flags of ours, or ask for help.
+    """
+    flags = vars(_parser().parse_args(argv))
+    path = flags.pop("config", None)
+    values = {**_from_file(path), **_from_flags(flags)} if path else _from_flags(flags)
+    # Every value was made by the reader of its own field.
+    return ServerConfig(**values)  # type: ignore[arg-type]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="teacher-logits serve",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        # Left out means left out: only then can a file have its say.
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", metavar="FILE", help="YAML file of settings")
+    for group in GROUPS:
+        section = parser.add_argument_group(group.__doc__)
+        for _, default, setting in settings_of(group):
+            _add_flag(section, setting, default)
+    return parser
+
+
+def _add_flag(section: argparse._ArgumentGroup, setting: Setting, default: object) -> None:
+    help_text = (setting.help + _default_text(setting, default)).replace("%", "%%")
+    if isinstance(default, bool):
+        section.add_argument(setting.flag, action="store_const", const="true", help=help_text)
+    else:
+        section.add_argument(
+            setting.flag,
+            metavar=setting.reader.metavar,
+            action="append" if setting.repeated else "store",
+            help=help_text,
+        )
+
+
+def _default_text(setting: Setting, default: object) -> str:
+    """Say what is meant where a setting is left out, unless its help does."""
+    if default is None or default is False or default in ("", ()):
+        return ""
+    shown = str(default)
+    if isinstance(default, timedelta):
+        shown = readers.span_text(default)
+    elif isinstance(default, tuple):
+        shown = readers.transports_text(default)
+    elif setting.reader is readers.SIZE and isinstance(default, int):
+        shown = readers.size_text(default)
+    return f" (default: {shown})"
+
+
+def _from_flags(flags: Mapping[str, object]) -> dict[str, object]:
+    given = {}
+    for name, _, setting in settings_of(ServerConfig):
+        if setting.key in flags:
+            given[name] = _read(setting, flags[setting.key], where=setting.flag)
+    return given
+
+
+def _from_file(path: str) -> dict[str, object]:
+    """Read a YAML file, refusing whatever is no setting."""
+    document = _load(path)
+    by_key = {setting.key: (name, setting) for name, _, setting in settings_of(ServerConfig)}
+    unknown = [str(key) for key in document if key not in by_key]
+    if unknown:
+        raise ConfigError(
+            f"--config {path}: {', '.join(unknown)} is no setting; the settings are "
+            f"{', '.join(by_key)}",
+            facts={"flag": "--config", "path": path, "unknown": ", ".join(unknown)},
+        )
+    values = {}
+    for key, value in document.items():
+        name, setting = by_key[str(key)]
+        values[name] = _read(setting, value, where=f"--config {path}: {key}")
+    return values
+
+
+def _load(path: str) -> dict[object, object]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            document = yaml.safe_load(file)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(
+            f"--config {path} cannot be read: {error}", facts={"flag": "--config", "path": path}
+        ) from error
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise ConfigError(
+            f"--config {path}: a mapping of settings is expected, such as `pool_size: 4GiB`",
+            facts={"flag": "--config", "path": path},
+        )
+    return document
+
+
+def _read(setting: Setting, value: object, *, where: str) -> object:
+    if setting.repeated:
+        each = value if isinstance(value, list) else [value]
+        return tuple(_read_one(setting, one, where=where) for one in each)
+    return _read_one(setting, value, where=where)
+
+
+def _read_one(setting: Setting, value: object, *, where: str) -> object:
+    if not isinstance(value, str | int | float):
+        raise ConfigError(
+            f"{where}: {value!r} is no value for {setting.flag}", facts={"flag": setting.flag}
+        )
+    try:
+        return setting.reader.parse(str(value))
+    except ValueError as error:
+        raise ConfigError(
+            f"{where} {value}: {error}", facts={"flag": setting.flag, "value": str(value)}
+        ) from None

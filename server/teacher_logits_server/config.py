@@ -1,0 +1,194 @@
+"""What a server was told: all settings together, checked, and the defaults of the machine.
+
+A config refuses nonsense when it is made, with a ``ConfigError`` that names the flag. The
+environment is read here alone, and by ``default_address`` alone.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from teacher_logits.errors import ConfigError, RequestInvalidError
+from teacher_logits.grid import check_batch_grid, check_sizes
+from teacher_logits.keys import check_name
+from teacher_logits.locality import model_sizes
+from teacher_logits_server.addresses import (
+    UNIX,
+    Address,
+    check_path,
+    check_reach,
+    parse_address,
+)
+from teacher_logits_server.settings import (
+    KIB,
+    MIB,
+    LimitSettings,
+    ListenSettings,
+    MemorySettings,
+    OutputSettings,
+    Setting,
+    TeacherSettings,
+    TimeSettings,
+    settings_of,
+)
+
+if TYPE_CHECKING:
+    from teacher_logits.grid import BatchGrid
+    from teacher_logits.locality import ModelGrid
+
+SOCKET_NAME = "teacher.sock"
+MAX_SPAN = timedelta(days=7)
+MAX_REQUEST_TOKENS = 16 * MIB
+MIN_POOL_BYTES = 4 * KIB
+MIN_CHUNK_BYTES = 4 * KIB
+MAX_CHUNK_BYTES = 4 * MIB - KIB
+"""A chunk and its header stay below the 4 MiB that a gRPC client takes when told nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig(
+    OutputSettings, TimeSettings, LimitSettings, MemorySettings, TeacherSettings, ListenSettings
+):
+    """Settings of one server. Sizes are bytes, spans ``timedelta``; ``None`` is "not said"."""
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense.
+
+        Raises:
+            ConfigError: naming the flag, its value and the rule.
+        """
+        _check_listen(self)
+        _check_teacher(self)
+        _check_numbers(self)
+        _check_times(self)
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """Where it was told to listen; empty where the default address is meant."""
+        return tuple(parse_address(text, flag="--listen") for text in self.listen)
+
+
+def flag_of(name: str) -> str:
+    """Return the flag of a field of ``ServerConfig``, for messages."""
+    return _SETTINGS[name].flag
+
+
+def default_address() -> str:
+    """Return the Unix socket that a server listens on when told nothing.
+
+    In the user's runtime folder; without one, in /run if that may be written; else in a
+    folder of this user's own below the system's temporary folder.
+    """
+    return f"{UNIX}{os.path.join(runtime_folder(), SOCKET_NAME)}"
+
+
+def runtime_folder() -> str:
+    """Return the folder that holds this user's sockets. It need not exist yet."""
+    user_folder = os.environ.get("XDG_RUNTIME_DIR", "")
+    if os.path.isabs(user_folder) and os.path.isdir(user_folder):
+        return os.path.join(user_folder, "teacher-logits")
+    if os.access("/run/teacher-logits", os.W_OK) or os.access("/run", os.W_OK):
+        return "/run/teacher-logits"
+    return os.path.join(tempfile.gettempdir(), f"teacher-logits-{os.geteuid()}")
+
+
+def _refuse(name: str, value: object, rule: str) -> ConfigError:
+    flag = flag_of(name)
+    shown = value if isinstance(value, int | float | str) else str(value)
+    return ConfigError(f"{flag} {shown}: {rule}", facts={"flag": flag, "value": shown})
+
+
+def _check_listen(config: ServerConfig) -> None:
+    seen: set[Address] = set()
+    for address in config.addresses:
+        check_reach(address, insecure=config.insecure)
+        if address in seen and (address.is_unix or address.port):
+            raise _refuse("listen", str(address), "is given twice")
+        seen.add(address)
+    if config.broker:
+        check_path(config.broker, flag=flag_of("broker"))
+        if Address(path=config.broker) in seen:
+            raise _refuse("broker", config.broker, "is an address of --listen too; choose another")
+    for uid in config.allow_uids:
+        if uid < 0:
+            raise _refuse("allow_uids", uid, "user ids start at 0")
+    if len(set(config.transports)) != len(config.transports) or not config.transports:
+        names = ",".join(transport.value for transport in config.transports)
+        raise _refuse("transports", names, "name at least one, and none twice")
+
+
+def _check_teacher(config: ServerConfig) -> None:
+    try:
+        check_name(config.teacher_id, what="id")
+    except RequestInvalidError as error:
+        raise _refuse("teacher_id", config.teacher_id, error.message) from None
+    if not config.engine:
+        raise _refuse("engine", "''", "name an engine, or module:function")
+    if config.batch_grid is not None:
+        grid = config.batch_grid
+        violations = check_batch_grid(
+            global_batch_size=grid.global_batch_size, student=grid, teacher=grid
+        )
+        if violations:
+            raise _refuse("batch_grid", _sizes(grid), violations[0].message)
+    if config.model_grid is not None:
+        too_small = check_sizes(model_sizes(config.model_grid, side="teacher"))
+        if too_small:
+            raise _refuse("model_grid", _sizes(config.model_grid), too_small[0].message)
+
+
+def _check_numbers(config: ServerConfig) -> None:
+    least = {
+        "top_k": 1,
+        "pool_size_bytes": MIN_POOL_BYTES,
+        "slab_size_bytes": MIN_POOL_BYTES,
+        "chunk_bytes": MIN_CHUNK_BYTES,
+        "max_sessions": 1,
+        "max_request_tokens": 1,
+        "max_batch_tokens": 1,
+        "max_waiting_requests": 1,
+        "threads": 1,
+        "ready_fd": 0,
+    }
+    for name, floor in least.items():
+        value = getattr(config, name)
+        if value is not None and value < floor:
+            raise _refuse(name, value, f"must be at least {floor}")
+    if config.max_request_tokens > MAX_REQUEST_TOKENS:
+        rule = f"must be at most {MAX_REQUEST_TOKENS}, since one request is one gRPC message"
+        raise _refuse("max_request_tokens", config.max_request_tokens, rule)
+    if config.chunk_bytes > MAX_CHUNK_BYTES:
+        rule = (
+            f"must be at most {MAX_CHUNK_BYTES}, or a gRPC client that raises no limit cannot "
+            "read the stream"
+        )
+        raise _refuse("chunk_bytes", config.chunk_bytes, rule)
+
+
+def _check_times(config: ServerConfig) -> None:
+    for name, _, _ in settings_of(TimeSettings):
+        value: timedelta = getattr(config, name)
+        if value < timedelta(0) or (not value and name != "drain_grace"):
+            raise _refuse(name, f"{value.total_seconds():g}s", "must be longer than nothing")
+        if value > MAX_SPAN:
+            rule = f"must be at most {MAX_SPAN.days} days"
+            raise _refuse(name, f"{value.total_seconds():g}s", rule)
+    if config.renew_interval * 2 > config.session_ttl:
+        ttl = config.session_ttl.total_seconds()
+        rule = (
+            f"must be at most half of {flag_of('session_ttl')} ({ttl:g}s), so that one lost "
+            "renewal ends no session"
+        )
+        raise _refuse("renew_interval", f"{config.renew_interval.total_seconds():g}s", rule)
+
+
+def _sizes(grid: BatchGrid | ModelGrid) -> str:
+    """The sizes of a grid as its flag takes them."""
+    return ",".join(str(getattr(grid, each.name)) for each in fields(grid)[:4])
+
+
+_SETTINGS: dict[str, Setting] = {name: each for name, _, each in settings_of(ServerConfig)}

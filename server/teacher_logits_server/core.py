@@ -1,0 +1,149 @@
+"""The core: everything that stands behind the services, made once the teacher is loaded.
+
+It owns what it makes and gives all of it back in ``stop``: threads, sockets, memory, and
+the server's entry in the table of this process.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING
+
+from teacher_logits import __version__, keys
+from teacher_logits.profiles import NodeHints, TeacherProfile
+from teacher_logits.transport import Transport
+from teacher_logits_server.broker import Broker
+from teacher_logits_server.exporters.local import LocalExporter
+from teacher_logits_server.exporters.shared_memory import SharedMemoryExporter
+from teacher_logits_server.exporters.stream import StreamExporter
+from teacher_logits_server.ledger import Ledger
+from teacher_logits_server.probe import probe_causality
+from teacher_logits_server.scorer import Scorer
+from teacher_logits_server.services.line import LineDesk
+from teacher_logits_server.slabs import ServerSlabs
+
+if TYPE_CHECKING:
+    from teacher_logits.clock import Clock
+    from teacher_logits_server.config import ServerConfig
+    from teacher_logits_server.engines import Engine, EngineProfile
+    from teacher_logits_server.exporters import Exporter
+
+SPARE_LINES = 64
+"""Connections beyond the most sessions, for those that have not said hello yet."""
+
+
+class Core:
+    """Slabs, ledger, scorer, exporters and broker of one server.
+
+    Args:
+        broker_path: where the broker is to listen, claimed already; empty for no broker.
+    """
+
+    def __init__(
+        self, *, config: ServerConfig, engine: Engine, clock: Clock, broker_path: str
+    ) -> None:
+        """Put the parts together and probe the teacher; takes as long as the probe.
+
+        Raises:
+            AlignmentError: the teacher's answer for a position depends on later tokens.
+        """
+        epoch = keys.new_epoch()
+        self.offered = frozenset(config.transports)
+        if not broker_path:
+            self.offered -= {Transport.SHARED_MEMORY}
+        self.slabs = ServerSlabs(epoch=epoch)
+        local = LocalExporter(epoch=epoch, slabs=self.slabs)
+        self.ledger = Ledger(
+            epoch=epoch,
+            limits=config,
+            teacher=describe_teacher(config, engine.profile),
+            clock=clock,
+            slots=self.slabs,
+            offered=self.offered,
+            local_secret=local.secret,
+            extra_checks=(probe_causality(engine),),
+        )
+        self.stream = StreamExporter(
+            ledger=self.ledger, slabs=self.slabs, chunk_bytes=config.chunk_bytes
+        )
+        shared = SharedMemoryExporter(ledger=self.ledger, slabs=self.slabs)
+        self.exporters: list[Exporter] = [
+            each for each in (local, shared, self.stream) if each.transport in self.offered
+        ]
+        self.scorer = Scorer(
+            engine=engine, ledger=self.ledger, slabs=self.slabs, config=config, clock=clock
+        )
+        self.broker: Broker | None = None
+        if broker_path:
+            desk = LineDesk(ledger=self.ledger, exporter=shared, allowed_uids=config.allow_uids)
+            self.broker = Broker(
+                path=broker_path,
+                desk=desk,
+                clock=clock,
+                hello_within=config.opening_ttl,
+                max_lines=config.max_sessions + SPARE_LINES,
+            )
+
+    def start(self) -> None:
+        """Start the threads and take readers.
+
+        Raises:
+            OSError: the broker's socket cannot be made; nothing runs then.
+        """
+        if self.broker is not None:
+            self.broker.start()
+        self.scorer.start()
+        for exporter in self.exporters:
+            exporter.start()
+
+    def hang_up(self) -> None:
+        """Take no more readers, and end the lines of those there are."""
+        for exporter in self.exporters:
+            exporter.stop()
+        if self.broker is not None:
+            self.broker.stop()
+
+    def close(self) -> None:
+        """Give the memory back, once the scorer and all calls have ended."""
+        self.slabs.close()
+
+    def threads(self) -> dict[str, bool]:
+        """Return which threads there are, and whether each lives."""
+        threads = {"scorer": self.scorer.healthy}
+        if self.broker is not None:
+            threads["broker"] = self.broker.is_alive
+        return threads
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether every thread lives."""
+        return all(self.threads().values())
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits, nothing runs, and no lease is out."""
+        queue = self.scorer.queue()
+        return not (queue.waiting_requests or queue.running_requests or self.ledger.lease_count())
+
+
+def describe_teacher(config: ServerConfig, engine: EngineProfile) -> TeacherProfile:
+    """Return the profile of the server's own teacher."""
+    return TeacherProfile(
+        teacher_id=config.teacher_id,
+        revision=engine.revision,
+        vocabulary_size=engine.vocabulary_size,
+        head_rows=engine.head_rows,
+        top_k=min(config.top_k, engine.vocabulary_size),
+        max_row_tokens=engine.max_row_tokens,
+        batch_grid=config.batch_grid,
+        model_grid=config.model_grid,
+        tokenizer_fingerprint=engine.tokenizer_fingerprint,
+        engine=engine.name,
+        arithmetic_type=engine.arithmetic_type,
+        hints=NodeHints(
+            host_name=socket.gethostname(),
+            pid=os.getpid(),
+            versions={"teacher-logits": __version__},
+        ),
+    )

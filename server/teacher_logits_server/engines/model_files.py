@@ -1,0 +1,124 @@
+"""A teacher's files on disk: which weights there are, and which revision they make.
+
+Takes a folder as ``save_pretrained`` writes it (``config.json`` and safetensors, in one file or
+in shards), or a GGUF file. Refuses by name what is not there, and pickled weights: unpickling
+runs whatever code the file brings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from teacher_logits.errors import ConfigError
+
+_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_GGUF_MAGIC = b"GGUF"
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+)
+# A revision looks at this many samples of a weight file, so that a checkpoint of 100 GB has
+# one in milliseconds and the next checkpoint of the same training has another.
+_SAMPLES, _SAMPLE_BYTES = 64, 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFiles:
+    """Where a teacher's files are. ``gguf_file`` is a name in ``folder``, empty for safetensors."""
+
+    folder: Path
+    weights: tuple[Path, ...]
+    gguf_file: str = ""
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether a tokenizer lies beside the weights; a GGUF file has one inside."""
+        return bool(self.gguf_file) or holds_tokenizer(self.folder)
+
+
+def holds_tokenizer(folder: Path) -> bool:
+    """Return whether a folder has the files of a tokenizer."""
+    return any((folder / name).is_file() for name in _TOKENIZER_FILES)
+
+
+def find_model(path: str) -> ModelFiles:
+    """Find a teacher's files.
+
+    Raises:
+        ConfigError: nothing is there, the config or weights are missing, or the weights are
+            pickled.
+    """
+    place = Path(path)
+    if not path or not place.exists():
+        raise _refuse(path, "there is no such folder or file")
+    if place.is_file():
+        with place.open("rb") as file:
+            if file.read(len(_GGUF_MAGIC)) != _GGUF_MAGIC:
+                raise _refuse(path, "this is no GGUF file; give one, or the folder of a model")
+        return ModelFiles(folder=place.parent, weights=(place,), gguf_file=place.name)
+    weights = _safetensors(place)
+    if not weights:
+        raise _refuse(path, _why_no_weights(place))
+    if not (place / "config.json").is_file():
+        raise _refuse(path, "the folder has weights and no config.json, so nobody knows the model")
+    return ModelFiles(folder=place, weights=weights)
+
+
+def revision_of(files: ModelFiles) -> str:
+    """Return 32 hex digits that change with the weights or the config.
+
+    BLAKE2b over ``config.json``, and over name, size and 64 evenly spread samples of 4 KiB of
+    every weight file. It tells checkpoints apart; it is no proof against an attacker.
+    """
+    digest = hashlib.blake2b(digest_size=16, person=b"tls-revision-v1")
+    config = files.folder / "config.json"
+    if not files.gguf_file:
+        digest.update(config.read_bytes())
+    for path in files.weights:
+        size = path.stat().st_size
+        digest.update(f"\0{path.name}\0{size}\0".encode())
+        with path.open("rb") as file:
+            for sample in range(_SAMPLES):
+                file.seek(sample * max(size - _SAMPLE_BYTES, 0) // (_SAMPLES - 1), os.SEEK_SET)
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def _safetensors(folder: Path) -> tuple[Path, ...]:
+    if (folder / _WEIGHTS).is_file():
+        return (folder / _WEIGHTS,)
+    index = folder / _INDEX
+    if not index.is_file():
+        return ()
+    try:
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _refuse(str(folder), f"{_INDEX} cannot be read ({error})") from error
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise _refuse(
+            str(folder), f"{len(missing)} of {len(names)} weight files are missing: {missing[0]}"
+        )
+    return tuple(folder / name for name in names)
+
+
+def _why_no_weights(folder: Path) -> str:
+    if any(folder.glob("*.gguf")):
+        return "no safetensors in the folder; to serve a GGUF file, give the path of the file"
+    if any(folder.glob("*.bin")):
+        return (
+            "no safetensors, only pickled weights, which may run code when they are loaded: save "
+            "the model again with save_pretrained, which writes safetensors"
+        )
+    return "no weights: a teacher needs model.safetensors, or its shards and their index"
+
+
+def _refuse(path: str, why: str) -> ConfigError:
+    return ConfigError(f"--model {path!r}: {why}", facts={"flag": "--model", "value": path})

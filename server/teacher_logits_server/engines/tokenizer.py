@@ -1,0 +1,48 @@
+"""A teacher's tokenizer, of which the server needs two things: its size and its fingerprint.
+
+The server tokenises nothing, students send ids. The fingerprint lets a session find out that
+both sides mean the same token by the same id.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Protocol
+
+from teacher_logits.digest import tokenizer_fingerprint
+
+
+class Tokenizer(Protocol):
+    """What we ask of a tokenizer: one of ``transformers`` will do."""
+
+    def get_vocab(self) -> dict[str, int]:
+        """Return every token with its id, the added ones included."""
+
+    def get_added_vocab(self) -> dict[str, int]:
+        """Return the added and special tokens with their ids."""
+
+
+def fingerprint_of(tokenizer: Tokenizer) -> str:
+    """Return ``digest.tokenizer_fingerprint`` of a tokenizer of ``transformers``.
+
+    The normaliser is the JSON of the fast tokenizer's own, keys sorted and without spaces;
+    empty where it has none, as with slow tokenizers.
+    """
+    return tokenizer_fingerprint(
+        vocabulary=tokenizer.get_vocab(),
+        added_tokens=tokenizer.get_added_vocab(),
+        normalizer=_normalizer(tokenizer),
+    )
+
+
+def id_count(tokenizer: Tokenizer) -> int:
+    """Return one more than the largest id: ``len`` would miss ids behind a gap."""
+    return max(tokenizer.get_vocab().values(), default=-1) + 1
+
+
+def _normalizer(tokenizer: Tokenizer) -> str:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return ""
+    described = json.loads(backend.to_str()).get("normalizer")
+    return json.dumps(described, sort_keys=True, separators=(",", ":")) if described else ""

@@ -1,0 +1,130 @@
+"""The guard around every RPC: parsed, with a deadline, answered with an error of the tree.
+
+    bytes that are no message of the RPC      RequestInvalidError, INVALID_ARGUMENT
+    no deadline (health watches aside)        RequestInvalidError
+    a server whose teacher is not loaded      NotAvailable, with when to try again
+    an error of the tree                      its status, with google.rpc details
+    anything else                             INTERNAL; its text stays in the log
+
+Handlers are coroutines that take parsed messages; streaming ones write to their context.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from typing import TYPE_CHECKING, TypeVar
+
+import grpc
+
+from teacher_logits.errors import NotAvailable, RequestInvalidError, TeacherLogitsError
+from teacher_logits.wire_errors import DETAILS_KEY, to_status
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from typing import TypeAlias
+
+Q = TypeVar("Q")
+R = TypeVar("R")
+
+if TYPE_CHECKING:  # gRPC's classes are generic to type checkers alone
+    Handler: TypeAlias = grpc.RpcMethodHandler[Q, R]
+    Context: TypeAlias = grpc.aio.ServicerContext[Q, R]
+    Behaviour: TypeAlias = Callable[[Q, Context[Q, R]], Awaitable[R]]
+
+HEALTH = "/grpc.health.v1.Health/"
+WITHOUT_DEADLINE = frozenset({f"{HEALTH}Watch"})
+LOADING_RETRY = timedelta(seconds=2)
+
+_log = logging.getLogger(__name__)
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """Guards every RPC of a server.
+
+    Args:
+        is_ready: whether the teacher is loaded; until then health alone is answered.
+    """
+
+    def __init__(self, *, is_ready: Callable[[], bool]) -> None:
+        self._is_ready = is_ready
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler[Q, R] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler[Q, R] | None:
+        """Return the RPC's handler with the guard around it; None where there is no such RPC."""
+        method = handler_call_details.method
+        if not method.startswith(HEALTH) and not self._is_ready():
+            return grpc.unary_unary_rpc_method_handler(_answer_loading)
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.request_streaming:
+            return handler
+        return _guarded(handler, method)
+
+
+def _guarded(handler: Handler[Q, R], method: str) -> Handler[Q, R]:
+    """Take the parsing into the guard: gRPC itself would answer bad bytes with UNKNOWN."""
+    behaviour: Behaviour[Q, R] = handler.unary_unary or handler.unary_stream  # type: ignore[assignment]
+    parse = handler.request_deserializer
+
+    async def call(raw: bytes, context: Context[Q, R]) -> R:
+        try:
+            _check_deadline(context, method)
+            return await behaviour(_parsed(raw, parse, method), context)
+        except grpc.aio.BaseError:
+            raise  # ended by the handler itself, or its caller is gone: gRPC knows which
+        except TeacherLogitsError as error:
+            refusal = error
+        except Exception as error:
+            _log.exception("call failed", extra={"facts": {"method": method}})
+            refusal = TeacherLogitsError(f"{type(error).__name__} in the server; its log says more")
+        await abort(context, refusal)
+        raise refusal  # never reached: aborting raises
+
+    make = (
+        grpc.unary_stream_rpc_method_handler
+        if handler.response_streaming
+        else grpc.unary_unary_rpc_method_handler
+    )
+    return make(call, None, handler.response_serializer)
+
+
+async def abort(context: Context[Q, R], error: TeacherLogitsError) -> None:
+    """End an RPC with an error of the tree; raises gRPC's ``AbortError``."""
+    status = to_status(error)
+    code = next(code for code in grpc.StatusCode if code.value[0] == status.code)
+    details = ((DETAILS_KEY, status.SerializeToString()),)
+    await context.abort(code, status.message, details)
+
+
+async def _answer_loading(raw: bytes, context: Context[bytes, bytes]) -> None:
+    error = NotAvailable(
+        f"the server is loading its teacher: try again in {LOADING_RETRY.total_seconds():g} s, "
+        "or wait for its health to be SERVING",
+        retry_after=LOADING_RETRY,
+    )
+    await abort(context, error)
+
+
+def _check_deadline(context: Context[Q, R], method: str) -> None:
+    # The stubs say float; the library says None where the caller set no deadline.
+    remaining: float | None = context.time_remaining()
+    if remaining is None and method not in WITHOUT_DEADLINE:
+        raise RequestInvalidError(
+            f"{method} needs a deadline: pass timeout=<seconds> with the call",
+            facts={"method": method},
+        )
+
+
+def _parsed(raw: bytes, parse: Callable[[bytes], Q] | None, method: str) -> Q:
+    if parse is None:
+        return raw  # type: ignore[return-value]
+    try:
+        return parse(raw)
+    except Exception:
+        raise RequestInvalidError(
+            f"the {len(raw)} bytes sent to {method} are no message of it",
+            facts={"method": method, "size_bytes": len(raw)},
+        ) from None

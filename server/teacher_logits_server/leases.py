@@ -1,0 +1,101 @@
+"""Leases: who may read which payload, and which of them are gone but not proven gone.
+
+Pure. A lease has no clock of its own: it lives while its session does, or until it is
+returned. One whose session ended without proof that its reader is gone is *quarantined*:
+it can still be returned, and holds its room until then.
+
+Promises: a lease is found by its id, by its session, and by the request that asked for it,
+so that a retry gets the same one; it ends once. Which room that frees is the registry's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from teacher_logits.errors import LeaseLostError, NotAllowedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(kw_only=True)
+class Lease:
+    """The right of one session to read one payload. Only the table changes it."""
+
+    lease_id: str
+    session_id: str
+    request_id: str
+    payload_id: str
+    granted_at: float
+    quarantined: bool = False
+
+
+class Leases:
+    """The table of leases."""
+
+    def __init__(self) -> None:
+        self._leases: dict[str, Lease] = {}
+        self._by_session: dict[str, dict[str, Lease]] = {}
+        self._by_request: dict[tuple[str, str], Lease] = {}
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(list(self._leases.values()))
+
+    def grant(self, lease: Lease) -> None:
+        """Take a new lease in."""
+        self._leases[lease.lease_id] = lease
+        self._by_session.setdefault(lease.session_id, {})[lease.lease_id] = lease
+        self._by_request[lease.session_id, lease.request_id] = lease
+
+    def find(self, session_id: str, lease_id: str) -> Lease | None:
+        """Return a session's own lease, or None where it has ended or never was.
+
+        Raises:
+            NotAllowedError: another session has it.
+        """
+        lease = self._leases.get(lease_id)
+        if lease is not None and lease.session_id != session_id:
+            raise NotAllowedError(
+                f"lease {lease_id} belongs to another session than {session_id}",
+                facts={"lease_id": lease_id, "session_id": session_id},
+            )
+        return lease
+
+    def get(self, session_id: str, lease_id: str) -> Lease:
+        """Return a session's own lease.
+
+        Raises:
+            LeaseLostError: it has ended, or never was.
+            NotAllowedError: another session has it.
+        """
+        lease = self.find(session_id, lease_id)
+        if lease is None:
+            raise LeaseLostError(
+                f"session {session_id} has no lease {lease_id[:128]!r}: it was returned, or never "
+                "granted; score or acquire again",
+                facts={"lease_id": lease_id[:128], "session_id": session_id},
+            )
+        return lease
+
+    def of_request(self, session_id: str, request_id: str) -> Lease | None:
+        """Return the lease that a request of this session was granted, if it lasts."""
+        return self._by_request.get((session_id, request_id))
+
+    def of_session(self, session_id: str) -> list[Lease]:
+        """Return what a session holds, quarantined leases too."""
+        return list(self._by_session.get(session_id, {}).values())
+
+    def quarantine(self, lease: Lease) -> None:
+        """Mark a lease whose reader is gone but not proven gone."""
+        lease.quarantined = True
+
+    def end(self, lease: Lease) -> None:
+        """Forget a lease."""
+        del self._leases[lease.lease_id]
+        held = self._by_session[lease.session_id]
+        del held[lease.lease_id]
+        if not held:
+            del self._by_session[lease.session_id]
+        if self._by_request.get((lease.session_id, lease.request_id)) is lease:
+            del self._by_request[lease.session_id, lease.request_id]

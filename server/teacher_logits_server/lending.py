@@ -1,0 +1,174 @@
+"""Lending: pool, payloads and leases as one thing, so that no room is free under a reader.
+
+Pure, and without a lock: the ledger has that. Every change of a hold goes through here, and
+what it does to the room follows at once:
+
+    FREE         the pool gets the extent back; its slot is marked ``generation + 1`` (odd)
+    QUARANTINED  the pool counts the extent apart
+    KEPT         nothing
+
+Promises: an extent is marked odd before a writer gets it, even when it is sealed, odd again
+before anybody else can get it; room is given back once. Refuses new payloads while more than
+half of the budget is in quarantine.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Protocol
+
+from teacher_logits.errors import PoolFullError
+from teacher_logits.pool import Growth, Pool, PoolUsage
+from teacher_logits_server.leases import Lease, Leases
+from teacher_logits_server.registry import Fate, Registry, Sealed
+
+if TYPE_CHECKING:
+    from teacher_logits.payload import Extent, Payload
+
+RETRY_AFTER = timedelta(seconds=1)
+"""Hint to whoever found the pool full: about one training step."""
+
+
+class Slots(Protocol):
+    """The control pages of the slabs, which tell readers whether an extent may be read."""
+
+    def mark(self, extent: Extent, generation: int) -> None:
+        """Write the extent's slot: an odd number bars readers, an even one lets them in."""
+
+
+class Lending:
+    """Room, what lies in it, and who holds it."""
+
+    def __init__(self, *, pool: Pool, slots: Slots) -> None:
+        self._pool = pool
+        self._slots = slots
+        self._registry = Registry()
+        self._freed = False
+        self.leases = Leases()
+
+    # Room
+
+    def check_fits(self, size_bytes: int) -> None:
+        """Refuse a payload that can never fit; see ``Pool.check_fits``."""
+        self._pool.check_fits(size_bytes)
+
+    def reserve(self, size_bytes: int) -> Extent | Growth:
+        """Take room and bar readers from it, or say which slab must be created first.
+
+        Raises:
+            PayloadInvalidError: it can never fit.
+            PoolFullError: it does not fit now, or too much room is in quarantine.
+        """
+        self.check_fits(size_bytes)
+        self._check_quarantine(size_bytes)
+        try:
+            answer = self._pool.reserve(size_bytes)
+        except PoolFullError as error:
+            error.retry_after = RETRY_AFTER
+            raise
+        if not isinstance(answer, Growth):
+            self._slots.mark(answer, answer.generation - 1)
+        return answer
+
+    def add_slab(self, slab_id: str, size_bytes: int) -> None:
+        """Take a new slab into use; see ``Pool.add_slab``."""
+        self._pool.add_slab(slab_id, size_bytes)
+
+    def has_slab(self, slab_id: str) -> bool:
+        """Say whether a slab is in use."""
+        return self._pool.has_slab(slab_id)
+
+    def take_idle_slabs(self) -> list[str]:
+        """Drop the slabs in which nothing lies, so that slabs of another size may come."""
+        idle = self._pool.idle_slabs()
+        for slab_id in idle:
+            self._pool.drop_slab(slab_id)
+        return idle
+
+    def give_back(self, extent: Extent) -> None:
+        """Free room, from a writer or from its last reader."""
+        self._slots.mark(extent, extent.generation + 1)
+        self._pool.free(extent)
+        self._freed = True
+
+    def usage(self) -> PoolUsage:
+        """Return where the budget's bytes are."""
+        return self._pool.usage()
+
+    def take_freed(self) -> bool:
+        """Say whether room came free since this was last asked."""
+        freed, self._freed = self._freed, False
+        return freed
+
+    # Payloads and leases
+
+    def seal(self, payload: Payload, extent: Extent) -> None:
+        """Let readers into an extent."""
+        self._registry.seal(payload, extent)
+        self._slots.mark(extent, extent.generation)
+
+    def open_payload(self, payload_id: str) -> Sealed:
+        """Return a payload that gives new leases; see ``Registry.open_payload``."""
+        return self._registry.open_payload(payload_id)
+
+    def sealed(self, lease: Lease) -> Sealed:
+        """Return what a lease is on."""
+        return self._registry.held(lease.payload_id)
+
+    def lend(self, lease: Lease) -> Sealed:
+        """Grant a lease.
+
+        Raises:
+            PayloadRetiredError: its payload gives none any more.
+        """
+        sealed = self._registry.lend(lease.payload_id)
+        self.leases.grant(lease)
+        return sealed
+
+    def take_back(self, lease: Lease) -> None:
+        """End a lease whose reader has said, or is proven, to be gone."""
+        sealed = self.sealed(lease)
+        self.leases.end(lease)
+        if lease.quarantined:
+            self._apply(sealed.extent, self._registry.clear_doubt(lease.payload_id))
+        else:
+            self._apply(sealed.extent, self._registry.take_back(lease.payload_id))
+
+    def quarantine(self, lease: Lease) -> None:
+        """Keep the room of a lease whose reader is gone but not proven gone."""
+        self.leases.quarantine(lease)
+        extent = self.sealed(lease).extent
+        self._apply(extent, self._registry.doubt(lease.payload_id))
+
+    def pin(self, lease: Lease) -> Sealed:
+        """Hold a payload's room while the server reads it, whatever becomes of the lease."""
+        return self._registry.pin(lease.payload_id)
+
+    def unpin(self, sealed: Sealed) -> None:
+        """Let go of a pin."""
+        self._apply(sealed.extent, self._registry.unpin(sealed.payload.payload_id))
+
+    def _apply(self, extent: Extent, fate: Fate) -> None:
+        if fate is Fate.FREE:
+            self.give_back(extent)
+        elif fate is Fate.QUARANTINED:
+            self._pool.quarantine(extent)
+
+    def _check_quarantine(self, size_bytes: int) -> None:
+        usage = self.usage()
+        most = usage.budget_bytes // 2
+        if usage.quarantined_bytes <= most:
+            return
+        raise PoolFullError(
+            f"{usage.quarantined_bytes} of the pool's {usage.budget_bytes} bytes are in "
+            f"quarantine, and new payloads are refused above {most}: processes that may still "
+            "read them dropped their line; end them (`teacher-logits inspect` shows the leases) "
+            "or restart the server",
+            facts={
+                "need_bytes": size_bytes,
+                "free_bytes": usage.free_bytes,
+                "quarantined_bytes": usage.quarantined_bytes,
+                "budget_bytes": usage.budget_bytes,
+            },
+            retry_after=RETRY_AFTER,
+        )

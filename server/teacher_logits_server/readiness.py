@@ -1,0 +1,86 @@
+"""Telling that a server is ready: to scripts and supervisors, by a descriptor or a file.
+
+One line of JSON, the same that the log's ``ready`` event holds:
+
+    {"address": "unix:/run/...", "addresses": [...], "broker": "...", "teacher_id": "...",
+     "vocabulary_size": 49152, "pool_bytes": 1073741824, "transports": [...], "epoch": "...",
+     "pid": 4711}
+
+The file appears whole or not at all, and is gone when the server stops.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from teacher_logits.errors import ConfigError
+
+if TYPE_CHECKING:
+    from teacher_logits_server.config import ServerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Readiness:
+    """What a ready server says of itself; ``address`` is the first of ``addresses``."""
+
+    address: str
+    addresses: tuple[str, ...]
+    broker: str
+    teacher_id: str
+    vocabulary_size: int
+    pool_bytes: int
+    transports: tuple[str, ...]
+    epoch: str
+    pid: int
+
+    def to_json(self) -> str:
+        """Return one line of JSON, without its end."""
+        return json.dumps(asdict(self))
+
+
+def announce(readiness: Readiness, config: ServerConfig) -> None:
+    """Write the line wherever the config names.
+
+    Raises:
+        ConfigError: the descriptor or the file cannot be written.
+    """
+    line = f"{readiness.to_json()}\n".encode()
+    if config.ready_fd is not None:
+        try:
+            os.write(config.ready_fd, line)
+            os.close(config.ready_fd)
+        except OSError as error:
+            raise _unwritable("--ready-fd", str(config.ready_fd), error) from error
+    if config.ready_file:
+        draft = f"{config.ready_file}.{os.getpid()}"
+        try:
+            with open(draft, "wb") as file:
+                file.write(line)
+            os.replace(draft, config.ready_file)
+        except OSError as error:
+            raise _unwritable("--ready-file", config.ready_file, error) from error
+
+
+def retract(config: ServerConfig) -> None:
+    """Remove the file, of this server or of one that died; it need not be there.
+
+    Raises:
+        ConfigError: it is there and cannot be removed.
+    """
+    if not config.ready_file:
+        return
+    try:
+        os.unlink(config.ready_file)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise _unwritable("--ready-file", config.ready_file, error) from error
+
+
+def _unwritable(flag: str, value: str, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"{flag} {value} cannot be written: {error.strerror}", facts={"flag": flag, "value": value}
+    )

@@ -1,0 +1,135 @@
+"""The registry: sealed payloads, the extents they lie in, and who holds each one's room.
+
+Pure. Three kinds of hold keep a payload's room from being reused:
+
+    lease   a reader may read it; more may be granted while one lasts
+    pin     the server itself is reading it, to stream it
+    doubt   a reader that is gone but not proven gone
+
+Once its last lease is gone a scored payload is retired: it gives no new lease. Its room is
+free when no hold is left, and in quarantine while doubts are all that is left.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from teacher_logits.errors import PayloadRetiredError
+
+if TYPE_CHECKING:
+    from teacher_logits.payload import Extent, Payload
+
+
+class Fate(enum.Enum):
+    """What becomes of a payload's room after a hold on it has changed."""
+
+    KEPT = "kept"
+    QUARANTINED = "quarantined"
+    FREE = "free"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sealed:
+    """A sealed payload and where it lies."""
+
+    payload: Payload
+    extent: Extent
+
+
+@dataclass(kw_only=True)
+class _Holds:
+    sealed: Sealed
+    leases: int = 0
+    pins: int = 0
+    doubts: int = 0
+    retired: bool = False
+
+
+class Registry:
+    """The table of sealed payloads."""
+
+    def __init__(self) -> None:
+        self._holds: dict[str, _Holds] = {}
+
+    def seal(self, payload: Payload, extent: Extent) -> None:
+        """Take a payload in; nobody holds it yet."""
+        if payload.payload_id in self._holds:
+            raise ValueError(f"payload {payload.payload_id} is sealed already")
+        self._holds[payload.payload_id] = _Holds(sealed=Sealed(payload=payload, extent=extent))
+
+    def open_payload(self, payload_id: str) -> Sealed:
+        """Return a payload that gives new leases.
+
+        Raises:
+            PayloadRetiredError: it gives none any more, or never was.
+        """
+        holds = self._holds.get(payload_id)
+        if holds is None or holds.retired:
+            raise PayloadRetiredError(
+                f"payload {payload_id[:128]!r} gives no new leases: a scored payload lasts while "
+                "a session holds a lease on it; score the rows again",
+                facts={"payload_id": payload_id[:128]},
+            )
+        return holds.sealed
+
+    def held(self, payload_id: str) -> Sealed:
+        """Return a payload that somebody holds."""
+        return self._holds[payload_id].sealed
+
+    def lend(self, payload_id: str) -> Sealed:
+        """Count one lease more; refuses as ``open_payload`` does."""
+        sealed = self.open_payload(payload_id)
+        self._holds[payload_id].leases += 1
+        return sealed
+
+    def take_back(self, payload_id: str) -> Fate:
+        """Count one lease less."""
+        self._end_lease(payload_id)
+        return self._fate(payload_id)
+
+    def doubt(self, payload_id: str) -> Fate:
+        """Turn a lease into a doubt: its reader is gone, and not proven gone."""
+        self._end_lease(payload_id)
+        self._holds[payload_id].doubts += 1
+        return self._fate(payload_id)
+
+    def clear_doubt(self, payload_id: str) -> Fate:
+        """Count one doubt less: the reader has shown that it is gone."""
+        holds = self._holds[payload_id]
+        holds.doubts = _one_less(holds.doubts)
+        return self._fate(payload_id)
+
+    def pin(self, payload_id: str) -> Sealed:
+        """Count one pin more on a payload that somebody holds."""
+        holds = self._holds[payload_id]
+        holds.pins += 1
+        return holds.sealed
+
+    def unpin(self, payload_id: str) -> Fate:
+        """Count one pin less."""
+        holds = self._holds[payload_id]
+        holds.pins = _one_less(holds.pins)
+        return self._fate(payload_id)
+
+    def _end_lease(self, payload_id: str) -> None:
+        holds = self._holds[payload_id]
+        holds.leases = _one_less(holds.leases)
+        holds.retired = holds.retired or holds.leases == 0
+
+    def _fate(self, payload_id: str) -> Fate:
+        """Say what becomes of the room, and forget the payload once it is free."""
+        holds = self._holds[payload_id]
+        if holds.leases or holds.pins:
+            return Fate.KEPT
+        if holds.doubts:
+            return Fate.QUARANTINED
+        del self._holds[payload_id]
+        return Fate.FREE
+
+
+def _one_less(count: int) -> int:
+    if count < 1:
+        raise ValueError("there is no such hold to end")
+    return count - 1

@@ -1,0 +1,119 @@
+"""Room under the ledger's lock: what the scorer asks of the pool, and who is told of free room.
+
+The base of ``ledger.Ledger``, which adds sessions and leases. One lock guards all tables; a
+method is one step under it, does no I/O, does not wait, and calls no foreign code: whoever
+wants to hear of freed room is called after the lock is let go (``Slots.mark`` alone is called
+under it, one store into mapped memory).
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from teacher_logits.errors import DrainingError
+from teacher_logits.pool import SLOTS_PER_SLAB, Growth, Pool
+from teacher_logits_server.lending import Lending
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from teacher_logits.clock import Clock
+    from teacher_logits.payload import Extent
+    from teacher_logits_server.lending import Slots
+    from teacher_logits_server.sessions import Limits
+
+
+class Room:
+    """The pool, shared by threads."""
+
+    def __init__(self, *, limits: Limits, clock: Clock, slots: Slots) -> None:
+        pool = Pool(
+            budget_bytes=limits.pool_size_bytes,
+            slab_size_bytes=limits.slab_size_bytes,
+            slots_per_slab=SLOTS_PER_SLAB,
+        )
+        self._lending = Lending(pool=pool, slots=slots)
+        self._clock = clock
+        self._callbacks: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+        self._draining = False
+
+    @contextmanager
+    def _step(self) -> Iterator[float]:
+        """Hold the lock for one step; yields the time, and tells of freed room afterwards."""
+        freed = False
+        try:
+            with self._lock:
+                try:
+                    yield self._clock.now()
+                finally:
+                    freed = self._lending.take_freed()
+        finally:
+            if freed:
+                for callback in tuple(self._callbacks):
+                    callback()
+
+    def drain(self) -> None:
+        """Take no new sessions from now on; those there are run out."""
+        with self._step():
+            self._draining = True
+
+    @property
+    def draining(self) -> bool:
+        """Whether the server takes no new work."""
+        return self._draining
+
+    def on_room_freed(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called after room came free, on whichever thread freed it.
+
+        It is called outside the lock and should only wake somebody.
+        """
+        with self._step():
+            self._callbacks.append(callback)
+
+    def check_fits(self, size_bytes: int) -> None:
+        """Refuse a payload that can never fit.
+
+        Raises:
+            PayloadInvalidError: it is larger than the budget.
+        """
+        with self._step():
+            self._lending.check_fits(size_bytes)
+
+    def reserve(self, size_bytes: int) -> Extent | Growth:
+        """Take room for a writer, readers barred; or say which slab must be added first.
+
+        Raises:
+            PayloadInvalidError: it can never fit.
+            PoolFullError: it does not fit now, or too much room is in quarantine.
+        """
+        with self._step():
+            return self._lending.reserve(size_bytes)
+
+    def add_slab(self, slab_id: str, size_bytes: int) -> None:
+        """Take a slab that the caller has created into use.
+
+        Raises:
+            PoolFullError: the budget has no room for it any more; another slab came first.
+        """
+        with self._step():
+            self._lending.add_slab(slab_id, size_bytes)
+
+    def take_idle_slabs(self) -> list[str]:
+        """Drop the slabs in which nothing lies and return their ids; the caller closes them."""
+        with self._step():
+            return self._lending.take_idle_slabs()
+
+    def give_back(self, extent: Extent) -> None:
+        """Free room that was reserved and never published."""
+        with self._step():
+            self._lending.give_back(extent)
+
+    def _check_draining(self) -> None:
+        if self._draining:
+            raise DrainingError(
+                "the server is shutting down and takes no new sessions: try another, or this one "
+                "again once it is back"
+            )

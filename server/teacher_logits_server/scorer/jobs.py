@@ -1,0 +1,164 @@
+"""Scoring jobs: what a session asks for, held against its terms before anything is computed.
+
+``plan`` refuses what can never be scored: shapes that make no sense, ids outside the
+vocabulary, rows and requests that are too long, payloads that no pool of this size can hold.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from teacher_logits.errors import PayloadInvalidError
+from teacher_logits.layout import Column, top_k_columns
+from teacher_logits.payload import Payload
+from teacher_logits_server.engines.requests import Request, check_request, read_request
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from teacher_logits.errors import PoolFullError
+    from teacher_logits.payload import Extent
+    from teacher_logits.profiles import TeacherProfile
+    from teacher_logits.terms import LeaseTerms
+    from teacher_logits_server.engines.answers import Answer
+    from teacher_logits_server.ledger import Ledger
+
+
+class BadRows(enum.Enum):
+    """What to do about a row with a NaN, a +inf or nothing finite in its logits."""
+
+    REJECT = "reject"
+    MASK = "mask"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreJob:
+    """A scoring request as it came over the wire, the session's part of it left out.
+
+    Ids are int32, little-endian, row after row; ``prefix_lengths`` and ``row_windows`` (first
+    position and count) have one entry a row or none at all. ``deadline`` is a time of the
+    server's clock, in seconds.
+    """
+
+    session_id: str
+    request_id: str
+    input_ids: bytes
+    row_lengths: tuple[int, ...]
+    deadline: float
+    prefix_ids: bytes = b""
+    prefix_lengths: tuple[int, ...] = ()
+    row_windows: tuple[tuple[int, int], ...] = ()
+    bad_rows: BadRows = BadRows.REJECT
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueView:
+    """How busy the scorer is; the scored ones are counted since it started."""
+
+    waiting_requests: int
+    waiting_tokens: int
+    running_requests: int
+    scored_requests: int
+    scored_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a job will take: its rows, and the columns of its payload."""
+
+    request: Request
+    top_k: int
+    temperatures: tuple[float, ...]
+    vocabulary_size: int
+    columns: tuple[Column, ...]
+    size_bytes: int
+
+    def payload(self, *, payload_id: str, teacher: TeacherProfile, bad_rows: int) -> Payload:
+        """Describe the payload that the job has become."""
+        return Payload(
+            payload_id=payload_id,
+            teacher_id=teacher.teacher_id,
+            teacher_revision=teacher.revision,
+            first_row=0,
+            row_count=self.request.row_count,
+            position_count=self.request.position_count,
+            top_k=self.top_k,
+            temperatures=self.temperatures,
+            vocabulary_size=self.vocabulary_size,
+            columns=self.columns,
+            size_bytes=self.size_bytes,
+            bad_row_count=bad_rows,
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class Work:
+    """A job on its way through the scorer. Its room belongs to the scorer's thread."""
+
+    ticket: int
+    job: ScoreJob
+    plan: Plan
+    submitted_at: float
+    futures: list[Future[LeaseTerms]] = field(default_factory=list)
+    extent: Extent | None = None
+    answer: Answer | None = None
+    rows_done: int = 0
+    room_error: PoolFullError | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What a retry has in common with it."""
+        return self.job.session_id, self.job.request_id
+
+
+def plan_job(job: ScoreJob, *, ledger: Ledger, max_request_tokens: int) -> Plan:
+    """Hold a job against its session, the teacher and the pool.
+
+    Raises:
+        PayloadInvalidError: by row, with the numbers, the rule and the way out.
+        SessionExpiredError, EpochChangedError: the session has ended.
+    """
+    profile, terms = ledger.profile(job.session_id), ledger.terms(job.session_id)
+    _check_size(job, max_request_tokens)
+    request = read_request(
+        input_ids=job.input_ids,
+        row_lengths=job.row_lengths,
+        prefix_ids=job.prefix_ids,
+        prefix_lengths=job.prefix_lengths,
+        row_windows=job.row_windows,
+    )
+    check_request(
+        request,
+        vocabulary_size=terms.vocabulary_size,
+        teacher_vocabulary_size=ledger.teacher.vocabulary_size,
+        max_row_tokens=ledger.teacher.max_row_tokens,
+    )
+    temperatures = profile.all_temperatures
+    columns, size_bytes = top_k_columns(
+        row_count=request.row_count,
+        position_count=request.position_count,
+        top_k=profile.top_k,
+        temperature_count=len(temperatures),
+        value_type=profile.value_type,
+    )
+    ledger.check_fits(size_bytes)
+    return Plan(
+        request=request,
+        top_k=profile.top_k,
+        temperatures=temperatures,
+        vocabulary_size=terms.vocabulary_size,
+        columns=columns,
+        size_bytes=size_bytes,
+    )
+
+
+def _check_size(job: ScoreJob, limit: int) -> None:
+    tokens = (len(job.input_ids) + len(job.prefix_ids)) // 4
+    if tokens > limit:
+        raise PayloadInvalidError(
+            f"the request holds {tokens} tokens, and the server takes {limit} at a time: send "
+            "fewer rows a request, or raise --max-request-tokens on the server",
+            facts={"tokens": tokens, "limit": limit},
+        )

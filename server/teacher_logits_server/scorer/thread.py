@@ -1,0 +1,270 @@
+"""The scorer's thread: takes what waits, has room made for it, runs the engine, publishes.
+
+    submit -> queue -> room in a slab -> one pass of the engine -> sealed and leased -> future
+
+Promises: a job that was cancelled, or whose deadline came, gives its place back at once and
+its room when the pass under way ends. A job that finds no room waits for it till its deadline.
+A job fails alone: where a pass of several fails, each is tried by itself. The engine's own
+words go to the log. The thread outlives every ``Exception``; should it die all the same,
+``healthy`` says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
+
+from teacher_logits import keys
+from teacher_logits.errors import DrainingError, EngineError, PoolFullError, TeacherLogitsError
+from teacher_logits_server.batching import Batching
+from teacher_logits_server.engines.answers import Answer, Part, fill
+from teacher_logits_server.scorer.jobs import BadRows, QueueView, ScoreJob, Work, plan_job
+from teacher_logits_server.scorer.queue import JobQueue, too_late
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from teacher_logits.clock import Clock
+    from teacher_logits.payload import Extent
+    from teacher_logits.terms import LeaseTerms
+    from teacher_logits_server.engines import Engine
+    from teacher_logits_server.ledger import Ledger
+
+_LOG = logging.getLogger(__name__)
+
+
+class Limits(Protocol):
+    """What the scorer needs of a server's settings; ``config.ServerConfig`` has it."""
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Most tokens of one request, prefixes included."""
+
+    @property
+    def max_batch_tokens(self) -> int:
+        """Most tokens of one pass, padding included."""
+
+    @property
+    def max_waiting_requests(self) -> int:
+        """Most requests that wait."""
+
+
+class Slabs(Protocol):
+    """Where payloads are written; ``slabs.ServerSlabs``."""
+
+    def room_for(self, ledger: Ledger, size_bytes: int) -> Extent:
+        """Reserve room, and create a slab for it where none has any.
+
+        Raises:
+            PoolFullError: there is none now.
+        """
+
+    def room(self, extent: Extent) -> memoryview:
+        """Return the extent's bytes, writable."""
+
+
+class Scorer:
+    """One engine and its thread.
+
+    Args:
+        engine: used by the scorer's thread alone.
+        ledger, slabs: where payloads are entered, and where they are written.
+        config: settings.
+        clock: the clock of the jobs' deadlines.
+    """
+
+    def __init__(
+        self, *, engine: Engine, ledger: Ledger, slabs: Slabs, config: Limits, clock: Clock
+    ) -> None:
+        self._engine = engine
+        self._ledger = ledger
+        self._slabs = slabs
+        self._config = config
+        self._clock = clock
+        batching = Batching(
+            max_batch_tokens=config.max_batch_tokens,
+            max_waiting_requests=config.max_waiting_requests,
+        )
+        self._queue = JobQueue(batching=batching, clock=clock)
+        self._thread = threading.Thread(target=self._live, name="scorer", daemon=True)
+        ledger.on_room_freed(self._queue.room_freed)
+
+    # For the rim
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the thread lives: it was started, and neither stopped nor died."""
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        """Start the thread; once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after the pass under way, and fail what waits with ``DrainingError``."""
+        self._queue.close(lambda: DrainingError("the server is stopping and scores no more"))
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def submit(self, job: ScoreJob) -> Future[LeaseTerms]:
+        """Have a job scored; the future brings its lease, which is then the session's.
+
+        A retry, with the session and request id of an earlier call, gets what that one gets.
+        ``Future.cancel`` gives the job up. It can lose the race: whoever finds that the future
+        has a result after all releases that lease.
+
+        Raises:
+            PayloadInvalidError: it can never be scored; nothing was computed.
+            PoolFullError: too many jobs wait.
+            SessionExpiredError, EpochChangedError: the session has ended.
+            DrainingError, EngineError: the scorer takes no more jobs.
+        """
+        future = self._queue.join(job)
+        if future is not None:
+            return future
+        lease = self._ledger.find_request(job.session_id, job.request_id)
+        if lease is not None:
+            future = Future()
+            future.set_result(lease)
+            return future
+        if self._ledger.draining:
+            raise DrainingError("the server is draining and takes no new work: use another one")
+        plan = plan_job(
+            job, ledger=self._ledger, max_request_tokens=self._config.max_request_tokens
+        )
+        return self._queue.add(job, plan)
+
+    def queue(self) -> QueueView:
+        """Return how much waits, runs and is done."""
+        return self._queue.view()
+
+    # The thread
+
+    def _live(self) -> None:
+        try:
+            while self._take_turn():
+                pass
+        except BaseException:
+            _LOG.critical("the scorer's thread died", exc_info=True)
+            self._queue.close(
+                lambda: EngineError(
+                    "the teacher's thread died: restart the server; its log says why"
+                )
+            )
+        for work, error in self._queue.rest():
+            self._end(work, error)
+
+    def _take_turn(self) -> bool:
+        turn = self._queue.next_turn()
+        for work, error in turn.ended:
+            self._end(work, error)
+        self._compute(
+            [
+                (work, Part(answer=answer, first_row=piece.first_row, row_count=piece.row_count))
+                for work, piece in turn.rows
+                if (answer := self._seat(work)) is not None
+            ]
+        )
+        return not turn.closing
+
+    def _seat(self, work: Work) -> Answer | None:
+        """Return a job's answer over its room; None where it has no room, or has failed."""
+        if work.answer is not None:
+            return work.answer
+        freed_count = self._queue.freed_count()
+        plan = work.plan
+        try:
+            self._ledger.profile(work.job.session_id)  # it may have ended since
+            work.extent = self._slabs.room_for(self._ledger, plan.size_bytes)
+            work.answer = Answer(
+                plan.request,
+                room=self._slabs.room(work.extent),
+                columns=plan.columns,
+                temperatures=plan.temperatures,
+                vocabulary_size=plan.vocabulary_size,
+            )
+        except PoolFullError as error:
+            work.room_error = error
+            self._queue.park(work, freed_count=freed_count)
+            return None
+        except Exception as error:
+            self._end(work, error)
+            return None
+        self._queue.seat(work)
+        return work.answer
+
+    def _compute(self, parts: Sequence[tuple[Work, Part]]) -> None:
+        """Run one pass, and publish what is complete with it."""
+
+        def wanted() -> bool:
+            return any(self._queue.is_wanted(work) for work, _ in parts)
+
+        try:
+            while wanted() and not fill(self._engine, [part for _, part in parts], wanted=wanted):
+                pass
+        except Exception:
+            self._recover(parts)
+            return
+        for work, part in parts:
+            work.rows_done += part.row_count
+            if work.rows_done == work.plan.request.row_count:
+                self._publish(work)
+
+    def _recover(self, parts: Sequence[tuple[Work, Part]]) -> None:
+        """Find out which jobs of a failed pass the engine fails on. Called in the handler."""
+        if len(parts) > 1:
+            _LOG.warning("a pass of %d requests failed; each is tried alone", len(parts))
+            for each in parts:
+                self._compute([each])
+            return
+        [(work, part)] = parts
+        _LOG.exception("the teacher failed on request %s of session %s", *reversed(work.key))
+        self._end(
+            work,
+            EngineError(
+                f"the teacher failed on these {part.row_count} rows; the server's log says how",
+                facts={"rows": part.row_count, "first_row": part.first_row},
+            ),
+        )
+
+    def _publish(self, work: Work) -> None:
+        now, job = self._clock.now(), work.job
+        if not self._queue.is_wanted(work) or work.answer is None or work.extent is None:
+            return  # its room comes back with the next turn
+        if now >= job.deadline:
+            self._end(work, too_late(work, now, for_room=False))
+            return
+        try:
+            payload = work.plan.payload(
+                payload_id=keys.new_id("p", self._ledger.epoch),
+                teacher=self._ledger.teacher,
+                bad_rows=work.answer.finish(mask=job.bad_rows is BadRows.MASK),
+            )
+            # From here on the room is the ledger's, whatever it answers.
+            extent, work.extent, work.answer = work.extent, None, None
+            lease = self._ledger.publish(
+                session_id=job.session_id,
+                request_id=job.request_id,
+                payload=payload,
+                extent=extent,
+            )
+        except Exception as error:
+            self._end(work, error)
+            return
+        if not self._queue.finish(work, lease):
+            with suppress(TeacherLogitsError):  # the session may have ended, and the lease with it
+                self._ledger.release(job.session_id, lease.lease_id)
+
+    def _end(self, work: Work, error: Exception | None) -> None:
+        """Give a job's room back, and tell those who wait for it why it came to nothing."""
+        extent, work.extent, work.answer = work.extent, None, None
+        if extent is not None:
+            self._ledger.give_back(extent)
+        if error is None:
+            return
+        if not isinstance(error, TeacherLogitsError):
+            _LOG.error("request %s of session %s failed", *reversed(work.key), exc_info=error)
+        self._queue.fail(work, error)

@@ -1,0 +1,257 @@
+"""One server: started, ready, drained, stopped, on the event loop that starts it.
+
+    start    sockets claimed and listened on, health NOT_SERVING; teacher loaded and probed
+    ready    health SERVING
+    drain    health NOT_SERVING, no new work; leases run out
+    stop     every call, thread, socket and slab gone
+
+Promises: whatever fails on the way up takes down what was up already, and a second server
+on the same socket or port is refused before it loads anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+from dataclasses import asdict
+from datetime import timedelta
+from typing import TYPE_CHECKING, TypeVar
+
+from teacher_logits.clock import MonotonicClock
+from teacher_logits.transport import Transport
+from teacher_logits_server.addresses import Address, check_path, parse_address
+from teacher_logits_server.config import default_address, runtime_folder
+from teacher_logits_server.core import Core
+from teacher_logits_server.readiness import Readiness
+from teacher_logits_server.reaper import Reaper
+from teacher_logits_server.services.bulk import BulkService
+from teacher_logits_server.services.endpoint import Endpoint
+from teacher_logits_server.services.operator import OperatorService
+from teacher_logits_server.services.scoring import ScoringService
+from teacher_logits_server.services.student import StudentService
+from teacher_logits_server.sockets import EVERYONE, OWNER_ONLY, SocketClaim
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from teacher_logits_server.config import ServerConfig
+    from teacher_logits_server.engines import Engine
+
+T = TypeVar("T")
+
+SWEEP_INTERVAL = timedelta(milliseconds=500)
+DRAIN_POLL_SECONDS = 0.05
+LAST_CALLS_SECONDS = 1.0
+BROKER_SUFFIX = ".broker"
+
+_log = logging.getLogger(__name__)
+
+
+class Server:
+    """One server, on the event loop that starts it.
+
+    Args:
+        load_engine: loads the teacher; called on a thread of its own.
+    """
+
+    def __init__(self, config: ServerConfig, load_engine: Callable[[], Engine]) -> None:
+        self._config = config
+        self._load_engine = load_engine
+        self._clock = MonotonicClock()
+        self._endpoint: Endpoint | None = None
+        self._broker_claim: SocketClaim | None = None
+        self._core: Core | None = None
+        self._reaping: asyncio.Task[None] | None = None
+        self._draining = False
+        self._is_sick = False
+
+    async def start(self) -> Readiness:
+        """Come up; return what a ready server says of itself.
+
+        Raises:
+            ConfigError: an address, or what the engine was told, is of no use.
+            AlignmentError: the teacher is not causal.
+            Exception: whatever loading the teacher raises.
+        """
+        try:
+            return await self._start()
+        except BaseException:
+            await self.stop(grace_seconds=0)
+            raise
+
+    async def drain(self) -> bool:
+        """Take no new work and let the old run out; return whether all of it did in time."""
+        if self._core is None or self._endpoint is None:
+            return True
+        self._draining = True
+        self._core.ledger.drain()
+        await self._endpoint.set_serving(False)
+        grace = self._config.drain_grace.total_seconds()
+        leases = self._core.ledger.lease_count()
+        _log.info("draining", extra={"facts": {"leases": leases, "grace_seconds": grace}})
+        give_up = self._clock.now() + grace
+        while not self._core.is_idle:
+            if self._clock.now() >= give_up:
+                left = self._core.ledger.lease_count()
+                _log.warning("drain gave up", extra={"facts": {"leases": left}})
+                return False
+            await asyncio.sleep(DRAIN_POLL_SECONDS)
+        _log.info("drained")
+        return True
+
+    async def stop(self, *, grace_seconds: float = LAST_CALLS_SECONDS) -> None:
+        """Stop, and give everything back. Doing so twice is fine.
+
+        Calls under way may end within the grace; what waits for the teacher is told at once.
+        What the teacher is computing is waited for.
+        """
+        reaping, self._reaping = self._reaping, None
+        if reaping is not None:
+            reaping.cancel()
+            await asyncio.wait([reaping])
+        core, self._core = self._core, None
+        if core is not None:
+            core.hang_up()
+        claim, self._broker_claim = self._broker_claim, None
+        if claim is not None:
+            claim.release()
+        # At the same time: calls that wait for the scorer end because it stops.
+        scoring = in_thread(core.scorer.stop, name="stop") if core is not None else None
+        endpoint, self._endpoint = self._endpoint, None
+        if endpoint is not None:
+            await endpoint.stop(grace_seconds=grace_seconds)
+        if core is not None and scoring is not None:
+            await scoring
+            core.close()
+
+    async def _start(self) -> Readiness:
+        config = self._config
+        self._endpoint = endpoint = Endpoint(
+            max_request_tokens=config.max_request_tokens, for_everyone=bool(config.allow_uids)
+        )
+        wanted = config.addresses or (parse_address(default_address(), flag="--listen"),)
+        addresses = await endpoint.listen(wanted)
+        _log_addresses(addresses)
+        if Transport.SHARED_MEMORY in config.transports and sys.platform == "linux":
+            self._broker_claim = SocketClaim(broker_path(config, addresses), flag="--broker")
+        self._core = core = await in_thread(self._build, name="load")
+        core.start()
+        if self._broker_claim is not None:
+            self._broker_claim.set_mode(EVERYONE if config.allow_uids else OWNER_ONLY)
+        self._add_services(endpoint, core)
+        reaper = Reaper(ledger=core.ledger, every=SWEEP_INTERVAL, also=self._tell_health)
+        self._reaping = asyncio.ensure_future(reaper.run())
+        endpoint.open()
+        await self._tell_health()
+        return self._readiness(core, addresses)
+
+    def _build(self) -> Core:
+        """Load the teacher and put the core together, on a thread of its own."""
+        engine = self._load_engine()
+        return Core(
+            config=self._config, engine=engine, clock=self._clock, broker_path=self._broker_path
+        )
+
+    @property
+    def _broker_path(self) -> str:
+        return self._broker_claim.path if self._broker_claim is not None else ""
+
+    def _add_services(self, endpoint: Endpoint, core: Core) -> None:
+        clock, ledger, scorer = self._clock, core.ledger, core.scorer
+        wait = self._config.default_wait
+        services = endpoint.services
+        services.add_student(StudentService(ledger=ledger, broker_path=self._broker_path))
+        services.add_scoring(
+            ScoringService(scorer=scorer, ledger=ledger, clock=clock, longest_wait=wait)
+        )
+        services.add_operator(OperatorService(ledger=ledger, scorer=scorer, clock=clock))
+        if Transport.STREAM in self._config.transports:
+            bulk = BulkService(exporter=core.stream, stall=wait)
+            services.add_generic_rpc_handlers([bulk.handler()])
+
+    async def _tell_health(self) -> None:
+        """Say SERVING while every thread works and no drain was asked for."""
+        core, endpoint = self._core, self._endpoint
+        if core is None or endpoint is None:
+            return
+        healthy = core.is_healthy
+        if not healthy and not self._is_sick:
+            _log.error("unhealthy", extra={"facts": core.threads()})
+        self._is_sick = not healthy
+        await endpoint.set_serving(healthy and not self._draining)
+
+    def _readiness(self, core: Core, addresses: Sequence[Address]) -> Readiness:
+        readiness = Readiness(
+            address=str(addresses[0]),
+            addresses=tuple(map(str, addresses)),
+            broker=self._broker_path,
+            teacher_id=core.ledger.teacher.teacher_id,
+            vocabulary_size=core.ledger.teacher.vocabulary_size,
+            pool_bytes=self._config.pool_size_bytes,
+            transports=tuple(sorted(transport.value for transport in core.offered)),
+            epoch=core.ledger.epoch,
+            pid=os.getpid(),
+        )
+        _log.info("ready", extra={"facts": asdict(readiness)})
+        return readiness
+
+
+def broker_path(config: ServerConfig, addresses: Sequence[Address]) -> str:
+    """Return where the broker listens: as told, or beside the first Unix socket, or by port.
+
+    Raises:
+        ConfigError: the path is too long, with the flag that gives another.
+    """
+    if config.broker:
+        return config.broker
+    first = next((address for address in addresses if address.is_unix), None)
+    if first is not None:
+        path = first.path + BROKER_SUFFIX
+    else:
+        path = os.path.join(runtime_folder(), f"port-{addresses[0].port}{BROKER_SUFFIX}")
+    return check_path(path, flag="--broker")
+
+
+async def in_thread(work: Callable[[], T], *, name: str) -> T:
+    """Run ``work`` on a daemon thread and return what it returns.
+
+    Unlike an executor's, the thread keeps no process from ending: a signal that comes while
+    a large model loads is obeyed at once.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = work()
+        except BaseException as error:
+            failure = error
+        try:
+            loop.call_soon_threadsafe(settle, result, failure)
+        except RuntimeError:
+            pass  # the loop is over, and with it whoever asked
+
+    thread = threading.Thread(target=run, name=f"teacher-logits-{name}", daemon=True)
+    thread.start()
+    result = await future
+    thread.join()
+    return result
+
+
+def _log_addresses(addresses: Sequence[Address]) -> None:
+    for address in addresses:
+        _log.info("listening", extra={"facts": {"address": str(address)}})
+        if not address.is_loopback:
+            _log.warning("reachable by other hosts", extra={"facts": {"address": str(address)}})

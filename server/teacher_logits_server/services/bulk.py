@@ -1,0 +1,60 @@
+"""The bulk service: streams leased payloads to readers that share no memory with the server.
+
+Chunks go out one at a time, each cut when the one before has been taken, so that no stream
+holds more than one and the loop serves others in between. A reader that takes nothing for
+``stall`` is given up, and the room with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import grpc
+
+from teacher_logits.errors import DeadlinePassedError
+from teacher_logits.v1 import bulk_service_pb2 as messages
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from teacher_logits_server.exporters.stream import StreamExporter
+
+SERVICE = "teacher_logits.v1.BulkService"
+
+
+class BulkService:
+    """Streams what the exporter cuts, as it is: no message of protobuf is made."""
+
+    def __init__(self, *, exporter: StreamExporter, stall: timedelta) -> None:
+        self._exporter = exporter
+        self._stall_seconds = stall.total_seconds()
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Return the service's handler; its responses are bytes already."""
+        read: grpc.RpcMethodHandler[messages.ReadPayloadRequest, bytes]
+        read = grpc.unary_stream_rpc_method_handler(
+            self.read_payload, request_deserializer=messages.ReadPayloadRequest.FromString
+        )
+        return grpc.method_handlers_generic_handler(SERVICE, {"ReadPayload": read})
+
+    async def read_payload(
+        self,
+        request: messages.ReadPayloadRequest,
+        context: grpc.aio.ServicerContext[messages.ReadPayloadRequest, bytes],
+    ) -> None:
+        """Write a payload's chunks, from an offset on."""
+        reading = self._exporter.read(request.session_id, request.lease_id, request.offset_bytes)
+        with reading as chunks:
+            for chunk in chunks:
+                try:
+                    await asyncio.wait_for(context.write(chunk), self._stall_seconds)
+                except asyncio.TimeoutError:
+                    raise self._stalled(request) from None
+
+    def _stalled(self, request: messages.ReadPayloadRequest) -> DeadlinePassedError:
+        return DeadlinePassedError(
+            f"the reader of lease {request.lease_id} took nothing for {self._stall_seconds:g} s "
+            "(--default-wait): the stream is over; it can be resumed while the lease lives",
+            facts={"lease_id": request.lease_id, "waited_seconds": self._stall_seconds},
+        )

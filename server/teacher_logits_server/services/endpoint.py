@@ -1,0 +1,150 @@
+"""The endpoint: the gRPC server itself, its addresses, limits and health.
+
+It listens before the teacher is loaded, so that a second server is refused at once and
+probes are answered; until ``set_serving`` it is NOT_SERVING, and every other call is told
+to come back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+from typing import TYPE_CHECKING
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health
+
+from teacher_logits.errors import ConfigError
+from teacher_logits_server.interceptors import Guard
+from teacher_logits_server.services import Services
+from teacher_logits_server.sockets import EVERYONE, OWNER_ONLY, SocketClaim
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from teacher_logits_server.addresses import Address
+
+SERVICE_NAMES = (
+    "",
+    "teacher_logits.v1.TeacherLogitsService",
+    "teacher_logits.v1.ScoringService",
+    "teacher_logits.v1.BulkService",
+    "teacher_logits.v1.OperatorService",
+)
+KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS = 30_000, 10_000
+MIN_PING_INTERVAL_MS = 5_000
+MIN_MESSAGE_BYTES = 4 * 1024**2
+_TOKEN_BYTES = 24
+"""A token is 4 bytes; a row of one adds at most 20 of lengths and windows."""
+
+
+class Endpoint:
+    """The gRPC server of one process.
+
+    Args:
+        max_request_tokens: sizes the longest message that is read at all.
+        for_everyone: whether other users of this machine may connect to its Unix sockets.
+    """
+
+    def __init__(self, *, max_request_tokens: int, for_everyone: bool) -> None:
+        self.services = Services()
+        self.is_serving = False
+        self._socket_mode = EVERYONE if for_everyone else OWNER_ONLY
+        self._claims: list[SocketClaim] = []
+        self._health = health.HealthServicer()
+        self._is_ready = False
+        self._server = grpc.aio.server(
+            handlers=(self.services,),
+            interceptors=(Guard(is_ready=lambda: self._is_ready),),
+            options=_options(max_request_tokens),
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+
+    async def listen(self, addresses: Sequence[Address]) -> tuple[Address, ...]:
+        """Listen at every address, and return them with the ports that the system chose.
+
+        Raises:
+            ConfigError: one is in use, or is none of this machine; none is listened on then.
+        """
+        try:
+            bound = tuple(self._bind(address) for address in addresses)
+        except BaseException:
+            await self.stop(grace_seconds=0)
+            raise
+        await self._set_health(serving=False)
+        await self._server.start()
+        return bound
+
+    def open(self) -> None:
+        """Let every call in, from now on."""
+        self._is_ready = True
+
+    async def set_serving(self, serving: bool) -> None:
+        """Say SERVING or NOT_SERVING to whoever asks for the server's health."""
+        if serving is not self.is_serving:
+            self.is_serving = serving
+            await self._set_health(serving=serving)
+
+    async def stop(self, *, grace_seconds: float) -> None:
+        """Take no more calls, let those under way finish within the grace, and free the sockets."""
+        await self.set_serving(False)
+        await self._server.stop(grace_seconds)
+        for claim in self._claims:
+            claim.release()
+
+    def _bind(self, address: Address) -> Address:
+        if address.is_unix:
+            self._claims.append(claim := SocketClaim(address.path, flag="--listen"))
+            self._add_port(address)
+            claim.set_mode(self._socket_mode)
+            return address
+        return dataclasses.replace(address, port=self._add_port(address))
+
+    def _add_port(self, address: Address) -> int:
+        try:
+            port = self._server.add_insecure_port(str(address))
+        except RuntimeError:
+            port = 0
+        if port == 0:
+            raise ConfigError(
+                f"--listen {address}: {_why_not(address)}",
+                facts={"flag": "--listen", "value": str(address)},
+            )
+        return port
+
+    async def _set_health(self, *, serving: bool) -> None:
+        answer = health_pb2.HealthCheckResponse
+        status = answer.SERVING if serving else answer.NOT_SERVING
+        for name in SERVICE_NAMES:
+            await self._health.set(name, status)
+
+
+def _options(max_request_tokens: int) -> list[tuple[str, int]]:
+    longest = max(MIN_MESSAGE_BYTES, max_request_tokens * _TOKEN_BYTES + 65536)
+    return [
+        # On by default, and then a second server shares the port and takes half the calls.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", longest),
+        # A host that vanished shows within a minute; clients may ping as often as every 5 s,
+        # with and without calls, and are not sent away for it.
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+        ("grpc.http2.max_ping_strikes", 0),
+    ]
+
+
+def _why_not(address: Address) -> str:
+    """Ask the system once more, since gRPC keeps its answer to itself."""
+    if address.is_unix:
+        return "the socket cannot be made"
+    try:
+        families = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        for family, kind, protocol, _, place in families:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.bind(place)
+    except OSError as error:
+        return f"{error.strerror or error}; give it another address"
+    return "cannot be listened on"

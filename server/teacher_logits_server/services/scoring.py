@@ -1,0 +1,150 @@
+"""The service that runs the server's own teacher: one call, one job, one lease.
+
+Promises: a call waits as long as its deadline allows and ``default_wait`` at most; a caller
+that is gone gives up its place, and a lease that nobody will hear of is taken back. A retry
+with the same request id joins the call under way, or gets the lease that it got.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from teacher_logits.errors import (
+    DeadlinePassedError,
+    DrainingError,
+    PayloadInvalidError,
+    TeacherLogitsError,
+)
+from teacher_logits.v1 import scoring_service_pb2 as messages
+from teacher_logits.v1 import scoring_service_pb2_grpc as stubs
+from teacher_logits.wire import enum_from_wire
+from teacher_logits.wire_session import lease_to_wire
+from teacher_logits_server.scorer import BadRows, ScoreJob
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+    from datetime import timedelta
+
+    from grpc.aio import ServicerContext
+
+    from teacher_logits.clock import Clock
+    from teacher_logits.terms import LeaseTerms
+    from teacher_logits_server.ledger import Ledger
+    from teacher_logits_server.scorer import Scorer
+
+    Context = ServicerContext[messages.ScoreRequest, messages.ScoreResponse]
+
+
+@dataclass(kw_only=True)
+class _Calls:
+    """The calls of one request id: how many wait, and whether one has been answered."""
+
+    waiting: int = 0
+    answered: bool = False
+
+
+class ScoringService(stubs.ScoringServiceServicer):
+    """Turns calls into jobs of the scorer.
+
+    Args:
+        longest_wait: what a call waits at most, whatever its own deadline.
+    """
+
+    def __init__(
+        self, *, scorer: Scorer, ledger: Ledger, clock: Clock, longest_wait: timedelta
+    ) -> None:
+        self._scorer = scorer
+        self._ledger = ledger
+        self._clock = clock
+        self._longest_wait = longest_wait.total_seconds()
+        self._calls: dict[tuple[str, str], _Calls] = {}
+
+    async def Score(
+        self, request: messages.ScoreRequest, context: Context
+    ) -> messages.ScoreResponse:
+        """Run the teacher over some rows and lease the payload."""
+        self._check_draining(request)
+        wait = min(context.time_remaining(), self._longest_wait)
+        job = read_job(request, deadline=self._clock.now() + wait)
+        key = job.session_id, job.request_id
+        calls = self._calls.setdefault(key, _Calls())
+        calls.waiting += 1
+        try:
+            lease = await self._scored(job, wait, calls)
+        finally:
+            calls.waiting -= 1
+            if not calls.waiting:
+                self._calls.pop(key, None)
+        return messages.ScoreResponse(lease=lease_to_wire(lease))
+
+    async def _scored(self, job: ScoreJob, wait: float, calls: _Calls) -> LeaseTerms:
+        future = self._scorer.submit(job)
+        waiter = asyncio.wrap_future(future)
+        try:
+            # `wait` cancels nothing of its own accord, as `wait_for` would.
+            done, _ = await asyncio.wait([waiter], timeout=wait)
+            if not done:
+                raise self._too_late(wait)
+            lease = waiter.result()
+            calls.answered = True
+            return lease
+        finally:
+            if not calls.answered:
+                waiter.cancel()
+                self._give_up(job, future, calls)
+
+    def _give_up(self, job: ScoreJob, future: Future[LeaseTerms], calls: _Calls) -> None:
+        """Cancel a job; where its lease came first, take that back if no other call wants it."""
+        if future.cancel() or future.exception() is not None or calls.waiting > 1:
+            return
+        try:
+            self._ledger.release(job.session_id, future.result().lease_id)
+        except TeacherLogitsError:
+            pass  # the session has ended, and its leases with it
+
+    def _check_draining(self, request: messages.ScoreRequest) -> None:
+        if not self._ledger.draining:
+            return
+        if self._ledger.find_request(request.session_id, request.request_id) is None:
+            raise DrainingError(
+                "the server is shutting down and scores nothing new: return your leases, and "
+                "open a session with another server, or with this one once it is back"
+            )
+
+    def _too_late(self, waited: float) -> DeadlinePassedError:
+        return DeadlinePassedError(
+            f"the teacher was not done after {waited:.1f} s, which is as long as the call may "
+            f"wait (the shorter of its deadline and --default-wait, {self._longest_wait:g} s): "
+            "send fewer rows a call, or allow more",
+            facts={"waited_seconds": waited, "longest_wait_seconds": self._longest_wait},
+        )
+
+
+def read_job(request: messages.ScoreRequest, *, deadline: float) -> ScoreJob:
+    """Return the job of a message; ``deadline`` is a time of the server's clock.
+
+    Raises:
+        PayloadInvalidError: its windows are no pairs.
+        RequestInvalidError: it does not say what to do about bad rows.
+    """
+    windows = request.row_windows
+    if len(windows) % 2:
+        raise PayloadInvalidError(
+            f"row_windows has {len(windows)} numbers: give a first position and a count a row",
+            facts={"entries": len(windows)},
+        )
+    return ScoreJob(
+        session_id=request.session_id,
+        request_id=request.request_id,
+        input_ids=request.input_ids,
+        row_lengths=tuple(request.row_lengths),
+        prefix_ids=request.prefix_ids,
+        prefix_lengths=tuple(request.prefix_lengths),
+        row_windows=tuple(zip(windows[::2], windows[1::2], strict=True)),
+        bad_rows=enum_from_wire(
+            request.bad_rows, messages.BadRowPolicy, "BAD_ROW_POLICY_", BadRows
+        ),
+        deadline=deadline,
+    )

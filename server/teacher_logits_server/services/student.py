@@ -1,0 +1,188 @@
+"""The service of student ranks: admission, proof, renewal, leases.
+
+``renew``, ``acquire`` and ``release`` are one implementation for two ways in: RPCs here, and
+the same messages on a broker line (``line``).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from teacher_logits.errors import RequestInvalidError, SessionRefusedError, TeacherLogitsError
+from teacher_logits.terms import SERVER_WRITER
+from teacher_logits.v1 import teacher_logits_service_pb2 as messages
+from teacher_logits.v1 import teacher_logits_service_pb2_grpc as stubs
+from teacher_logits.wire import student_from_wire, transport_from_wire
+from teacher_logits.wire_session import lease_to_wire, refusal_from_wire, session_to_wire
+
+if TYPE_CHECKING:
+    from grpc.aio import ServicerContext
+
+    from teacher_logits.profiles import StudentProfile
+    from teacher_logits.terms import SessionTerms
+    from teacher_logits.transport import Transport
+    from teacher_logits_server.ledger import Ledger
+
+MAX_FAILURES = 16
+
+_log = logging.getLogger(__name__)
+
+
+class StudentService(stubs.TeacherLogitsServiceServicer):
+    """Admits student ranks and lends them payloads.
+
+    Args:
+        broker_path: where the broker listens; empty where there is none.
+    """
+
+    def __init__(self, *, ledger: Ledger, broker_path: str) -> None:
+        self._ledger = ledger
+        self._broker_path = broker_path
+
+    async def OpenSession(
+        self,
+        request: messages.OpenSessionRequest,
+        context: ServicerContext[messages.OpenSessionRequest, messages.OpenSessionResponse],
+    ) -> messages.OpenSessionResponse:
+        """Admit a student rank, or refuse it with every rule that it breaks."""
+        profile = student_from_wire(request.profile)
+        try:
+            opened = self._ledger.open_session(
+                request_id=request.request_id,
+                protocol_version=request.protocol_version,
+                profile=profile,
+            )
+        except SessionRefusedError as error:
+            _log_refused(profile, error)
+            raise
+        _log.info(
+            "session opened",
+            extra={"facts": {"session_id": opened.terms.session_id, **_student(profile)}},
+        )
+        return messages.OpenSessionResponse(
+            session=session_to_wire(opened.terms),
+            broker_path=self._broker_path,
+            nonce=opened.nonce,
+        )
+
+    async def ProveLocality(
+        self,
+        request: messages.ProveLocalityRequest,
+        context: ServicerContext[messages.ProveLocalityRequest, messages.ProveLocalityResponse],
+    ) -> messages.ProveLocalityResponse:
+        """Settle the session's transports by what was proven."""
+        profile = self._ledger.profile(request.session_id)
+        if len(request.failures) > MAX_FAILURES:
+            raise RequestInvalidError(
+                f"{len(request.failures)} failures were reported; at most {MAX_FAILURES} can be",
+                facts={"failures": len(request.failures), "limit": MAX_FAILURES},
+            )
+        try:
+            terms = self._ledger.prove_locality(
+                request.session_id,
+                proofs=_proofs(request),
+                failures=[refusal_from_wire(failure) for failure in request.failures],
+            )
+        except TeacherLogitsError as error:
+            _log_refused(profile, error)
+            raise
+        _log_settled(terms)
+        return messages.ProveLocalityResponse(session=session_to_wire(terms))
+
+    async def RenewSession(
+        self,
+        request: messages.RenewSessionRequest,
+        context: ServicerContext[messages.RenewSessionRequest, messages.RenewSessionResponse],
+    ) -> messages.RenewSessionResponse:
+        """Extend a session that has not ended."""
+        return renew(self._ledger, request)
+
+    async def CloseSession(
+        self,
+        request: messages.CloseSessionRequest,
+        context: ServicerContext[messages.CloseSessionRequest, messages.CloseSessionResponse],
+    ) -> messages.CloseSessionResponse:
+        """End a session; doing so twice is fine."""
+        self._ledger.close_session(request.session_id)
+        _log.info("session closed", extra={"facts": {"session_id": request.session_id}})
+        return messages.CloseSessionResponse()
+
+    async def AcquirePayload(
+        self,
+        request: messages.AcquirePayloadRequest,
+        context: ServicerContext[messages.AcquirePayloadRequest, messages.AcquirePayloadResponse],
+    ) -> messages.AcquirePayloadResponse:
+        """Lease a payload that is leased already."""
+        return acquire(self._ledger, request)
+
+    async def ReleasePayload(
+        self,
+        request: messages.ReleasePayloadRequest,
+        context: ServicerContext[messages.ReleasePayloadRequest, messages.ReleasePayloadResponse],
+    ) -> messages.ReleasePayloadResponse:
+        """Return a lease; doing so twice is fine."""
+        return release(self._ledger, request)
+
+
+def renew(ledger: Ledger, request: messages.RenewSessionRequest) -> messages.RenewSessionResponse:
+    """Extend a session that has not ended."""
+    return messages.RenewSessionResponse(draining=ledger.renew(request.session_id))
+
+
+def acquire(
+    ledger: Ledger, request: messages.AcquirePayloadRequest
+) -> messages.AcquirePayloadResponse:
+    """Lease a payload that is leased already."""
+    lease = ledger.acquire(
+        session_id=request.session_id,
+        request_id=request.request_id,
+        payload_id=request.payload_id,
+    )
+    return messages.AcquirePayloadResponse(lease=lease_to_wire(lease))
+
+
+def release(
+    ledger: Ledger, request: messages.ReleasePayloadRequest
+) -> messages.ReleasePayloadResponse:
+    """Return a lease; doing so twice is fine."""
+    ledger.release(request.session_id, request.lease_id)
+    return messages.ReleasePayloadResponse()
+
+
+def _proofs(request: messages.ProveLocalityRequest) -> dict[Transport, bytes]:
+    proofs: dict[Transport, bytes] = {}
+    for proof in request.proofs:
+        if proof.writer_id != SERVER_WRITER:
+            raise RequestInvalidError(
+                f"a proof names writer {proof.writer_id[:128]!r}; the one writer here is "
+                f"{SERVER_WRITER!r}",
+                facts={"writer_id": proof.writer_id[:128]},
+            )
+        proofs[transport_from_wire(proof.transport)] = proof.mac
+    return proofs
+
+
+def _student(profile: StudentProfile) -> dict[str, str | int]:
+    return {
+        "student_id": profile.student_id,
+        "rank": profile.data_parallel_rank,
+        "host_name": profile.hints.host_name,
+        "pid": profile.hints.pid,
+    }
+
+
+def _log_refused(profile: StudentProfile, error: TeacherLogitsError) -> None:
+    _log.warning(
+        "session refused",
+        extra={"facts": {**_student(profile), "reason": error.reason, "message": error.message}},
+    )
+
+
+def _log_settled(terms: SessionTerms) -> None:
+    facts: dict[str, str] = {"session_id": terms.session_id}
+    for settlement in terms.settlements:
+        facts["transport"] = settlement.transport.value if settlement.transport else "none"
+        for refusal in settlement.refusals:
+            facts[f"no_{refusal.transport.value}"] = f"{refusal.reason.value}: {refusal.message}"
+    _log.info("session settled", extra={"facts": facts})

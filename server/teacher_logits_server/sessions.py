@@ -1,0 +1,283 @@
+"""Sessions: which student ranks are admitted, how each one's end is learnt, and that it stays.
+
+Pure: events and ``now`` (seconds of the ledger's clock) in. A session's life:
+
+    OPENING --settle--> LOCAL    shares memory; its broker line says when it ends
+       |        `-----> REMOTE   lives by its TTL; streams, or shares memory in this process
+       |                  |
+       | opening_ttl      | close      LOCAL, REMOTE with memory --close--> CLOSED: no new leases,
+       v                  v                and its room stays until it is returned or the end
+     ENDED <-- line ends, TTL passes
+
+Promises: an ended session never comes back, whoever renews it; a TTL counts from the moment
+it passed and not from the sweep that finds it; a nonce is shown once; an open that is
+repeated gets the same session.
+"""
+
+from __future__ import annotations
+
+import enum
+import hmac
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Protocol
+
+from teacher_logits.errors import (
+    NotAllowedError,
+    NotAvailable,
+    RequestInvalidError,
+    SessionExpiredError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from teacher_logits.profiles import StudentProfile
+    from teacher_logits.terms import Check
+    from teacher_logits.transport import Refusal, Settlement
+
+
+class Limits(Protocol):
+    """What the tables need of a server's settings; ``config.ServerConfig`` has it all."""
+
+    @property
+    def session_ttl(self) -> timedelta:
+        """How long a remote session lives without a sign of life."""
+
+    @property
+    def renew_interval(self) -> timedelta:
+        """How often clients are told to give one."""
+
+    @property
+    def opening_ttl(self) -> timedelta:
+        """How long a session may stay unsettled."""
+
+    @property
+    def default_wait(self) -> timedelta:
+        """How long a call may wait in the server."""
+
+    @property
+    def max_sessions(self) -> int:
+        """Most sessions at a time."""
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Most tokens of one scoring request."""
+
+    @property
+    def pool_size_bytes(self) -> int:
+        """Byte budget of all slabs together."""
+
+    @property
+    def slab_size_bytes(self) -> int:
+        """Usual size of a slab."""
+
+
+class Phase(enum.Enum):
+    """Where a session stands in its life."""
+
+    OPENING = "opening"
+    LOCAL = "local"
+    REMOTE = "remote"
+    CLOSED = "closed"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A session's broker line: who is at its other end, and what it was given to read."""
+
+    pid: int
+    challenge: bytes
+
+
+@dataclass(kw_only=True)
+class Session:
+    """One student rank, as the table keeps it. Only the table changes it."""
+
+    session_id: str
+    request_id: str
+    nonce: bytes
+    student: StudentProfile
+    checks: tuple[Check, ...]
+    vocabulary_size: int
+    opened_at: float
+    heard_at: float
+    phase: Phase = Phase.OPENING
+    nonce_shown: bool = False
+    line: Line | None = None
+    #: Why the line proves nothing, where it does not.
+    line_refusal: Refusal | None = None
+    settlement: Settlement | None = None
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether its readers look into slabs, so that room needs proof before reuse."""
+        transport = self.settlement.transport if self.settlement is not None else None
+        return transport is not None and transport.is_local
+
+    @property
+    def liveness(self) -> str:
+        """How its end is learnt: ``line``, or ``ttl``."""
+        return "line" if self.line is not None and self.shares_memory else "ttl"
+
+
+class Sessions:
+    """The table of sessions.
+
+    Args:
+        ttl, opening_ttl, limit: see ``Limits``.
+    """
+
+    def __init__(self, *, ttl: timedelta, opening_ttl: timedelta, limit: int) -> None:
+        self._ttl = ttl.total_seconds()
+        self._opening_ttl = opening_ttl.total_seconds()
+        self._limit = limit
+        self._sessions: dict[str, Session] = {}
+        self._by_request: dict[str, str] = {}
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._sessions.values()))
+
+    def opened(self, request_id: str, student: StudentProfile, *, now: float) -> Session | None:
+        """Return the session that an earlier call with this request id opened, if it lives.
+
+        Raises:
+            RequestInvalidError: the id was used with another profile.
+        """
+        session = self._sessions.get(self._by_request.get(request_id, ""))
+        if session is None or self.is_over(session, now=now):
+            return None
+        if session.student != student:
+            raise RequestInvalidError(
+                f"request id {request_id!r} has opened a session with another profile already; "
+                "take a fresh id for each session",
+                facts={"request_id": request_id},
+            )
+        return session
+
+    def check_room(self) -> None:
+        """Refuse one session too many.
+
+        Raises:
+            NotAvailable: there are as many as the server takes.
+        """
+        count = sum(session.phase is not Phase.ENDED for session in self._sessions.values())
+        if count < self._limit:
+            return
+        raise NotAvailable(
+            f"the server has {count} sessions and takes {self._limit}: close some, or raise "
+            "--max-sessions",
+            facts={"sessions": count, "max_sessions": self._limit},
+            retry_after=timedelta(seconds=self._opening_ttl),
+        )
+
+    def add(self, session: Session) -> None:
+        """Take a new session in."""
+        self._sessions[session.session_id] = session
+        self._by_request[session.request_id] = session.session_id
+
+    def find(self, session_id: str) -> Session | None:
+        """Return a session in whatever phase, or None where nothing is left of it."""
+        return self._sessions.get(session_id)
+
+    def living(self, session_id: str, *, now: float) -> Session:
+        """Return a session that has not ended, nor been closed.
+
+        Raises:
+            SessionExpiredError: it has, or was never there.
+        """
+        session = self._sessions.get(session_id)
+        if session is None or session.phase is Phase.CLOSED or self.is_over(session, now=now):
+            raise SessionExpiredError(
+                f"session {session_id[:128]!r} has ended, and is never revived: open a new one",
+                facts={"session_id": session_id[:128]},
+            )
+        return session
+
+    def settled(self, session_id: str, *, now: float) -> Session:
+        """Return a living session that may work.
+
+        Raises:
+            SessionExpiredError: it has ended.
+            NotAllowedError: its transports are not settled yet.
+        """
+        session = self.living(session_id, now=now)
+        if session.settlement is None:
+            raise NotAllowedError(
+                f"session {session_id} has not settled its transports: call ProveLocality first",
+                facts={"session_id": session_id},
+            )
+        return session
+
+    def hear(self, session_id: str, *, now: float) -> Session:
+        """Note a sign of life of a settled session; refuses as ``settled`` does."""
+        session = self.settled(session_id, now=now)
+        session.heard_at = now
+        return session
+
+    def note(self, session: Session, *, now: float) -> None:
+        """Note a sign of life of a session in whatever phase; it revives none."""
+        if session.phase is not Phase.CLOSED and not self.is_over(session, now=now):
+            session.heard_at = now
+
+    def show_nonce(self, session_id: str, nonce: bytes, *, now: float) -> None:
+        """Take a session's nonce, once; it makes its bearer the one who opened the session.
+
+        Raises:
+            SessionExpiredError: the session has ended.
+            NotAllowedError: it is another nonce, was shown before, or comes too late.
+        """
+        session = self.living(session_id, now=now)
+        if session.phase is not Phase.OPENING or session.nonce_shown:
+            raise NotAllowedError(
+                f"session {session_id} has had its broker line: a nonce is good for one, before "
+                "ProveLocality; open a new session",
+                facts={"session_id": session_id, "phase": session.phase.value},
+            )
+        if not hmac.compare_digest(nonce, session.nonce):
+            raise NotAllowedError(
+                f"this is not the nonce of session {session_id}", facts={"session_id": session_id}
+            )
+        session.nonce_shown = True
+
+    def settle(self, session: Session, settlement: Settlement, *, now: float) -> None:
+        """Give an opening session its transport, and with it the way its end is learnt."""
+        session.settlement = settlement
+        by_line = session.shares_memory and session.line is not None
+        session.phase = Phase.LOCAL if by_line else Phase.REMOTE
+        session.heard_at = now
+
+    def close(self, session: Session) -> bool:
+        """Take no new leases; return whether the session has ended with that.
+
+        It has not where readers may still look into slabs.
+        """
+        if session.phase in (Phase.LOCAL, Phase.REMOTE) and session.shares_memory:
+            session.phase = Phase.CLOSED
+        elif session.phase is not Phase.CLOSED:
+            session.phase = Phase.ENDED
+        return session.phase is Phase.ENDED
+
+    def lapse(self, *, now: float) -> list[Session]:
+        """End every session whose time has passed; return them."""
+        lapsed = [s for s in self if s.phase is not Phase.ENDED and self.is_over(s, now=now)]
+        for session in lapsed:
+            session.phase = Phase.ENDED
+        return lapsed
+
+    def drop(self, session: Session) -> None:
+        """Forget an ended session."""
+        if session.phase is not Phase.ENDED:
+            raise ValueError(f"session {session.session_id} has not ended")
+        del self._sessions[session.session_id]
+        if self._by_request.get(session.request_id) == session.session_id:
+            del self._by_request[session.request_id]
+
+    def is_over(self, session: Session, *, now: float) -> bool:
+        """Say whether a session has ended, swept or not."""
+        if session.phase is Phase.OPENING:
+            return now - session.opened_at >= self._opening_ttl
+        if session.phase is Phase.ENDED:
+            return True
+        return session.liveness == "ttl" and now - session.heard_at >= self._ttl

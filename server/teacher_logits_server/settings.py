@@ -1,0 +1,272 @@
+"""Every setting of a server, defined once: its field, flag, YAML key, unit and help.
+
+The classes here are the groups of ``--help``, in its order, and ``config.ServerConfig`` is
+their sum. Nothing is checked here but types; the rules stand in ``config``.
+"""
+
+# ruff: noqa: RUF009 - `_set` makes a dataclass field, which is no shared default
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from typing import TYPE_CHECKING, TypeVar
+
+from teacher_logits.transport import Transport
+from teacher_logits_server import readers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from teacher_logits.grid import BatchGrid
+    from teacher_logits.locality import ModelGrid
+    from teacher_logits_server.readers import Reader
+
+T = TypeVar("T")
+
+KIB, MIB, GIB = 1024, 1024**2, 1024**3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What defines one setting besides its field's type and default.
+
+    ``repeated`` settings take their flag several times, or a list in YAML.
+    """
+
+    flag: str
+    reader: Reader
+    help: str
+    repeated: bool
+
+    @property
+    def key(self) -> str:
+        """The setting's name in a YAML file: the flag with underscores, without its dashes."""
+        return self.flag.lstrip("-").replace("-", "_")
+
+
+def _set(default: T, flag: str, reader: Reader, help: str, *, repeated: bool = False) -> T:
+    setting = Setting(flag=flag, reader=reader, help=help, repeated=repeated)
+    return field(default=default, metadata={"setting": setting})
+
+
+def settings_of(group: type) -> Iterator[tuple[str, object, Setting]]:
+    """Yield (field name, default, setting) of every setting of a group or of the whole."""
+    for each in fields(group):
+        yield each.name, each.default, each.metadata["setting"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListenSettings:
+    """where it listens"""
+
+    listen: tuple[str, ...] = _set(
+        (),
+        "--listen",
+        readers.ADDRESS,
+        "unix:/path or host:port, several times if wanted; port 0 lets the system choose "
+        "(default: a socket in the runtime folder)",
+        repeated=True,
+    )
+    insecure: bool = _set(
+        False,
+        "--insecure",
+        readers.SWITCH,
+        "allow TCP addresses that other hosts reach: nothing is encrypted, and whoever reaches "
+        "the port may use the teacher",
+    )
+    broker: str = _set(
+        "",
+        "--broker",
+        readers.PATH,
+        "socket over which students of this node get their shared memory (default: beside the "
+        "first Unix socket, or in the runtime folder)",
+    )
+    allow_uids: tuple[int, ...] = _set(
+        (),
+        "--allow-uid",
+        readers.UID,
+        "let this user's processes map the shared memory, besides the server's own user and "
+        "root; the sockets are then open to all who reach their folder",
+        repeated=True,
+    )
+    transports: tuple[Transport, ...] = _set(
+        (Transport.LOCAL, Transport.SHARED_MEMORY, Transport.STREAM),
+        "--transports",
+        readers.TRANSPORTS,
+        "ways on offer to hand payloads over, with commas between",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherSettings:
+    """the teacher"""
+
+    model: str = _set(
+        "",
+        "--model",
+        readers.PATH,
+        "folder (safetensors) or GGUF file of a causal language model",
+    )
+    engine: str = _set(
+        "transformers",
+        "--engine",
+        readers.NAME,
+        "what computes the scores: transformers, or your own as module:function, which is called "
+        "with the config and returns an engine",
+    )
+    teacher_id: str = _set("teacher", "--teacher-id", readers.NAME, "name that students ask for")
+    dtype: str = _set(
+        "auto",
+        "--dtype",
+        readers.choice("auto", "float32", "bfloat16", "float16"),
+        "arithmetic of the teacher",
+    )
+    device: str = _set("auto", "--device", readers.NAME, "auto, cpu, cuda or cuda:N")
+    threads: int | None = _set(
+        None,
+        "--threads",
+        readers.COUNT,
+        "CPU threads of the teacher's arithmetic (default: torch's choice)",
+    )
+    tokenizer: str = _set(
+        "",
+        "--tokenizer",
+        readers.PATH,
+        "folder or file of the tokenizer (default: the model's own)",
+    )
+    top_k: int = _set(
+        1024, "--top-k", readers.COUNT, "most entries a position that a student may ask for"
+    )
+    batch_grid: BatchGrid | None = _set(
+        None, "--batch-grid", readers.BATCH_GRID, "grid that students must fit (default: any)"
+    )
+    model_grid: ModelGrid | None = _set(
+        None,
+        "--model-grid",
+        readers.MODEL_GRID,
+        "what the arithmetic node-locality rule compares (default: that rule stays unchecked)",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorySettings:
+    """memory (bytes, or with KiB, MiB, GiB)"""
+
+    pool_size_bytes: int = _set(
+        GIB, "--pool-size", readers.SIZE, "most shared memory for payloads, all slabs together"
+    )
+    slab_size_bytes: int = _set(
+        256 * MIB,
+        "--slab-size",
+        readers.SIZE,
+        "size of one slab; a larger payload gets a slab of its own",
+    )
+    chunk_bytes: int = _set(
+        MIB,
+        "--chunk-size",
+        readers.SIZE,
+        "bytes a message of a streamed payload; below 4MiB, so that any gRPC client reads it",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitSettings:
+    """limits"""
+
+    max_sessions: int = _set(4096, "--max-sessions", readers.COUNT, "most student ranks at a time")
+    max_request_tokens: int = _set(
+        65536,
+        "--max-request-tokens",
+        readers.COUNT,
+        "most tokens that one request may hold, prefixes included",
+    )
+    max_batch_tokens: int = _set(
+        8192,
+        "--max-batch-tokens",
+        readers.COUNT,
+        "tokens, padding included, that run through the teacher together",
+    )
+    max_waiting_requests: int = _set(
+        1024,
+        "--max-waiting-requests",
+        readers.COUNT,
+        "most scoring requests that wait; the next one is refused",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeSettings:
+    """times (seconds, or with ms, s, min, h)"""
+
+    session_ttl: timedelta = _set(
+        timedelta(seconds=30),
+        "--session-ttl",
+        readers.SPAN,
+        "a remote session ends when no renewal came for this long",
+    )
+    renew_interval: timedelta = _set(
+        timedelta(seconds=10),
+        "--renew-interval",
+        readers.SPAN,
+        "how often remote students are told to renew; at most half of --session-ttl",
+    )
+    opening_ttl: timedelta = _set(
+        timedelta(seconds=10),
+        "--opening-ttl",
+        readers.SPAN,
+        "a session that was opened and never settled ends after this long",
+    )
+    default_wait: timedelta = _set(
+        timedelta(seconds=30),
+        "--default-wait",
+        readers.SPAN,
+        "longest that a call waits in the server, whatever its own deadline, and that a stream "
+        "waits for its reader",
+    )
+    drain_grace: timedelta = _set(
+        timedelta(seconds=30),
+        "--drain-grace",
+        readers.SPAN,
+        "after SIGTERM, how long leases may run out before the server stops",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputSettings:
+    """what it says"""
+
+    log_format: str = _set(
+        "text",
+        "--log-format",
+        readers.choice("text", "json"),
+        "form of the log: one line an event, on standard error",
+    )
+    log_level: str = _set(
+        "info",
+        "--log-level",
+        readers.choice("debug", "info", "warning", "error"),
+        "the least that is logged",
+    )
+    ready_fd: int | None = _set(
+        None,
+        "--ready-fd",
+        readers.Reader("FD", readers.whole),
+        "once ready, write one line of JSON with the addresses to this descriptor and close it",
+    )
+    ready_file: str = _set(
+        "",
+        "--ready-file",
+        readers.PATH,
+        "once ready, write the same line into this file, whole or not at all",
+    )
+
+
+GROUPS = (
+    ListenSettings,
+    TeacherSettings,
+    MemorySettings,
+    LimitSettings,
+    TimeSettings,
+    OutputSettings,
+)

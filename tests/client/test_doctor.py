@@ -1,0 +1,484 @@
+"""`teacher-logits doctor`: what stands in the way of sharing memory, and how to mend it."""
+
+import json
+import os
+import platform
+import socket
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import teacher_logits_client as tl
+from teacher_logits.errors import ConfigError
+from teacher_logits_client import cli, testing
+from teacher_logits_client.calls.inspection import inspect_server
+from teacher_logits_client.config import parse_address
+from teacher_logits_client.doctor import Finding, Report, Verdict, kernel, place, software
+from teacher_logits_client.doctor.config import Surroundings, read_surroundings
+from teacher_logits_client.doctor.connection import Visit, connection_findings
+from teacher_logits_client.doctor.memory import memory_findings
+
+GIB = 1 << 30
+linux_only = pytest.mark.skipif(platform.system() != "Linux", reason="tries Linux itself")
+
+
+def by_name(findings: list[Finding]) -> dict[str, Finding]:
+    """Findings by their names, of which none may come twice."""
+    assert len({each.name for each in findings}) == len(findings)
+    return {each.name: each for each in findings}
+
+
+class TestTheReport:
+    def test_is_as_bad_as_its_worst_finding(self) -> None:
+        good, bad, worse = (
+            Finding(name=verdict.value, verdict=verdict, message="so") for verdict in Verdict
+        )
+
+        assert Report(findings=(good,)).verdict is Verdict.OK
+        assert Report(findings=(bad, good)).verdict is Verdict.WARN
+        assert Report(findings=(good, worse, bad)).verdict is Verdict.FAIL
+
+    def test_gives_the_cure_below_what_it_cures(self) -> None:
+        finding = Finding(
+            name="memory", verdict=Verdict.WARN, message="there is little", cure="buy more"
+        )
+
+        lines = Report(findings=(finding,)).to_text().splitlines()
+
+        assert lines[0].split() == ["warn", "memory", "there", "is", "little"]
+        assert lines[1].strip() == "cure: buy more"
+        assert lines[-1] == "warn: 0 ok, 1 warn, 0 fail"
+
+    def test_keeps_long_lines_within_a_terminal(self) -> None:
+        finding = Finding(name="a", verdict=Verdict.OK, message="word " * 60, cure="cure " * 60)
+
+        assert max(map(len, Report(findings=(finding,)).to_text().splitlines())) <= 100
+
+    def test_has_numbers_in_its_json(self) -> None:
+        finding = Finding(name="a", verdict=Verdict.OK, message="m", facts={"size_bytes": 3})
+
+        document = json.loads(Report(findings=(finding,)).to_json())
+
+        assert document == {
+            "verdict": "ok",
+            "findings": [
+                {
+                    "name": "a",
+                    "verdict": "ok",
+                    "message": "m",
+                    "cure": "",
+                    "facts": {"size_bytes": 3},
+                }
+            ],
+        }
+
+
+@linux_only
+class TestTheKernel:
+    def test_every_trial_that_server_and_client_rely_on_is_made(self) -> None:
+        assert set(by_name(kernel.kernel_findings())) == {
+            "kernel",
+            "sealed_slab",
+            "slab_passing",
+            "peer_pidfd",
+            "pidfd_open",
+            "populate_read",
+            "page_map",
+        }
+
+    def test_no_trial_leaves_a_descriptor_behind(self) -> None:
+        kernel.kernel_findings()
+        before = os.listdir("/proc/self/fd")
+        kernel.kernel_findings()
+
+        assert len(os.listdir("/proc/self/fd")) == len(before)
+
+    def test_without_memfd_slabs_are_warned_about_and_the_rest_is_not(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        before = by_name(kernel.kernel_findings())
+
+        def refuse(*_: object) -> int:
+            raise PermissionError(1, "not here")
+
+        monkeypatch.setattr(os, "memfd_create", refuse)
+        found = by_name(kernel.kernel_findings())
+
+        changed = {name for name in found if found[name] != before[name]}
+        assert changed == {"sealed_slab", "slab_passing"}
+        assert found["sealed_slab"].verdict is Verdict.WARN
+        assert "not here" in found["sealed_slab"].message
+        assert "streamed" in found["sealed_slab"].cure
+
+    def test_an_old_kernel_is_told_which_one_proves_peers(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(kernel, "_SO_PEERPIDFD", 9999)
+
+        found = by_name(kernel.kernel_findings())["peer_pidfd"]
+
+        assert found.verdict is Verdict.WARN
+        assert "6.5" in found.cure
+
+    def test_another_system_is_told_that_payloads_are_streamed(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(platform, "system", lambda: "Darwin")
+
+        (finding,) = kernel.kernel_findings()
+
+        assert finding.verdict is Verdict.WARN
+        assert "streamed" in finding.message
+
+
+class Machine:
+    """A machine's files about memory, as a test wants them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.proc, self.cgroups = folder / "proc", folder / "cgroup"
+        self.shm = folder / "no-such-mount"
+        self.write(self.proc / "meminfo", "MemTotal: 99 kB\nMemAvailable:   8388608 kB")
+        self.write(self.proc / "self" / "cgroup", "0::/box/inner")
+
+    @staticmethod
+    def write(path: Path, text: str | int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+
+    def limit(self, group: str, *, limit: int | str, usage: int, cache: int = 0) -> None:
+        """Set a version 2 group's numbers."""
+        self.write(self.cgroups / group / "memory.max", limit)
+        self.write(self.cgroups / group / "memory.current", usage)
+        self.write(self.cgroups / group / "memory.stat", f"anon 5\ninactive_file {cache}")
+
+    def findings(self, pool_size_bytes: int = GIB) -> dict[str, Finding]:
+        return by_name(
+            memory_findings(
+                pool_size_bytes, proc=self.proc, cgroups=self.cgroups, shared_mount=self.shm
+            )
+        )
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+class TestMemory:
+    def test_that_suffices_is_ok(self, machine: Machine) -> None:
+        found = machine.findings()
+
+        assert {each.verdict for each in found.values()} == {Verdict.OK}
+        assert found["memory_available"].facts["free_bytes"] == 8 * GIB
+
+    def test_that_is_short_is_a_warning_with_the_flag_to_lower(self, machine: Machine) -> None:
+        found = machine.findings(9 * GIB)["memory_available"]
+
+        assert found.verdict is Verdict.WARN
+        assert "8 GiB" in found.message
+        assert "--pool-size" in found.cure
+
+    def test_a_cgroup_counts_less_what_it_uses(self, machine: Machine) -> None:
+        machine.limit("box/inner", limit=2 * GIB, usage=3 * GIB // 2)
+
+        found = machine.findings()["memory_cgroup"]
+
+        assert found.verdict is Verdict.WARN
+        assert found.facts["free_bytes"] == GIB // 2
+        assert "/box/inner" in found.message
+
+    def test_page_cache_that_can_be_dropped_counts_as_free(self, machine: Machine) -> None:
+        machine.limit("box/inner", limit=2 * GIB, usage=3 * GIB // 2, cache=GIB)
+
+        assert machine.findings()["memory_cgroup"].verdict is Verdict.OK
+
+    def test_the_limit_of_a_parent_binds(self, machine: Machine) -> None:
+        machine.limit("box/inner", limit="max", usage=5)
+        machine.limit("box", limit=GIB, usage=GIB)
+
+        found = machine.findings()["memory_cgroup"]
+
+        assert found.verdict is Verdict.WARN
+        assert found.facts["free_bytes"] == 0
+
+    def test_version_1_is_understood_and_its_huge_number_is_no_limit(
+        self, machine: Machine
+    ) -> None:
+        machine.write(machine.proc / "self" / "cgroup", "4:memory:/old")
+        folder = machine.cgroups / "memory" / "old"
+        machine.write(folder / "memory.usage_in_bytes", GIB)
+        machine.write(folder / "memory.stat", "total_inactive_file 0")
+        machine.write(folder / "memory.limit_in_bytes", 9223372036854771712)
+        assert "no cgroup limit" in machine.findings()["memory_cgroup"].message
+
+        machine.write(folder / "memory.limit_in_bytes", GIB + 7)
+
+        assert machine.findings()["memory_cgroup"].facts["free_bytes"] == 7
+
+    def test_that_cannot_be_read_limits_nothing(self, tmp_path: Path) -> None:
+        found = memory_findings(GIB, proc=tmp_path, cgroups=tmp_path, shared_mount=tmp_path)
+
+        assert {each.verdict for each in found} == {Verdict.OK}
+
+    def test_the_shared_mount_is_for_information_only(self, machine: Machine) -> None:
+        machine.shm = machine.proc
+
+        found = machine.findings()["dev_shm"]
+
+        assert found.verdict is Verdict.OK
+        assert "memfd" in found.message
+
+
+class TestThePlace:
+    def test_a_socket_path_over_the_limit_fails_with_both_numbers(self) -> None:
+        found = place.socket_finding(f"/{'x' * 107}")
+
+        assert found.verdict is Verdict.FAIL
+        assert "108 bytes" in found.message
+        assert "107" in found.message
+        assert "--listen" in found.cure
+
+    def test_a_socket_path_at_the_limit_is_fine(self) -> None:
+        assert place.socket_finding(f"/{'x' * 106}").verdict is Verdict.OK
+
+    def test_a_socket_says_whether_anybody_listens(self, tmp_path: Path) -> None:
+        path = str(tmp_path / "s")
+        assert "no server" in place.socket_finding(path).message
+
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen()
+            assert "a server listens" in place.socket_finding(path).message
+
+        assert "left behind" in place.socket_finding(path).message
+
+    def test_the_default_socket_is_in_the_users_runtime_folder(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+        surroundings = read_surroundings()
+
+        assert surroundings.socket_path == str(tmp_path / "teacher-logits" / "teacher.sock")
+        assert str(tmp_path) in place.runtime_folder_finding(surroundings).message
+
+    def test_a_runtime_folder_that_is_not_there_is_as_good_as_none(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "gone"))
+
+        assert read_surroundings().runtime_folder == ""
+
+    def test_proxies_are_named_without_their_passwords_and_said_to_be_ignored(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "grpc_proxy", "all_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("https_proxy", "http://me:secret@proxy:3128")
+
+        found = place.proxy_finding(read_surroundings().proxies)
+
+        assert found.facts["names"].split(",")[0] == "https_proxy"  # type: ignore[union-attr]
+        assert "ignored" in found.message
+        assert "secret" not in repr(found)
+
+    def test_few_open_files_are_a_warning(self) -> None:
+        assert place.open_files_finding(256).verdict is Verdict.WARN
+        assert place.open_files_finding(1024).verdict is Verdict.OK
+
+    def test_unlimited_open_files_are_not_minus_one(self) -> None:
+        found = place.open_files_finding(-1)
+
+        assert found.verdict is Verdict.OK
+        assert "unlimited" in found.message
+
+    def test_everything_has_a_finding(self) -> None:
+        surroundings = Surroundings(
+            runtime_folder="", temporary_folder="/t", proxies=("http_proxy",)
+        )
+
+        assert set(by_name(place.place_findings(surroundings))) == {
+            "identity",
+            "open_files",
+            "default_socket",
+            "runtime_folder",
+            "proxies",
+        }
+
+
+class TestTheSoftware:
+    def test_a_python_that_is_too_old_fails(self) -> None:
+        found = software.python_finding((3, 9, 18))
+
+        assert found.verdict is Verdict.FAIL
+        assert "3.10" in found.cure
+
+    def test_this_python_is_new_enough(self) -> None:
+        assert software.python_finding((3, 10, 0)).verdict is Verdict.OK
+
+    def test_versions_are_facts(self) -> None:
+        packages = by_name(software.version_findings())["packages"]
+
+        assert packages.facts["teacher-logits"] == tl.__version__
+        assert {"torch", "grpcio", "protobuf"} <= set(packages.facts)
+
+    def test_a_missing_engine_only_warns_and_a_missing_requirement_fails(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        version = metadata.version
+
+        def look_up(name: str) -> str:
+            if name in ("gguf", "crc32c"):
+                raise metadata.PackageNotFoundError(name)
+            return version(name)
+
+        monkeypatch.setattr(metadata, "version", look_up)
+        found = by_name(software.version_findings())
+
+        assert found["packages"].verdict is Verdict.FAIL
+        assert "crc32c" in found["packages"].message
+        assert found["engine_packages"].verdict is Verdict.WARN
+        assert "teacher-logits[transformers]" in found["engine_packages"].cure
+
+    def test_cuda_comes_with_a_later_release(self) -> None:
+        assert "later release" in software.cuda_finding().message
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[testing.ServerProcess]:
+    """A server in a process of its own."""
+    with testing.serve() as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def streaming_server() -> Iterator[testing.ServerProcess]:
+    """A server that offers no shared memory."""
+    with testing.serve(transports="stream") as process:
+        yield process
+
+
+def visited(
+    address: str, *, locality: tl.Locality = tl.Locality.PREFER, teacher_id: str = ""
+) -> dict[str, Finding]:
+    """What the doctor finds at an address."""
+    return by_name(
+        connection_findings(
+            Visit(address=address, timeout=20, locality=locality, teacher_id=teacher_id)
+        )
+    )
+
+
+@linux_only
+class TestAVisit:
+    def test_finds_shared_memory_where_it_can_be_proven(
+        self, server: testing.ServerProcess
+    ) -> None:
+        found = visited(server.address)
+
+        assert {each.verdict for each in found.values()} == {Verdict.OK}
+        assert found["transport"].facts["transport"] == "shared_memory"
+        assert found["handshake"].facts["vocabulary_size"] == 256
+
+    def test_names_the_checks_that_a_doctor_cannot_make(
+        self, server: testing.ServerProcess
+    ) -> None:
+        message = visited(server.address)["handshake"].message
+
+        passed, unchecked = message.split("unchecked, since")
+        assert "causality" in passed
+        assert "tokenizer" in unchecked
+
+    def test_leaves_no_session_behind(self, server: testing.ServerProcess) -> None:
+        visited(server.address)
+
+        view = inspect_server(parse_address(server.address), timeout=20)
+        assert view.sessions == ()
+
+    def test_of_a_streaming_server_says_what_refused_shared_memory_and_the_cure(
+        self, streaming_server: testing.ServerProcess
+    ) -> None:
+        found = visited(streaming_server.address)
+
+        assert found["transport"].verdict is Verdict.WARN
+        assert found["transport"].facts["transport"] == "stream"
+        assert found["refused_shared_memory"].facts["reason"] == "NOT_OFFERED"
+        assert "--transports" in found["refused_shared_memory"].cure
+
+    def test_that_insists_on_shared_memory_fails_where_there_is_none(
+        self, streaming_server: testing.ServerProcess
+    ) -> None:
+        found = visited(streaming_server.address, locality=tl.Locality.REQUIRE)
+
+        assert found["handshake"].verdict is Verdict.FAIL
+        assert "NOT_OFFERED" in found["handshake"].message
+        assert "--transports" in found["handshake"].cure
+
+    def test_for_a_teacher_that_is_not_there_names_the_flag(
+        self, server: testing.ServerProcess
+    ) -> None:
+        found = visited(server.address, teacher_id="somebody-else")
+
+        assert found["handshake"].verdict is Verdict.FAIL
+        assert "--teacher-id" in found["handshake"].cure
+
+    def test_where_nobody_is_fails_and_goes_no_further(self, tmp_path: Path) -> None:
+        visit = Visit(address=f"unix:{tmp_path / 'nobody'}", timeout=0.2)
+
+        (finding,) = connection_findings(visit)
+
+        assert (finding.name, finding.verdict) == ("server", Verdict.FAIL)
+        assert finding.facts["reason"] == "SERVER_UNREACHABLE"
+        assert finding.cure
+
+
+class TestTheCommand:
+    def test_looks_at_this_machine_and_exits_with_0(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert cli.doctor([]) == 0
+
+        assert capsys.readouterr().out.splitlines()[-1].split(":")[0] in {"ok", "warn"}
+
+    def test_speaks_json(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.doctor(["--json"]) == 0
+
+        document = json.loads(capsys.readouterr().out)
+        names = [finding["name"] for finding in document["findings"]]
+        assert {"python", "packages", "memory_available", "identity"} <= set(names)
+        assert "server" not in names
+
+    def test_exits_with_1_where_something_fails(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        code = cli.doctor([f"unix:{tmp_path / 'nobody'}", "--timeout", "0.2", "--json"])
+
+        document = json.loads(capsys.readouterr().out)
+        assert code == 1
+        assert document["verdict"] == "fail"
+        assert document["findings"][-1]["name"] == "server"
+
+    def test_holds_memory_against_the_pool_that_it_is_told_of(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert cli.doctor(["--pool-size", "900TiB", "--json"]) == 0
+
+        found = {each["name"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
+        if "free_bytes" in found["memory_available"]["facts"]:
+            assert found["memory_available"]["verdict"] == "warn"
+
+    @pytest.mark.parametrize(
+        ("argv", "named"),
+        [
+            (["--pool-size", "much"], "--pool-size"),
+            (["--timeout", "0"], "--timeout"),
+            (["nonsense"], "nonsense"),
+            (["unix:relative"], "absolute"),
+            (["192.0.2.1:5555"], "insecure"),
+        ],
+    )
+    def test_refuses_what_makes_no_sense_by_name(self, argv: list[str], named: str) -> None:
+        with pytest.raises(ConfigError, match=named):
+            cli.doctor(argv)

@@ -1,0 +1,237 @@
+"""`teacher-logits inspect`: what a running server holds, for people and for programs."""
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+
+import teacher_logits_client as tl
+from teacher_logits.errors import ConfigError, ServerUnreachableError
+from teacher_logits.transport import Settlement
+from teacher_logits_client import cli
+from teacher_logits_client.calls.inspection import (
+    LeaseView,
+    PoolView,
+    QueueView,
+    ServerView,
+    SessionView,
+)
+from teacher_logits_client.inspect_view import as_json, as_text, table
+
+from .conftest import STREAM, Service
+
+ROWS = torch.arange(48).view(4, 12)
+
+Shown = Callable[..., str]
+
+
+@pytest.fixture
+def shown(capsys: pytest.CaptureFixture[str]) -> Shown:
+    """What the command writes; it must have succeeded."""
+
+    def run(*argv: str) -> str:
+        capsys.readouterr()
+        assert cli.inspect(argv) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+def a_view(**given: object) -> ServerView:
+    """A server with one session and one lease, that has been up for a day and an hour."""
+    session = SessionView(
+        session_id="s-1",
+        student_id="trainer",
+        teacher_id="teacher",
+        data_parallel_rank=3,
+        settlements=(Settlement(writer_id="server", transport=tl.Transport.STREAM),),
+        liveness="ttl",
+        age=timedelta(minutes=4, seconds=5),
+        silent=timedelta(seconds=2),
+        pid=0,
+        host_name="node-7",
+        lease_count=1,
+        leased_bytes=3 << 20,
+    )
+    lease = LeaseView(
+        lease_id="l-1",
+        session_id="s-1",
+        payload_id="p-1",
+        size_bytes=3 << 20,
+        age=timedelta(seconds=9),
+        quarantined=False,
+    )
+    values = {
+        "address": "unix:/run/t.sock",
+        "epoch": "e1",
+        "version": "0.1.0",
+        "uptime": timedelta(days=1, hours=1),
+        "draining": False,
+        "teachers": (),
+        "sessions": (session,),
+        "leases": (lease,),
+        "pool": PoolView(
+            budget_bytes=1 << 30,
+            committed_bytes=256 << 20,
+            used_bytes=3 << 20,
+            quarantined_bytes=0,
+            free_bytes=(1 << 30) - (3 << 20),
+            slab_count=1,
+            extent_count=1,
+        ),
+        "queue": QueueView(
+            waiting_requests=2,
+            waiting_tokens=2048,
+            running_requests=1,
+            scored_requests=7,
+            scored_tokens=4096,
+        ),
+        **given,
+    }
+    return ServerView(**values)  # type: ignore[arg-type]
+
+
+class TestARunningServer:
+    def test_names_its_teacher_and_its_budget(self, service: Service, shown: Shown) -> None:
+        document = json.loads(shown(service.address, "--json"))
+
+        assert [teacher["vocabulary_size"] for teacher in document["teachers"]] == [256]
+        assert document["pool"]["free_bytes"] == document["pool"]["budget_bytes"] > 0
+        assert document["address"] == service.address
+        assert document["draining"] is False
+
+    def test_shows_a_session_with_its_transport_and_process(
+        self, service: Service, shown: Shown
+    ) -> None:
+        with service.session(student_id="trainer") as (_, session):
+            document = json.loads(shown(service.address, "--json"))
+
+        (found,) = document["sessions"]
+        assert found["session_id"] == session.terms.session_id
+        assert found["student_id"] == "trainer"
+        assert found["transports"][0]["transport"] == "shared_memory"
+        assert found["liveness"] == "line"
+        assert found["pid"] > 0
+
+    def test_shows_an_open_lease_and_the_room_it_takes(
+        self, service: Service, shown: Shown
+    ) -> None:
+        with service.session() as (_, session), session.score(ROWS).result(timeout=30) as payload:
+            document = json.loads(shown(service.address, "--json"))
+
+            (lease,) = document["leases"]
+            assert lease["lease_id"] == payload.lease_id
+            assert lease["size_bytes"] >= payload.payload.size_bytes
+            assert document["pool"]["used_bytes"] >= lease["size_bytes"]
+            assert document["sessions"][0]["leased_bytes"] == lease["size_bytes"]
+
+    def test_counts_what_was_scored(self, service: Service, shown: Shown) -> None:
+        before = json.loads(shown(service.address, "--json"))["queue"]
+        with service.session() as (_, session), session.score(ROWS).result(timeout=30):
+            pass
+
+        after = json.loads(shown(service.address, "--json"))["queue"]
+
+        assert after["scored_requests"] - before["scored_requests"] == 1
+        assert after["scored_tokens"] - before["scored_tokens"] == ROWS.numel()
+
+    def test_says_why_a_better_transport_was_refused(self, service: Service, shown: Shown) -> None:
+        with service.session((tl.Transport.CUDA_IPC, *STREAM)):
+            document = json.loads(shown(service.address, "--json"))
+
+        (settled,) = document["sessions"][0]["transports"]
+        (refusal,) = settled["refusals"]
+        assert settled["transport"] == "stream"
+        assert (refusal["transport"], refusal["reason"]) == ("cuda_ipc", "NOT_OFFERED")
+        assert refusal["message"]
+
+    def test_is_shown_to_people_too(self, service: Service, shown: Shown) -> None:
+        with service.session(student_id="trainer") as (_, session):
+            text = shown(service.address)
+
+        assert session.terms.session_id in text
+        assert "trainer" in text
+        assert "no leases" in text
+
+
+class TestTheTables:
+    def test_columns_are_aligned(self) -> None:
+        lines = table([["NAME", "SIZE"], ["a", "1 B"], ["longer", "20 B"]])
+
+        assert lines == ["NAME    SIZE", "a       1 B", "longer  20 B"]
+
+    def test_units_are_those_of_people(self) -> None:
+        text = as_text(a_view())
+
+        assert "3 MiB" in text
+        assert "up 1 d 1 h" in text
+        assert "4 min 5 s" in text
+        assert "2,048 tokens" in text
+
+    def test_an_idle_server_has_no_empty_tables(self) -> None:
+        text = as_text(a_view(sessions=(), leases=()))
+
+        assert "no sessions" in text
+        assert "no leases" in text
+        assert "STUDENT" not in text
+
+    def test_a_draining_server_says_so(self) -> None:
+        assert "draining" in as_text(a_view(draining=True))
+        assert "draining" not in as_text(a_view())
+
+    def test_a_session_still_in_its_handshake_is_opening(self) -> None:
+        (session,) = a_view().sessions
+        opening = SessionView(**{**vars(session), "settlements": ()})
+
+        assert "opening" in as_text(a_view(sessions=(opening,)))
+
+    def test_quarantine_shows(self) -> None:
+        (lease,) = a_view().leases
+        held = LeaseView(**{**vars(lease), "quarantined": True})
+
+        assert "quarantine" in as_text(a_view(leases=(held,))).splitlines()[-1]
+
+    def test_of_many_leases_the_text_says_how_many_it_leaves_out(self) -> None:
+        leases = a_view().leases * 25
+
+        text, document = as_text(a_view(leases=leases)), as_json(a_view(leases=leases))
+
+        assert text.count("l-1") == 20
+        assert "5 leases more" in text
+        assert len(json.loads(document)["leases"]) == 25
+
+    def test_the_json_has_bytes_and_seconds(self) -> None:
+        document = json.loads(as_json(a_view()))
+
+        assert document["uptime_seconds"] == 90000.0
+        assert document["sessions"][0]["age_seconds"] == 245.0
+        assert document["leases"][0]["size_bytes"] == 3 << 20
+        assert document["queue"]["waiting_requests"] == 2
+
+
+class TestMistakes:
+    def test_an_address_where_nobody_is_is_a_typed_error(self, tmp_path: Path) -> None:
+        with pytest.raises(ServerUnreachableError, match="nobody"):
+            cli.inspect([f"unix:{tmp_path / 'nobody'}"])
+
+    def test_something_that_is_no_address_is_a_usage_error(self) -> None:
+        with pytest.raises(ConfigError, match="nonsense"):
+            cli.inspect(["nonsense"])
+
+    def test_another_host_needs_the_word(self) -> None:
+        with pytest.raises(ConfigError, match="insecure"):
+            cli.inspect(["192.0.2.1:5555"])
+
+    def test_no_address_is_a_usage_error(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as left:
+            cli.inspect([])
+
+        assert left.value.code == 2
+        assert "address" in capsys.readouterr().err
+
+    def test_a_timeout_must_be_one(self) -> None:
+        with pytest.raises(ConfigError, match="--timeout"):
+            cli.inspect(["unix:/run/t.sock", "--timeout", "-1"])

@@ -1,0 +1,357 @@
+"""Forward KL with the tail as a bucket: its value, its gradient, and what may not disturb it."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from teacher_logits.errors import PayloadInvalidError
+from teacher_logits_client.losses import forward_kl
+from teacher_logits_client.targets import Targets
+
+WIDTH = 30
+
+
+def targets_of(
+    teacher: torch.Tensor, *, k: int, temperature: float = 1.0, width: int | None = None
+) -> Targets:
+    """From dense float64 logits [P,V], by the definition."""
+    logprobs = (teacher.double() / temperature).log_softmax(1)
+    kept = min(k, teacher.shape[1])
+    values, ids = logprobs.topk(kept, dim=1)
+    tail = logprobs.scatter(1, ids, -torch.inf).logsumexp(1)
+    ids = ids.masked_fill(values == -torch.inf, -1)
+    spare = (width or kept) - kept
+    count = len(teacher)
+    return Targets(
+        topk_ids=torch.nn.functional.pad(ids, (0, spare), value=-1).int(),
+        topk_logprobs=torch.nn.functional.pad(values, (0, spare), value=-1e4).clamp_min(-1e4),
+        log_tail=tail.clamp_min(-1e4),
+        actual_logprob=None,
+        valid=torch.ones(count, dtype=torch.bool),
+        temperature=temperature,
+        row_offsets=torch.tensor([0, count]),
+    )
+
+
+def normal(*shape: int, seed: int, scale: float = 2.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64) * scale
+
+
+def dense_kl(
+    teacher: torch.Tensor, student: torch.Tensor, temperature: float = 1.0
+) -> torch.Tensor:
+    p, q = ((x.double() / temperature).log_softmax(-1) for x in (teacher, student))
+    return torch.where(p > -torch.inf, p.exp() * (p - q), 0.0).sum(-1)
+
+
+def bucket_kl(targets: Targets, student: torch.Tensor) -> torch.Tensor:
+    """Plain autograd over K+1 categories [P], by the definition."""
+    log_q = (student / targets.temperature).log_softmax(1)
+    ids = targets.topk_ids.long()
+    present = ids >= 0
+    chosen = log_q.gather(1, ids.clamp_min(0))
+    rows = present.nonzero()[:, 0]
+    kept = torch.zeros_like(log_q, dtype=torch.bool).index_put(
+        (rows, ids[present]), torch.tensor(True)
+    )
+    log_q0 = log_q.masked_fill(kept, -torch.inf).logsumexp(1)
+    p, p0 = targets.topk_logprobs, targets.log_tail
+    terms = torch.where(present, p.exp() * (p - chosen), 0.0).sum(1)
+    return terms + torch.where(p0 > -1e4, p0.exp() * (p0 - log_q0), 0.0)
+
+
+def value_and_gradient(
+    student: torch.Tensor, targets: Targets, mask: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    leaf = student.detach().clone().requires_grad_()
+    loss, count = forward_kl(leaf, targets, mask)
+    loss.backward()
+    assert leaf.grad is not None
+    return loss.detach(), leaf.grad, count
+
+
+seeds = st.integers(0, 2**32)
+temperatures = st.sampled_from([1.0, 0.5, 2.0])
+
+
+class TestValue:
+    @given(seeds, temperatures, st.integers(0, 3))
+    def test_is_the_dense_divergence_where_nothing_is_outside(
+        self, seed: int, temperature: float, spare: int
+    ) -> None:
+        teacher, student = normal(4, WIDTH, seed=seed), normal(4, WIDTH, seed=seed + 1)
+        targets = targets_of(teacher, k=WIDTH, temperature=temperature, width=WIDTH + spare)
+
+        loss, count = forward_kl(student, targets)
+
+        expected = temperature**2 * dense_kl(teacher, student, temperature).sum()
+        assert torch.allclose(loss, expected, atol=1e-10)
+        assert int(count) == 4
+
+    @given(seeds, st.integers(1, WIDTH - 1), st.sampled_from([0.1, 2.0, 8.0]))
+    def test_lies_between_zero_and_the_dense_divergence(
+        self, seed: int, k: int, scale: float
+    ) -> None:
+        teacher = normal(1, WIDTH, seed=seed, scale=scale)
+        student = normal(1, WIDTH, seed=seed + 1, scale=scale)
+
+        loss, _ = forward_kl(student, targets_of(teacher, k=k))
+
+        assert -1e-12 <= float(loss) <= float(dense_kl(teacher, student)) + 1e-12
+
+    @given(seeds, st.integers(1, WIDTH), temperatures)
+    def test_is_zero_where_the_student_is_the_teacher(
+        self, seed: int, k: int, temperature: float
+    ) -> None:
+        teacher = normal(3, WIDTH, seed=seed)
+
+        loss, gradient, _ = value_and_gradient(
+            teacher, targets_of(teacher, k=k, temperature=temperature)
+        )
+
+        assert abs(float(loss)) < 1e-12
+        assert gradient.abs().max() < 1e-12
+
+    @given(seeds, st.integers(1, 20), temperatures)
+    def test_and_gradient_are_those_of_plain_autograd(
+        self, seed: int, k: int, temperature: float
+    ) -> None:
+        teacher, student = normal(5, WIDTH, seed=seed), normal(5, WIDTH, seed=seed + 1)
+        targets = targets_of(teacher, k=k, temperature=temperature, width=k + 2)
+        leaf = student.clone().requires_grad_()
+        (temperature**2 * bucket_kl(targets, leaf).sum()).backward()
+
+        loss, gradient, _ = value_and_gradient(student, targets)
+
+        assert torch.allclose(loss, temperature**2 * bucket_kl(targets, student).sum(), atol=1e-10)
+        assert leaf.grad is not None
+        assert torch.allclose(gradient, leaf.grad, atol=1e-10)
+
+
+class TestGradient:
+    @pytest.mark.parametrize("k", [1, 4, 9])
+    @pytest.mark.parametrize("temperature", [1.0, 2.0])
+    @pytest.mark.parametrize("weights", [None, torch.tensor([1.0, 0.0, 0.25, 3.0])])
+    def test_is_what_finite_differences_say(
+        self, k: int, temperature: float, weights: torch.Tensor | None
+    ) -> None:
+        targets = targets_of(normal(4, 9, seed=1), k=k, temperature=temperature, width=11)
+        student = normal(4, 9, seed=2).requires_grad_()
+
+        assert torch.autograd.gradcheck(
+            lambda z: 0.7 * forward_kl(z, targets, weights)[0], (student,)
+        )
+
+    @given(seeds)
+    def test_of_a_position_sums_to_zero(self, seed: int) -> None:
+        _, gradient, _ = value_and_gradient(
+            normal(6, WIDTH, seed=seed), targets_of(normal(6, WIDTH, seed=seed + 1), k=5)
+        )
+
+        assert gradient.sum(1).abs().max() < 1e-12
+
+    @pytest.mark.parametrize("tail", [1e-3, 1e-6, 1e-9, 1e-20])
+    def test_lives_on_where_the_students_tail_is_tiny(self, tail: float) -> None:
+        student = torch.zeros(1, 4096)
+        student[0, 1:] = math.log(tail / 4095)
+        teacher = torch.zeros(1, 4096)
+        teacher[0, 0] = math.log(4095 * 0.95 / 0.05)
+
+        loss, gradient, _ = value_and_gradient(student, targets_of(teacher, k=1))
+
+        q0 = tail / (1 + tail)
+        expected = 0.95 * math.log(0.95 / (1 - q0)) + 0.05 * math.log(0.05 / q0)
+        assert float(loss) == pytest.approx(expected, rel=1e-5)
+        assert float(gradient[0, 1:].sum()) == pytest.approx(q0 - 0.05, rel=1e-5)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+    def test_comes_in_the_type_of_the_logits(self, dtype: torch.dtype) -> None:
+        student = normal(6, WIDTH, seed=3).to(dtype)
+        targets = targets_of(normal(6, WIDTH, seed=4), k=5)
+        exact_loss, exact, _ = value_and_gradient(student.double(), targets)
+
+        loss, gradient, _ = value_and_gradient(student, targets)
+
+        assert loss.dtype == torch.float32
+        assert gradient.dtype == dtype
+        assert torch.allclose(loss.double(), exact_loss, rtol=1e-5)
+        assert torch.allclose(gradient.double(), exact, atol=1e-5, rtol=torch.finfo(dtype).eps)
+
+    def test_of_many_rows_is_that_of_each(self) -> None:
+        student = normal(40, 40_000, seed=5).float()
+        targets = targets_of(normal(40, 40_000, seed=6), k=7)
+        mask = torch.arange(40) % 3 != 1
+
+        _, gradient, _ = value_and_gradient(student, targets, mask)
+
+        for row in (0, 1, 38, 39):
+            alone = replace(
+                targets,
+                topk_ids=targets.topk_ids[row : row + 1],
+                topk_logprobs=targets.topk_logprobs[row : row + 1],
+                log_tail=targets.log_tail[row : row + 1],
+                valid=mask[row : row + 1],
+            )
+            _, expected, _ = value_and_gradient(student[row : row + 1], alone)
+            assert torch.allclose(gradient[row : row + 1], expected, atol=1e-7)
+
+
+class TestMasks:
+    @pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf])
+    @pytest.mark.parametrize("by", ["mask", "valid"])
+    def test_positions_left_out_add_exactly_nothing(self, garbage: float, by: str) -> None:
+        student, teacher = normal(5, WIDTH, seed=7), normal(5, WIDTH, seed=8)
+        keep = torch.tensor([True, False, True, True, False])
+        targets = targets_of(teacher, k=4)
+        expected, gradient, _ = value_and_gradient(student[keep], targets_of(teacher[keep], k=4))
+        student[~keep] = garbage
+        if by == "valid":
+            targets = replace(targets, valid=keep)
+
+        loss, got, count = value_and_gradient(student, targets, keep if by == "mask" else None)
+
+        assert torch.allclose(loss, expected, atol=1e-12)
+        assert int(count) == 3
+        assert (got[~keep] == 0).all()
+        assert torch.allclose(got[keep], gradient, atol=1e-12)
+
+    def test_with_everything_left_out_all_is_zero(self) -> None:
+        student = torch.full((3, WIDTH), math.nan)
+
+        loss, gradient, count = value_and_gradient(
+            student, targets_of(normal(3, WIDTH, seed=9), k=4), torch.zeros(3)
+        )
+
+        assert float(loss) == 0
+        assert float(count) == 0
+        assert (gradient == 0).all()
+
+    @given(seeds, st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), min_size=4, max_size=4))
+    def test_weights_weigh_loss_and_count(self, seed: int, weights: list[float]) -> None:
+        student, teacher = normal(4, WIDTH, seed=seed), normal(4, WIDTH, seed=seed + 1)
+        targets = targets_of(teacher, k=4)
+
+        loss, count = forward_kl(student, targets, torch.tensor(weights))
+
+        each = bucket_kl(targets, student)
+        assert torch.allclose(loss, (each * torch.tensor(weights)).sum(), atol=1e-10)
+        assert float(count) == sum(weights)
+
+    def test_a_position_that_is_not_valid_has_no_weight(self) -> None:
+        targets = replace(
+            targets_of(normal(3, WIDTH, seed=1), k=4), valid=torch.tensor([True, False, True])
+        )
+
+        _, count = forward_kl(normal(3, WIDTH, seed=2), targets, torch.tensor([2.0, 5.0, 0.5]))
+
+        assert float(count) == 2.5
+
+    @given(seeds, st.integers(1, 11))
+    def test_parts_of_a_batch_add_up_to_it(self, seed: int, cut: int) -> None:
+        student, teacher = normal(12, WIDTH, seed=seed), normal(12, WIDTH, seed=seed + 1)
+        mask = normal(12, seed=seed + 2) > 0
+
+        whole, count = forward_kl(student, targets_of(teacher, k=4), mask)
+        parts = [
+            forward_kl(student[p], targets_of(teacher[p], k=4), mask[p])
+            for p in (slice(0, cut), slice(cut, 12))
+        ]
+
+        assert torch.allclose(sum((p[0] for p in parts), torch.zeros(())), whole, atol=1e-12)
+        assert sum(int(p[1]) for p in parts) == int(count)
+
+
+class TestEdges:
+    def test_absent_entries_do_not_touch_column_zero(self) -> None:
+        teacher = torch.full((2, WIDTH), -torch.inf, dtype=torch.float64)
+        teacher[0, [0, 3, 7]] = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
+        teacher[1, 5] = 1.0
+        student = normal(2, WIDTH, seed=3)
+        leaf = student.clone().requires_grad_()
+        dense_kl(teacher, leaf).sum().backward()
+
+        loss, gradient, _ = value_and_gradient(student, targets_of(teacher, k=6))
+
+        assert torch.allclose(loss, dense_kl(teacher, student).sum(), atol=1e-10)
+        assert leaf.grad is not None
+        assert torch.allclose(gradient, leaf.grad, atol=1e-12)
+
+    def test_columns_that_the_student_rules_out_change_nothing(self) -> None:
+        student, teacher = normal(3, WIDTH, seed=4), normal(3, WIDTH, seed=5)
+        targets = targets_of(teacher, k=5)
+        padded = torch.cat([student, torch.full((3, 8), -torch.inf, dtype=torch.float64)], 1)
+        expected, plain, _ = value_and_gradient(student, targets)
+
+        loss, gradient, _ = value_and_gradient(padded, targets)
+
+        assert torch.allclose(loss, expected, atol=1e-12)
+        assert torch.allclose(gradient[:, :WIDTH], plain, atol=1e-12)
+        assert (gradient[:, WIDTH:] == 0).all()
+
+    def test_mass_on_what_the_student_rules_out_is_infinite_with_a_finite_gradient(self) -> None:
+        teacher, student = normal(1, WIDTH, seed=6), normal(1, WIDTH, seed=7)
+        targets = targets_of(teacher, k=5)
+        student[0, int(targets.topk_ids[0, 0])] = -torch.inf
+
+        loss, gradient, _ = value_and_gradient(student, targets)
+
+        assert float(loss) == math.inf
+        assert gradient.isfinite().all()
+
+    def test_a_student_without_a_tail_has_a_finite_gradient(self) -> None:
+        teacher = normal(1, WIDTH, seed=8)
+        targets = targets_of(teacher, k=5)
+        student = torch.full((1, WIDTH), -torch.inf, dtype=torch.float64)
+        student[0, targets.topk_ids[0].long()] = 1.0
+
+        loss, gradient, _ = value_and_gradient(student, targets)
+
+        assert float(loss) == math.inf
+        assert gradient.isfinite().all()
+
+    def test_rectangles_are_their_positions(self) -> None:
+        student, teacher = normal(2, 3, WIDTH, seed=9), normal(6, WIDTH, seed=10)
+        targets = replace(targets_of(teacher, k=5), row_offsets=torch.tensor([0, 3, 6]))
+        mask = torch.tensor([[1, 1, 0], [0, 1, 1]])
+        flat, gradient, count = value_and_gradient(student.flatten(0, 1), targets, mask.flatten())
+
+        for given_targets in (targets, targets.rectangular()):
+            loss, got, counted = value_and_gradient(student, given_targets, mask)
+            assert torch.equal(loss, flat)
+            assert torch.equal(got.flatten(0, 1), gradient)
+            assert int(counted) == int(count) == 4
+
+    def test_no_positions_are_no_loss(self) -> None:
+        loss, _, count = value_and_gradient(
+            torch.zeros(0, WIDTH), targets_of(normal(0, WIDTH, seed=1), k=5)
+        )
+
+        assert float(loss) == int(count) == 0
+
+
+class TestRefusals:
+    def test_of_other_positions_than_the_targets_have(self) -> None:
+        with pytest.raises(PayloadInvalidError, match=r"shape \(3, 30\) .* 4 positions"):
+            forward_kl(torch.zeros(3, WIDTH), targets_of(normal(4, WIDTH, seed=1), k=5))
+
+    def test_of_a_mask_of_another_size(self) -> None:
+        with pytest.raises(PayloadInvalidError, match=r"mask has shape \(3,\) .* 4 positions"):
+            forward_kl(
+                torch.zeros(4, WIDTH), targets_of(normal(4, WIDTH, seed=1), k=5), torch.ones(3)
+            )
+
+    def test_of_an_id_that_the_student_has_no_column_for(self) -> None:
+        targets = targets_of(normal(4, WIDTH, seed=1), k=WIDTH)
+        with pytest.raises(PayloadInvalidError, match="name id 29 and the student has 29 columns"):
+            forward_kl(torch.zeros(4, WIDTH - 1), targets)
+
+    def test_of_another_temperature(self) -> None:
+        targets = targets_of(normal(4, WIDTH, seed=1), k=5, temperature=2.0)
+        assert forward_kl(torch.zeros(4, WIDTH), targets, temperature=2.0)[0] > 0
+        with pytest.raises(PayloadInvalidError, match=r"temperature 1 is asked for .* are at 2"):
+            forward_kl(torch.zeros(4, WIDTH), targets, temperature=1.0)
