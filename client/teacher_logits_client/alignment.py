@@ -121,7 +121,7 @@ def check_lookup_identity(
     ``row_offsets``, and ``row_status`` where it is there; rows that are not OK are left out.
     ``next_ids`` [P] is the student's own ids[s+1] at each position, -1 where none comes next.
     ``tolerance`` in nats replaces the one that the element type of ``topk_logprobs`` implies.
-    Nothing was checked where the answer's ``checked`` is 0.
+    Nothing was checked where the answer's ``checked`` is 0, as without ``actual_logprob``.
 
     Raises:
         AlignmentError: naming the first row and position, and whether the data is shifted.
@@ -133,6 +133,8 @@ def check_lookup_identity(
             f"{next_ids.numel()} next ids are given for {len(ids)} positions",
             facts={"next_ids": next_ids.numel(), "positions": len(ids)},
         )
+    if ColumnKind.ACTUAL_LOGPROB not in columns:
+        return LookupCheck(checked=0, among_k=0)
     offsets = columns[ColumnKind.ROW_OFFSETS].to(ids.device)
     rows = torch.arange(len(offsets) - 1, device=ids.device).repeat_interleave(offsets.diff())
     wanted = next_ids.reshape(-1).to(ids.device, torch.int32)

@@ -50,6 +50,7 @@ class Liveness:
         self._returner = returner
         self._reader = reader
         self._session_id = session_id = terms.session_id
+        self._epoch = terms.epoch
         self._timeout = timeout
         self._clock = MonotonicClock()
         self._lock = threading.Lock()
@@ -90,8 +91,10 @@ class Liveness:
         try:
             yield
         except (SessionExpiredError, EpochChangedError) as error:
-            with self._lock:
-                self._life.end(error)
+            # One that names our own epoch speaks of an older payload, not of this session.
+            if error.facts.get("epoch") != self._epoch:
+                with self._lock:
+                    self._life.end(error)
             raise
         except ServerUnreachableError:
             self.check()  # where the line has ended, that is the better thing to say

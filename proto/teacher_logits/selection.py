@@ -95,8 +95,12 @@ def select_top_k(
     width = check_logits(logits, vocab_size)
     check_settings(k, temperatures)
     following = None if next_ids is None else check_next_ids(next_ids, logits, width)
-    fresh = _allocate(logits, k, len(temperatures), following is not None, out is None)
-    out = fresh if out is None else check_out(out, fresh)
+    device = logits.device if out is None else torch.device("meta")
+    wanted = _allocate(logits, k, len(temperatures), following is not None, device)
+    if out is None:
+        out = wanted
+    else:
+        check_out(vars(out), vars(wanted))
     start = 0
     with torch.no_grad():
         for rows in _pieces(logits, width):
@@ -183,11 +187,10 @@ def _write(target: torch.Tensor, values: torch.Tensor, blank: torch.Tensor) -> N
 
 
 def _allocate(
-    logits: torch.Tensor, k: int, temperatures: int, with_actual: bool, real: bool
+    logits: torch.Tensor, k: int, temperatures: int, with_actual: bool, device: torch.device
 ) -> Selection:
-    """Return tensors for a result; on no device at all where only their shapes are wanted."""
+    """Return tensors for a result; on the meta device where only their shapes are wanted."""
     positions = math.prod(logits.shape[:-1])
-    device = logits.device if real else torch.device("meta")
 
     def empty(dtype: torch.dtype, *axes: int) -> torch.Tensor:
         return torch.empty(positions, *axes, dtype=dtype, device=device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,10 +11,9 @@ from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.payload import MAX_TEMPERATURES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from teacher_logits.errors import Fact
-    from teacher_logits.selection import Selection
 
 LOGIT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
@@ -108,31 +106,30 @@ def check_next_ids(next_ids: torch.Tensor, logits: torch.Tensor, vocab_size: int
     return flat
 
 
-def check_out(out: Selection, wanted: Selection) -> Selection:
-    """Return ``out`` if each of its tensors can take that of ``wanted``, which may be meta."""
-    for field in fields(out):
-        target, want = getattr(out, field.name), getattr(wanted, field.name)
-        if (target is None) != (want is None):
-            given, missing = (
-                ("next_ids", field.name) if target is None else (field.name, "next_ids")
-            )
+def check_out(
+    out: Mapping[str, torch.Tensor | None], wanted: Mapping[str, torch.Tensor | None]
+) -> None:
+    """Refuse tensors that cannot take those of the same name in ``wanted``, which may be meta."""
+    for name, want in wanted.items():
+        target = out[name]
+        if target is None or want is None:
+            if target is want:
+                continue
+            given, missing = ("next_ids", name) if target is None else (name, "next_ids")
             raise _invalid(
                 f"{given} are given and {missing} are not; give both or neither",
                 given=given,
                 missing=missing,
             )
-        if target is None:
-            continue
-        types = LOGIT_TYPES if field.name == "topk_logprobs" else (want.dtype,)
+        types = LOGIT_TYPES if name == "topk_logprobs" else (want.dtype,)
         if target.shape != want.shape or target.dtype not in types:
             raise _invalid(
-                f"out.{field.name} is {_name(target.dtype)} {tuple(target.shape)}, and should be "
+                f"out.{name} is {_name(target.dtype)} {tuple(target.shape)}, and should be "
                 f"{' or '.join(map(_name, types))} {tuple(want.shape)}",
-                tensor=field.name,
+                tensor=name,
                 shape=str(tuple(target.shape)),
                 wanted=str(tuple(want.shape)),
             )
-    return out
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -11,6 +11,7 @@ Handlers are coroutines that take parsed messages; streaming ones write to their
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
@@ -34,6 +35,7 @@ if TYPE_CHECKING:  # gRPC's classes are generic to type checkers alone
 
 HEALTH = "/grpc.health.v1.Health/"
 WITHOUT_DEADLINE = frozenset({f"{HEALTH}Watch"})
+GONE_SECONDS = 1.0
 LOADING_RETRY = timedelta(seconds=2)
 
 _log = logging.getLogger(__name__)
@@ -73,15 +75,17 @@ def _guarded(handler: Handler[Q, R], method: str) -> Handler[Q, R]:
         try:
             _check_deadline(context, method)
             return await behaviour(_parsed(raw, parse, method), context)
-        except grpc.aio.BaseError:
-            raise  # ended by the handler itself, or its caller is gone: gRPC knows which
-        except TeacherLogitsError as error:
-            refusal = error
+        except grpc.aio.InternalError:
+            # A write fails where its reader is gone, and then gRPC cancels us in a moment.
+            await asyncio.sleep(GONE_SECONDS)
+            raise
+        except grpc.aio.BaseError:  # ended by the handler itself
+            raise
         except Exception as error:
-            _log.exception("call failed", extra={"facts": {"method": method}})
-            refusal = TeacherLogitsError(f"{type(error).__name__} in the server; its log says more")
-        await abort(context, refusal)
-        raise refusal  # never reached: aborting raises
+            if not isinstance(error, TeacherLogitsError):
+                _log.exception("call failed", extra={"facts": {"method": method}})
+            await abort(context, error)
+            raise  # never reached: aborting raises
 
     make = (
         grpc.unary_stream_rpc_method_handler
@@ -91,8 +95,8 @@ def _guarded(handler: Handler[Q, R], method: str) -> Handler[Q, R]:
     return make(call, None, handler.response_serializer)
 
 
-async def abort(context: Context[Q, R], error: TeacherLogitsError) -> None:
-    """End an RPC with an error of the tree; raises gRPC's ``AbortError``."""
+async def abort(context: Context[Q, R], error: Exception) -> None:
+    """End an RPC with the status of an error; raises gRPC's ``AbortError``."""
     status = to_status(error)
     code = next(code for code in grpc.StatusCode if code.value[0] == status.code)
     details = ((DETAILS_KEY, status.SerializeToString()),)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ROOTS = ("teacher_logits", "teacher_logits_server", "grpc")
-_NEEDS_QUOTES = frozenset(" \"=\n\t'")
+_NEEDS_QUOTES = frozenset(" \"='")
 
 
 class TextFormatter(logging.Formatter):
@@ -84,5 +84,7 @@ def _instant(record: logging.LogRecord) -> str:
 
 
 def _shown(value: object) -> str:
-    text = str(value)
-    return json.dumps(text) if not text or _NEEDS_QUOTES & set(text) else text
+    """Return a fact as one word, in quotes where it would not be one."""
+    text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    is_word = text and text.isprintable() and not _NEEDS_QUOTES & set(text)
+    return text if is_word else json.dumps(text)

@@ -95,7 +95,7 @@ def read_allowances(*, proc: Path, cgroups: Path) -> Iterator[Allowance]:
     for line in _read(proc / "self" / "cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, group = rest.partition(":")
-        if number == "0" and not controllers:
+        if number == "0":  # version 2, which has one hierarchy for all controllers
             yield from _walk(cgroups, group, _V2)
             yield from _walk(cgroups / "unified", group, _V2)
         elif "memory" in controllers.split(","):

@@ -102,12 +102,10 @@ class ServerSlabs:
 
     def _affordable(self, usual_bytes: int, least_bytes: int) -> int:
         """Return the size of a slab that there is memory for: the usual one, or just enough."""
-        least = round_up(max(least_bytes, 1), PAGE_BYTES)
         try:
             self._check_memory(usual_bytes)
         except PoolFullError:
-            if least >= usual_bytes:
-                raise
+            least = round_up(max(least_bytes, 1), PAGE_BYTES)
             self._check_memory(least)
             return least
         return usual_bytes

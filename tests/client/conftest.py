@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import grpc
 import pytest
@@ -17,6 +18,9 @@ from teacher_logits.v1 import operator_service_pb2, operator_service_pb2_grpc
 from teacher_logits_client.testing import ToyRow, ToyTeacher
 from teacher_logits_server.app import serve_in_thread
 from teacher_logits_server.config import ServerConfig
+
+if TYPE_CHECKING:
+    from teacher_logits_server.engines import Engine
 
 LOCAL = (tl.Transport.LOCAL,)
 SHARED_MEMORY = (tl.Transport.SHARED_MEMORY,)
@@ -103,7 +107,7 @@ def serve(folder: Path, **settings: object) -> Iterator[Service]:
         **settings,
     }
     config = ServerConfig(**values)  # type: ignore[arg-type]
-    with serve_in_thread(config, teacher) as server:
+    with serve_in_thread(config, cast("Engine", teacher)) as server:
         ready = server.readiness
         yield Service(ready.address, ready.addresses, ready.epoch, teacher)
 

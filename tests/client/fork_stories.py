@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import grpc
+import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -126,18 +127,18 @@ def closing_and_dropping_in_a_child_returns_nothing(address: str) -> None:
 def room_is_held_until_the_child_that_may_read_it_has_ended(address: str) -> None:
     with a_session(address, tl.Transport.SHARED_MEMORY) as (client, session):
         payload = session.score(IDS).result()
-        column = payload.columns["topk_ids"]
-        expected = column.clone()
+        kept = [payload.columns["topk_ids"]]
+        expected = kept[0].clone()
         told_r, told_w = os.pipe()
 
         def child() -> bool:
             os.close(told_w)
             os.read(told_r, 1)  # until the parent has done its worst
-            return torch.equal(column, expected)
+            return torch.equal(kept[0], expected)
 
         pid = fork(child)
         os.close(told_r)
-        del column
+        kept.clear()
         payload.close()
         assert client._returner.wait(60)
         assert client.statistics().held_leases == 1
@@ -176,18 +177,18 @@ def a_child_holds_nothing_that_was_leased_after_it(address: str) -> None:
 def streamed_room_is_not_held_for_a_child(address: str) -> None:
     with a_session(address, tl.Transport.STREAM) as (client, session):
         payload = session.score(IDS).result()
-        column = payload.columns["topk_ids"]
-        expected = column.clone()
+        kept = [payload.columns["topk_ids"]]
+        expected = kept[0].clone()
         told_r, told_w = os.pipe()
 
         def child() -> bool:
             os.close(told_w)
             os.read(told_r, 1)
-            return torch.equal(column, expected)
+            return torch.equal(kept[0], expected)
 
         pid = fork(child)
         os.close(told_r)
-        del column
+        kept.clear()
         payload.close()
         assert client._returner.wait(60)
         assert lease_count(address) == 0
@@ -213,12 +214,8 @@ class Scores(Dataset[int]):
 def a_data_loader_that_forks_is_told_at_once(address: str) -> None:
     with a_session(address, tl.Transport.SHARED_MEMORY) as (_, session):
         loader = DataLoader(Scores(session), num_workers=2, multiprocessing_context="fork")
-        try:
+        with pytest.raises(ForkedClientError, match="spawn"):
             list(loader)
-        except ForkedClientError as error:
-            assert "spawn" in str(error)
-        else:
-            raise AssertionError("the workers were not told")
         session.score(IDS).result().close()
 
 

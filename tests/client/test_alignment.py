@@ -168,6 +168,12 @@ class TestLookupIdentity:
 
         assert (got.checked, got.among_k) == (0, 0)
 
+    def test_checks_nothing_without_actual_logprobs(self) -> None:
+        columns, next_ids = scored(0)
+        del columns[Kind.ACTUAL_LOGPROB]
+
+        assert check_lookup_identity(columns, next_ids).checked == 0
+
     def test_takes_the_callers_tolerance(self) -> None:
         columns, next_ids = scored(0)
         columns[Kind.ACTUAL_LOGPROB][12] -= 0.05

@@ -4,16 +4,19 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
 import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from tests.client.conftest import LOCAL, SHARED_MEMORY, STREAM, Service, a_profile, serve
 
 import teacher_logits_client as tl
 from teacher_logits.errors import (
@@ -30,7 +33,7 @@ from teacher_logits.errors import (
     SessionRefusedError,
     SlabOpenError,
 )
-from tests.client.conftest import LOCAL, SHARED_MEMORY, STREAM, Service, a_profile, serve
+from teacher_logits_client.calls import Calls, OpenedSession
 
 EACH = pytest.mark.parametrize(
     "transports", [LOCAL, SHARED_MEMORY, STREAM], ids=lambda t: t[0].value
@@ -79,7 +82,7 @@ class TestConnect:
     def test_a_server_that_does_not_serve_yet_is_not_called_absent(self, tmp_path: Path) -> None:
         with (
             a_stranger(tmp_path, serving=False) as address,
-            pytest.raises(NotAvailable, match="did not serve within 0.3 s") as caught,
+            pytest.raises(NotAvailable, match=r"did not serve within 0\.3 s") as caught,
         ):
             tl.connect(address, timeout=0.3)
         assert not isinstance(caught.value, ServerUnreachableError)
@@ -224,8 +227,6 @@ class TestHandshake:
     def test_a_broker_whose_folder_has_another_name_here_is_found(
         self, service: Service, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from teacher_logits_client.calls import Calls, OpenedSession
-
         honest = Calls.open_session
 
         def elsewhere(self: Calls, profile: tl.StudentProfile, **how: object) -> OpenedSession:
@@ -245,9 +246,8 @@ class TestScore:
     def test_brings_the_teachers_best_entries(
         self, service: Service, transports: tuple[tl.Transport]
     ) -> None:
-        profile = {"value_type": tl.ElementType.FLOAT32}
         with (
-            service.session(transports, **profile) as (_, session),
+            service.session(transports, value_type=tl.ElementType.FLOAT32) as (_, session),
             session.score(IDS).result() as payload,
         ):
             columns = {name: tensor.clone() for name, tensor in payload.columns.items()}
@@ -377,9 +377,7 @@ class TestScore:
             with pytest.raises(PayloadInvalidError, match=f"{limit + 4} tokens.*{limit}"):
                 session.score(torch.zeros(4, limit // 4 + 1, dtype=torch.int64))
 
-    def test_a_payload_about_other_tokens_is_refused_and_given_back(
-        self, service: Service
-    ) -> None:
+    def test_a_payload_about_other_tokens_is_refused_and_given_back(self, service: Service) -> None:
         with (
             service.session() as (client, session),
             session.score(IDS).result() as payload,
@@ -543,8 +541,6 @@ class TestSession:
             session.score(IDS).result().close()
 
     def test_an_idle_session_is_renewed_and_lives(self, tmp_path: Path) -> None:
-        from datetime import timedelta
-
         times = {
             "session_ttl": timedelta(seconds=1),
             "renew_interval": timedelta(milliseconds=100),
@@ -586,9 +582,10 @@ class TestFallback:
     def test_where_locality_is_required_the_failure_is_raised_and_the_lease_given_back(
         self, service: Service
     ) -> None:
-        with service.session(
-            (*SHARED_MEMORY, *STREAM), locality=tl.Locality.REQUIRE
-        ) as (client, session):
+        with service.session((*SHARED_MEMORY, *STREAM), locality=tl.Locality.REQUIRE) as (
+            client,
+            session,
+        ):
             break_slabs(session)
             with pytest.raises(SlabOpenError, match="no map today"):
                 session.score(IDS).result()
@@ -603,19 +600,14 @@ def break_slabs(session: tl.Session) -> None:
     opener._get_slab = refuse  # type: ignore[attr-defined]
 
 
-def teacher_logits(service: Service, rows: object) -> list[torch.Tensor]:
+def teacher_logits(service: Service, rows: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """What the teacher itself says of each row."""
-    from types import SimpleNamespace
-
-    given = [
-        SimpleNamespace(token_ids=row, first=0, count=len(row))
-        for row in rows  # type: ignore[attr-defined]
-    ]
+    given = [SimpleNamespace(token_ids=row, first=0, count=len(row)) for row in rows]
     return list(service.teacher.logits(given))
 
 
-def spoil_the_third_row() -> object:
-    seen = []
+def spoil_the_third_row() -> Callable[[torch.Tensor], torch.Tensor]:
+    seen: list[torch.Tensor] = []
 
     def spoil(chunk: torch.Tensor) -> torch.Tensor:
         seen.append(chunk)
@@ -624,11 +616,10 @@ def spoil_the_third_row() -> object:
     return spoil
 
 
-def eventually(holds: object) -> bool:
+def eventually(holds: Callable[[], bool]) -> bool:
     """Whether something comes true within half a minute."""
     until = time.monotonic() + 30
-    while not holds():  # type: ignore[operator]
+    while not holds():
         if time.monotonic() > until:
             return False
     return True
-

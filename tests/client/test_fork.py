@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.client import fork_stories
 
 from teacher_logits_client import testing
-from tests.client import fork_stories
 
 ROOT = Path(__file__).parents[2]
 STORIES = [
@@ -23,10 +23,16 @@ STORIES = [
 @pytest.fixture(scope="module")
 def ends() -> dict[str, str]:
     """How each story ended. Told in one process, since it is the start of one that lasts."""
-    warnings = ["-W", "error", "-W", "ignore::DeprecationWarning"]
+    python = [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning"]
     with testing.serve(pool_size="1MiB", slab_size="1MiB", folder=ROOT) as server:
         told = subprocess.run(
-            [sys.executable, *warnings, "-m", "tests.client.fork_stories", server.address, *STORIES],
+            [
+                *python,
+                "-m",
+                "tests.client.fork_stories",
+                server.address,
+                *STORIES,
+            ],
             cwd=ROOT,
             capture_output=True,
             text=True,

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.client.conftest import LOCAL, SHARED_MEMORY, STREAM, Service, a_profile
 
 import teacher_logits_client as tl
 from teacher_logits.errors import LeaseLostError, StalePayloadError
-from tests.client.conftest import LOCAL, SHARED_MEMORY, STREAM, Service, a_profile
 
 EACH = pytest.mark.parametrize(
     "transports", [LOCAL, SHARED_MEMORY, STREAM], ids=lambda t: t[0].value
@@ -189,9 +189,7 @@ class TestViews:
 
 
 class TestInPlaceArithmetic:
-    def test_the_next_payload_in_the_same_room_shows_nothing_of_it(
-        self, service: Service
-    ) -> None:
+    def test_the_next_payload_in_the_same_room_shows_nothing_of_it(self, service: Service) -> None:
         with service.session() as (client, session):
             with session.score(OTHER).result() as payload:
                 expected = payload.digest()
@@ -237,39 +235,36 @@ class TestInPlaceArithmetic:
 
 class TestReuseUnderAReader:
     @SHARED
-    def test_is_raised_at_the_exit(
-        self, service: Service, transports: tuple[tl.Transport]
-    ) -> None:
+    def test_is_raised_at_the_exit(self, service: Service, transports: tuple[tl.Transport]) -> None:
         with service.session(transports) as (client, session):
-            with pytest.raises(StalePayloadError, match="discard everything") as caught:
-                with session.score(IDS).result() as payload:
-                    reuse_under(service, payload)
+            payload = session.score(IDS).result()
+            with pytest.raises(StalePayloadError, match="discard everything") as caught, payload:
+                reuse_under(service, payload)
             assert caught.value.facts["payload_id"] == payload.payload.payload_id
             assert settle(client).stale_payloads == 1
             assert service.lease_count(client) == 0
 
     def test_explains_an_error_that_it_may_have_caused(self, service: Service) -> None:
         with service.session() as (_, session):
-            with pytest.raises(StalePayloadError) as caught:
-                with session.score(IDS).result() as payload:
-                    reuse_under(service, payload)
-                    raise ValueError("loss is NaN")
+            payload = session.score(IDS).result()
+            with pytest.raises(StalePayloadError) as caught, payload:
+                fail_with(ValueError("loss is NaN"), service, payload)
             assert isinstance(caught.value.__context__, ValueError)
 
     def test_does_not_stand_in_for_an_interrupt(self, service: Service) -> None:
         with service.session() as (_, session):
-            with pytest.raises(KeyboardInterrupt), session.score(IDS).result() as payload:
-                reuse_under(service, payload)
-                raise KeyboardInterrupt
+            payload = session.score(IDS).result()
+            with pytest.raises(KeyboardInterrupt), payload:
+                fail_with(KeyboardInterrupt(), service, payload)
 
     def test_an_error_of_the_block_is_not_hidden_behind_a_warning(self, service: Service) -> None:
         """Its traceback holds the views that would be warned about."""
         with service.session() as (_, session), warnings.catch_warnings():
             warnings.simplefilter("error")
-            with pytest.raises(ValueError, match="mine"):
-                with session.score(IDS).result() as payload:
-                    kept = payload.columns["log_tail"]
-                    raise ValueError("mine")
+            payload = session.score(IDS).result()
+            kept = payload.columns["log_tail"]
+            with pytest.raises(ValueError, match="mine"), payload:
+                raise ValueError("mine")
             assert kept.shape == (40, 1)
 
 
@@ -339,3 +334,8 @@ def reuse_under(service: Service, payload: tl.LeasedPayload) -> None:
     """What only an operator's forced reclaim does."""
     slab, slot = service.slab_of(payload)
     slab.mark(slot, slab.generation(slot) + 1)
+
+
+def fail_with(error: BaseException, service: Service, payload: tl.LeasedPayload) -> None:
+    reuse_under(service, payload)
+    raise error

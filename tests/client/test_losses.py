@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits_client.losses import forward_kl
@@ -201,6 +202,39 @@ class TestGradient:
             assert torch.allclose(gradient[row : row + 1], expected, atol=1e-7)
 
 
+class _Sizes(TorchDispatchMode):
+    """Keeps the storages that operations make anew, so that no two share an address."""
+
+    def __init__(self, known: torch.Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.known = known.untyped_storage().data_ptr()
+        self.made: dict[int, torch.Tensor] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, list | tuple) else [out]:
+            if isinstance(tensor, torch.Tensor):
+                self.made.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+        self.made.pop(self.known, None)
+        return out
+
+    def larger_than(self, elements: float) -> list[int]:
+        sizes = (t.untyped_storage().nbytes() // t.element_size() for t in self.made.values())
+        return [size for size in sizes if size > elements]
+
+
+class TestMemory:
+    @pytest.mark.parametrize("kept", ["all", "some"])
+    def test_the_gradient_is_the_only_array_of_the_size_of_the_logits(self, kept: str) -> None:
+        student = torch.zeros(150, 40_000, requires_grad=True)
+        targets = targets_of(normal(150, 50, seed=1), k=5)
+        mask = torch.arange(150) % 5 != 4 if kept == "some" else None
+        with _Sizes(student) as sizes:
+            forward_kl(student, targets, mask)[0].backward()
+
+        assert sizes.larger_than(student.numel() / 4) == [student.numel()]
+
+
 class TestMasks:
     @pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf])
     @pytest.mark.parametrize("by", ["mask", "valid"])
@@ -219,6 +253,12 @@ class TestMasks:
         assert int(count) == 3
         assert (got[~keep] == 0).all()
         assert torch.allclose(got[keep], gradient, atol=1e-12)
+
+    def test_a_nan_that_counts_is_not_hidden(self) -> None:
+        student = normal(3, WIDTH, seed=7)
+        student[1, 4] = math.nan
+
+        assert forward_kl(student, targets_of(normal(3, WIDTH, seed=8), k=4))[0].isnan()
 
     def test_with_everything_left_out_all_is_zero(self) -> None:
         student = torch.full((3, WIDTH), math.nan)

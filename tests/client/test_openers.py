@@ -105,9 +105,7 @@ def opener(writer: Writer) -> SharedMemoryOpener:
 
 
 class TestSharedMemory:
-    def test_shows_what_the_writer_wrote(
-        self, writer: Writer, opener: SharedMemoryOpener
-    ) -> None:
+    def test_shows_what_the_writer_wrote(self, writer: Writer, opener: SharedMemoryOpener) -> None:
         opened = opener.open(writer.lease(b"abc" * 3000, page=2), until=NEVER)
 
         assert bytes(opened.buffer[:9000]) == b"abc" * 3000
@@ -272,7 +270,7 @@ class TestSharedMemory:
         assert opener.slab_count == 0
         assert bytes(last.buffer[:1]) == b"b"  # a view keeps the mapping
         del first, last
-        assert "teacher-logits-slab" not in Path("/proc/self/maps").read_text()
+        assert "memfd:teacher-logits-slab (" not in Path("/proc/self/maps").read_text()
 
     def test_a_slab_in_use_stays_mapped_between_leases(
         self, writer: Writer, opener: SharedMemoryOpener
@@ -356,7 +354,8 @@ class TestLocal:
             opener.open(lease, until=NEVER)
 
     def test_a_slab_that_is_gone_is_a_transport_failure(self, writer: Writer) -> None:
-        opener = LocalOpener(Resident(find_slab={}.__getitem__))
+        none: dict[str, WriterSlab] = {}
+        opener = LocalOpener(Resident(find_slab=none.__getitem__))
 
         with pytest.raises(SlabOpenError, match="no slab slab"):
             opener.open(writer.lease(b"abc"), until=NEVER)

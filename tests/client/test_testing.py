@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.client.conftest import a_profile
 
 import teacher_logits_client as tl
 from teacher_logits.errors import (
@@ -15,7 +16,6 @@ from teacher_logits.errors import (
     SessionRefusedError,
 )
 from teacher_logits_client import testing
-from tests.client.conftest import a_profile
 
 IDS = torch.arange(40).view(4, 10)
 
@@ -77,9 +77,7 @@ def test_a_server_runs_in_a_process_of_its_own_and_is_gone_afterwards() -> None:
 
 def test_the_toy_teacher_says_the_same_every_time_and_looks_back_but_not_ahead() -> None:
     ids = torch.arange(40)
-    first, second = (
-        torch.cat(list(testing.ToyTeacher().logits([a_row(ids)]))) for _ in range(2)
-    )
+    first, second = (torch.cat(list(testing.ToyTeacher().logits([a_row(ids)]))) for _ in range(2))
     other = torch.cat(list(testing.ToyTeacher().logits([a_row(ids.roll(20))])))
     changed = ids.clone()
     changed[20] = 99
@@ -97,7 +95,7 @@ def test_an_engine_of_ones_own_is_found_in_a_folder_and_settings_are_flags(tmp_p
         testing.serve("my_engine:make", folder=tmp_path, top_k=9, teacher_id="mine") as server,
         tl.connect(server.address) as client,
     ):
-        with pytest.raises(SessionRefusedError, match="10.*9"):
+        with pytest.raises(SessionRefusedError, match=r"10.*9"):
             client.open_session(a_profile(top_k=10))
         with client.open_session(a_profile(top_k=9)) as session:
             assert session.teacher.teacher_id == "mine"
@@ -141,7 +139,7 @@ def test_engines_and_settings_become_flags(
 def test_a_server_that_is_not_ready_in_time_is_killed() -> None:
     before = server_pids()
     with (
-        pytest.raises(DeadlinePassedError, match="waited 0.01 s"),
+        pytest.raises(DeadlinePassedError, match=r"waited 0\.01 s"),
         testing.serve(start_timeout=0.01),
     ):
         pass

@@ -59,6 +59,16 @@ def test_a_payload_without_columns_holds_together() -> None:
     check_payload(sound(columns=(), row_count=0, position_count=0))
 
 
+@pytest.mark.parametrize("size_bytes", [1, MAX_SIZE_BYTES])
+def test_a_size_that_a_payload_may_have_passes(size_bytes: int) -> None:
+    check_payload(sound(columns=(), size_bytes=size_bytes))
+
+
+@pytest.mark.parametrize("count", [1, MAX_TEMPERATURES])
+def test_one_to_five_temperatures_pass(count: int) -> None:
+    check_payload(sound(columns=(), temperatures=(1.0, 2.0, 3.0, 4.0, 5.0)[:count]))
+
+
 @pytest.mark.parametrize("size_bytes", [0, -1, MAX_SIZE_BYTES + 1])
 def test_a_size_that_no_payload_has_is_refused(size_bytes: int) -> None:
     with pytest.raises(PayloadInvalidError, match=str(size_bytes)):

@@ -377,7 +377,9 @@ class TestCapability:
         (violation,) = verdict({"temperatures": (0.5, 0.7, 2.0, 3.0, 4.0)}).violations
 
         assert violation.rule == "temperature_unavailable"
+        assert violation.message.startswith("5 temperatures besides 1; ask for at most 4")
         assert violation.facts["temperature_count"] == 5
+        assert violation.facts["most_temperatures"] == 4
 
     @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, math.inf])
     def test_what_can_be_no_temperature_is_refused(self, temperature: float) -> None:
@@ -433,6 +435,12 @@ class TestProvenance:
     )
     def test_insisting_on_another_is_refused(self, changes: dict[str, object], rule: str) -> None:
         assert rules(verdict(changes)) == [rule]
+
+    @pytest.mark.parametrize(
+        "changes", [{"engine": "transformers"}, {"arithmetic_type": "bfloat16"}]
+    )
+    def test_insisting_on_what_the_teacher_has_passes(self, changes: dict[str, object]) -> None:
+        assert check(verdict(changes), "provenance").verdict is Verdict.PASSED
 
     def test_insisting_is_refused_where_the_teacher_does_not_say(self) -> None:
         admission = verdict({"engine": "transformers"}, {"engine": ""})

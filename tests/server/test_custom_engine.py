@@ -11,21 +11,29 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from teacher_logits import keys
 from teacher_logits.clock import MonotonicClock
 from teacher_logits.errors import ConfigError
 from teacher_logits.grid import BatchGrid
 from teacher_logits.layout import ColumnKind, ElementType
-from teacher_logits.profiles import PROTOCOL_VERSION, StudentProfile
+from teacher_logits.profiles import PROTOCOL_VERSION, StudentProfile, TeacherProfile
 from teacher_logits.tensors import column_tensors
+from teacher_logits.transport import Transport
 from teacher_logits_server.config import ServerConfig
-from teacher_logits_server.core import Core
 from teacher_logits_server.engines import EngineProfile, Row, find_engine
 from teacher_logits_server.engines import transformers as built_in
-from teacher_logits_server.scorer import ScoreJob
+from teacher_logits_server.ledger import Ledger
+from teacher_logits_server.probe import probe_causality
+from teacher_logits_server.scorer import ScoreJob, Scorer
+from teacher_logits_server.slabs import ServerSlabs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from teacher_logits.terms import SessionTerms
+    from teacher_logits_server.engines import Engine
+
+CLOCK = MonotonicClock()
 PATIENCE = 30.0
 
 
@@ -69,29 +77,70 @@ def package(monkeypatch: pytest.MonkeyPatch) -> str:
     return "their_engines"
 
 
+class Served:
+    """What stands between the rim of a server and its engine."""
+
+    def __init__(self, engine: Engine, config: ServerConfig) -> None:
+        profile = engine.profile
+        self.slabs = ServerSlabs(epoch=keys.new_epoch())
+        self.ledger = Ledger(
+            epoch=keys.new_epoch(),
+            limits=config,
+            teacher=TeacherProfile(
+                teacher_id=config.teacher_id,
+                vocabulary_size=profile.vocabulary_size,
+                head_rows=profile.head_rows,
+                top_k=config.top_k,
+                max_row_tokens=profile.max_row_tokens,
+                engine=profile.name,
+            ),
+            clock=CLOCK,
+            slots=self.slabs,
+            offered=frozenset({Transport.STREAM}),
+            extra_checks=(probe_causality(engine),),
+        )
+        self.scorer = Scorer(
+            engine=engine, ledger=self.ledger, slabs=self.slabs, config=config, clock=CLOCK
+        )
+
+    def open(self, profile: StudentProfile) -> SessionTerms:
+        opened = self.ledger.open_session(
+            request_id="open", protocol_version=PROTOCOL_VERSION, profile=profile
+        )
+        return self.ledger.prove_locality(opened.terms.session_id, proofs={}, failures=[])
+
+    def score(self, session_id: str, row: Sequence[int]) -> dict[ColumnKind, torch.Tensor]:
+        job = ScoreJob(
+            session_id=session_id,
+            request_id="score",
+            input_ids=array("i", row).tobytes(),
+            row_lengths=(len(row),),
+            deadline=CLOCK.now() + PATIENCE,
+        )
+        lease = self.scorer.submit(job).result(PATIENCE)
+        with self.ledger.pin(session_id, lease.lease_id) as (payload, extent):
+            room = bytearray(self.slabs.room(extent))
+        return column_tensors(room, payload.columns)
+
+
 def test_an_engine_of_ones_own_is_found_probed_and_served(package: str) -> None:
     config = ServerConfig(pool_size_bytes=1 << 20, slab_size_bytes=1 << 20)
-    engine = find_engine(f"{package}:make_teacher")(config)
-    core = Core(config=config, engine=engine, clock=MonotonicClock(), broker_path="")
-    core.start()
-    try:
-        opened = core.ledger.open_session(
-            request_id="open",
-            protocol_version=PROTOCOL_VERSION,
-            profile=StudentProfile(
-                batch_grid=BatchGrid(global_batch_size=1, data_parallel_size=1, micro_batch_size=1),
-                top_k=2,
-                value_type=ElementType.FLOAT32,
-            ),
+    served = Served(find_engine(f"{package}:make_teacher")(config), config)
+    terms = served.open(
+        StudentProfile(
+            batch_grid=BatchGrid(global_batch_size=1, data_parallel_size=1, micro_batch_size=1),
+            top_k=2,
+            value_type=ElementType.FLOAT32,
         )
-        session = opened.terms.session_id
-        core.ledger.prove_locality(session, proofs={}, failures=[])
-        checks = {check.name: check.verdict.value for check in opened.terms.checks}
-        assert checks["causality"] == "passed"
-        assert opened.terms.teacher.engine == "counting"
-        columns = score(core, session, [5, 5, 9])
+    )
+    assert {check.name: check.verdict.value for check in terms.checks}["causality"] == "passed"
+    assert terms.teacher.engine == "counting"
+    served.scorer.start()
+    try:
+        columns = served.score(terms.session_id, [5, 5, 9])
     finally:
-        core.stop()
+        served.scorer.stop()
+        served.slabs.close()
     assert columns[ColumnKind.TOPK_IDS].tolist() == [[5, 0], [5, 0], [5, 9]]
     expected = [
         2.0 - math.log(math.exp(2.0) + 255),
@@ -100,20 +149,6 @@ def test_an_engine_of_ones_own_is_found_probed_and_served(package: str) -> None:
     ]
     best = columns[ColumnKind.TOPK_LOGPROBS][:, 0].tolist()
     assert best == pytest.approx(expected, abs=1e-5)
-
-
-def score(core: Core, session: str, row: Sequence[int]) -> dict[ColumnKind, torch.Tensor]:
-    job = ScoreJob(
-        session_id=session,
-        request_id="score",
-        input_ids=array("i", row).tobytes(),
-        row_lengths=(len(row),),
-        deadline=MonotonicClock().now() + PATIENCE,
-    )
-    lease = core.scorer.submit(job).result(PATIENCE)
-    with core.ledger.pin(session, lease.lease_id) as (payload, extent):
-        room = bytearray(core.slabs.room(extent))
-    return column_tensors(room, payload.columns)
 
 
 def test_the_built_in_engine_has_a_name() -> None:

@@ -99,7 +99,6 @@ def feels_the_rows_beside_it(rows: list[torch.Tensor]) -> list[torch.Tensor]:
         pytest.param(
             lambda rows: [torch.ones_like(row) for row in rows], "unmoved", id="ignores tokens"
         ),
-        pytest.param(feels_the_rows_beside_it, "unmoved", id="feels the padding"),
     ],
 )
 def test_a_teacher_that_is_off_is_refused_with_the_position(
@@ -109,6 +108,32 @@ def test_a_teacher_that_is_off_is_refused_with_the_position(
         probe_causality(Teacher(spoil))
     assert told.value.facts["verdict"] == verdict
     assert told.value.facts["position"] in (0, 8, 15)
+
+
+def test_a_teacher_whose_rows_feel_the_rows_beside_them_is_refused() -> None:
+    with pytest.raises(AlignmentError, match="padding must not reach"):
+        probe_causality(Teacher(feels_the_rows_beside_it))
+
+
+def test_a_noisy_teacher_passes_if_its_noise_stays_far_below_what_a_token_does() -> None:
+    chance = torch.Generator().manual_seed(1)
+
+    def noisy(rows: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [row + 1e-3 * torch.randn(row.shape, generator=chance) for row in rows]
+
+    check = probe_causality(Teacher(noisy))
+    assert check.verdict is Verdict.PASSED
+    assert "e-03" in check.detail
+
+
+def test_a_teacher_lost_in_its_noise_is_refused() -> None:
+    chance = torch.Generator().manual_seed(1)
+
+    def drowned(rows: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [row + torch.randn(row.shape, generator=chance) for row in rows]
+
+    with pytest.raises(AlignmentError, match="unmoved"):
+        probe_causality(Teacher(drowned))
 
 
 def test_a_teacher_that_answers_with_nan_cannot_be_probed() -> None:

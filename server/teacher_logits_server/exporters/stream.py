@@ -70,7 +70,7 @@ class StreamExporter:
                 yield self._chunks(data, offset_bytes)
 
     def _chunks(self, data: memoryview, offset: int) -> Iterator[bytes]:
-        for start in range(0, len(data), self._chunk_bytes):
+        for start in range(offset, len(data), self._chunk_bytes):
             with data[start : start + self._chunk_bytes] as part:
                 yield frame(start, part)
 

@@ -1,0 +1,47 @@
+"""Student processes that tests start, and what a test waits for without sleeping."""
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+PATIENCE_SECONDS = 30
+STUDENT = Path(__file__).with_name("student.py")
+
+
+@contextmanager
+def student(*arguments: str, pass_fds: Sequence[int] = ()) -> Iterator["subprocess.Popen[str]"]:
+    """Run a student; it is killed in the end if it still runs."""
+    process = subprocess.Popen(
+        [sys.executable, STUDENT, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        pass_fds=pass_fds,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def line_of(process: "subprocess.Popen[str]") -> str:
+    """Wait for the next line that a student says."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, f"the student ended with {process.wait(PATIENCE_SECONDS)}"
+    return line.rstrip("\n")
+
+
+def await_not_serving(address: str) -> None:
+    """Wait until a server says that it takes no new work."""
+    with grpc.insecure_channel(address) as channel:
+        request = health_pb2.HealthCheckRequest()
+        watch = health_pb2_grpc.HealthStub(channel).Watch(request, timeout=PATIENCE_SECONDS)
+        assert any(answer.status == answer.NOT_SERVING for answer in watch)
+        watch.cancel()

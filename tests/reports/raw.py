@@ -1,0 +1,139 @@
+"""A server's RPCs as somebody calls them who is no client of ours: plain stubs, or plain bytes.
+
+Which RPCs there are comes from the schema, so that a new one is tried without being listed here.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import grpc
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from google.rpc import status_pb2
+from grpc_health.v1 import health_pb2
+
+from teacher_logits.errors import TeacherLogitsError
+from teacher_logits.v1 import (
+    bulk_service_pb2,
+    bulk_service_pb2_grpc,
+    operator_service_pb2,
+    operator_service_pb2_grpc,
+    scoring_service_pb2,
+    scoring_service_pb2_grpc,
+    teacher_logits_service_pb2,
+    teacher_logits_service_pb2_grpc,
+)
+from teacher_logits.wire_errors import DETAILS_KEY, from_status
+
+TIMEOUT_SECONDS = 20
+_SCHEMAS = (
+    bulk_service_pb2,
+    operator_service_pb2,
+    scoring_service_pb2,
+    teacher_logits_service_pb2,
+)
+
+
+@dataclass(frozen=True)
+class Method:
+    """One RPC of the schema."""
+
+    descriptor: MethodDescriptor
+
+    @property
+    def path(self) -> str:
+        """What a call names it."""
+        service = self.descriptor.containing_service.full_name
+        return f"/{service}/{self.descriptor.name}"
+
+    def request(self, **given: object) -> Message:
+        """Make a request; what its message has no field for is left out."""
+        kind = GetMessageClass(self.descriptor.input_type)
+        fields = self.descriptor.input_type.fields_by_name
+        return kind(**{name: value for name, value in given.items() if name in fields})
+
+    def __str__(self) -> str:
+        return self.descriptor.name
+
+
+def methods_of(*schemas: object) -> list[Method]:
+    """Return every RPC of some generated modules."""
+    return [
+        Method(method)
+        for schema in schemas
+        for service in schema.DESCRIPTOR.services_by_name.values()  # type: ignore[attr-defined]
+        for method in service.methods
+    ]
+
+
+OUR_METHODS = methods_of(*_SCHEMAS)
+SESSION_METHODS = [m for m in OUR_METHODS if "session_id" in m.descriptor.input_type.fields_by_name]
+EVERY_METHOD = OUR_METHODS + [
+    method for method in methods_of(health_pb2) if not method.descriptor.client_streaming
+]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """How a call failed: the status that gRPC saw, and the error that its details are."""
+
+    code: grpc.StatusCode
+    error: TeacherLogitsError
+
+
+class Raw:
+    """The plain stubs of one server."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._channel = channel
+        self.student = teacher_logits_service_pb2_grpc.TeacherLogitsServiceStub(channel)
+        self.scoring = scoring_service_pb2_grpc.ScoringServiceStub(channel)
+        self.bulk = bulk_service_pb2_grpc.BulkServiceStub(channel)
+        self.operator = operator_service_pb2_grpc.OperatorServiceStub(channel)
+
+    def send(
+        self, method: Method, request: bytes, *, timeout: float | None = TIMEOUT_SECONDS
+    ) -> list[bytes]:
+        """Call a method with bytes that need be no message of it; return what came."""
+        make = (
+            self._channel.unary_stream
+            if method.descriptor.server_streaming
+            else self._channel.unary_unary
+        )
+        answer = make(method.path, bytes, bytes)(request, timeout=timeout)
+        return list(answer) if method.descriptor.server_streaming else [answer]
+
+    def inspect(self) -> operator_service_pb2.InspectResponse:
+        """Return what the server holds."""
+        return self.operator.Inspect(
+            operator_service_pb2.InspectRequest(), timeout=TIMEOUT_SECONDS
+        )
+
+
+@contextmanager
+def connect_raw(address: str) -> Iterator[Raw]:
+    """Connect without an option set."""
+    with grpc.insecure_channel(address) as channel:
+        yield Raw(channel)
+
+
+def refused(call: Callable[[], object]) -> Refused:
+    """Make a call that must fail with an error of ours."""
+    try:
+        answer = call()
+    except grpc.RpcError as failure:
+        return _refused(failure)
+    raise AssertionError(f"the call was answered with {answer!r}")
+
+
+def _refused(failure: grpc.RpcError) -> Refused:
+    assert isinstance(failure, grpc.Call)
+    for key, value in failure.trailing_metadata() or ():
+        if key == DETAILS_KEY:
+            assert isinstance(value, bytes)
+            error = from_status(status_pb2.Status.FromString(value))
+            assert error is not None, "details that are no error of ours"
+            return Refused(failure.code(), error)
+    raise AssertionError(f"{failure.code()} without details: {failure.details()}")

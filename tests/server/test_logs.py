@@ -1,0 +1,121 @@
+"""The log: an event and its facts a line, as text or as JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from teacher_logits_server import logs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LOGGER = logging.getLogger("teacher_logits_server.somewhere")
+
+
+class Log:
+    """What was logged in one format."""
+
+    def __init__(self) -> None:
+        self.stream = io.StringIO()
+
+    @property
+    def lines(self) -> list[str]:
+        return self.stream.getvalue().splitlines()
+
+
+@pytest.fixture(params=["text", "json"])
+def log(request: pytest.FixtureRequest) -> Iterator[Log]:
+    log = Log()
+    handler = logs.configure(format=request.param, level="info", stream=log.stream)
+    yield log
+    logs.unconfigure(handler)
+
+
+@pytest.fixture
+def json_log() -> Iterator[Log]:
+    log = Log()
+    handler = logs.configure(format="json", level="info", stream=log.stream)
+    yield log
+    logs.unconfigure(handler)
+
+
+@pytest.fixture
+def text_log() -> Iterator[Log]:
+    log = Log()
+    handler = logs.configure(format="text", level="info", stream=log.stream)
+    yield log
+    logs.unconfigure(handler)
+
+
+def test_text_puts_the_facts_behind_the_event(text_log: Log) -> None:
+    LOGGER.warning("session ended", extra={"facts": {"id": "s-1", "why": "two words", "to": ""}})
+
+    assert text_log.lines[0].split(" ", 1)[1] == (
+        'WARNING session ended id=s-1 why="two words" to=""'
+    )
+
+
+def test_text_shows_a_list_with_commas(text_log: Log) -> None:
+    LOGGER.info("ready", extra={"facts": {"transports": ("local", "stream")}})
+
+    assert text_log.lines[0].endswith("transports=local,stream")
+
+
+def test_json_has_the_event_and_its_facts_apart(json_log: Log) -> None:
+    LOGGER.info("session opened", extra={"facts": {"session_id": "s-1", "rank": 3}})
+
+    entry = json.loads(json_log.lines[0])
+    assert entry.pop("time").endswith("Z")
+    assert entry == {
+        "level": "info",
+        "event": "session opened",
+        "logger": LOGGER.name,
+        "session_id": "s-1",
+        "rank": 3,
+    }
+
+
+def test_json_lets_no_fact_hide_the_event(json_log: Log) -> None:
+    LOGGER.info("session opened", extra={"facts": {"event": "other", "level": "critical"}})
+
+    entry = json.loads(json_log.lines[0])
+    assert (entry["event"], entry["level"]) == ("session opened", "info")
+
+
+def test_a_failure_brings_its_traceback(log: Log) -> None:
+    try:
+        raise KeyError("swordfish")
+    except KeyError:
+        LOGGER.exception("call failed")
+
+    assert "KeyError: 'swordfish'" in log.stream.getvalue()
+
+
+@given(text=st.text(max_size=40))
+def test_a_fact_never_makes_a_second_line(text: str) -> None:
+    for name in ("text", "json"):
+        log = Log()
+        handler = logs.configure(format=name, level="info", stream=log.stream)
+        LOGGER.info("event", extra={"facts": {"hostile": text}})
+        logs.unconfigure(handler)
+
+        assert len(log.stream.getvalue().splitlines()) == 1
+
+
+def test_what_is_below_the_level_is_not_logged(log: Log) -> None:
+    LOGGER.debug("detail")
+
+    assert log.lines == []
+
+
+def test_the_log_of_the_program_around_is_left_alone(log: Log) -> None:
+    logging.getLogger("elsewhere").error("not ours")
+
+    assert log.lines == []
