@@ -167,7 +167,7 @@ def _find_model(config: DemoConfig, say: Callable[[str], None]) -> Path:
     if config.teacher == "smollm2":
         return fetch_model(config.cache, say=say)
     say(f"making a tiny teacher in {config.cache}, unless it is there")
-    return make_tiny_teacher(config.cache)
+    return make_tiny_teacher(config.cache / "tiny-teacher")
 
 
 def _make_folder(folder: Path) -> None:
