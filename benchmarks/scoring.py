@@ -10,11 +10,12 @@ in a process of its own, so that no run finds another's memory warm:
     all_at_once   the model's own logits [1,S,V], then the same selection from them
 
 One JSON object a line. `scoring_memory`: MiB by which the process's resident set rose at its
-highest over what it was before, with model and libraries loaded and a row of 8 tokens scored.
-That is everything: what the body keeps, logits, selection, the payload itself. `ratio` is to the
-fewest tokens of the same way. `scoring`: microseconds a token; `ratio` is to all at once with
-as many tokens. `scoring_refusal`: milliseconds until a request of 100,000 tokens with K = V is
-refused, and the KiB by which it raised the resident set.
+highest, all rounds together, over what it was with model and libraries loaded and a row of 8
+tokens scored. That is everything: what the body keeps, logits, selection, the payload itself.
+`ratio` is to the fewest tokens of the same way.
+`scoring`: microseconds a token; `ratio` is to all at once with as many tokens.
+`scoring_refusal`: milliseconds until a request of 100,000 tokens with K = V is refused, and the
+KiB by which it raised the resident set.
 """
 
 from __future__ import annotations
@@ -204,16 +205,14 @@ def _score(run: Run) -> dict[str, list[float]]:
     _forget_peak()
     before = _resident("VmRSS")
     seconds = []
-    rises = []
     for _ in range(run.rounds):
         started = time.perf_counter()
         kept = way(token_ids)
         seconds.append(time.perf_counter() - started)
-        rises.append(_resident("VmHWM") - before)
         del kept
     return {
         "us_a_token": [each / run.tokens * 1e6 for each in seconds],
-        "rise_mib": [rises[-1] / MIB],
+        "rise_mib": [(_resident("VmHWM") - before) / MIB],
         "budget_mib": [CHUNK_BYTES[torch.device("cpu").type] / MIB],
     }
 

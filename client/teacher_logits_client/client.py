@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import ServerUnreachableError
@@ -67,11 +68,12 @@ class Client:
         """Take over connections that work; ``connect`` does this."""
         self._calls = calls
         self._timeout = timeout
-        self._returner = Returner(pinned=calls)
+        self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
+        self._returner = Returner(finish=partial(_finish, calls, self._readers))
         self._buffers = BufferPool()
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         # A client that is dropped must not leave its thread behind.
-        self._end = weakref.finalize(self, _end, calls, self._returner)
+        self._end = weakref.finalize(self, self._returner.stop)
         self._end.atexit = False
 
     @property
@@ -115,6 +117,7 @@ class Client:
             check_digest=check_digest,
         )
         late.reader = weakref.ref(reader)
+        self._readers.add(reader)
         session = Session(
             agreed,
             calls=self._calls,
@@ -132,16 +135,15 @@ class Client:
         return self._returner.statistics()
 
     def close(self) -> None:
-        """Close all sessions, then the connections; twice is fine, nothing in a forked child.
+        """Close all sessions; twice is fine, and in a forked child nothing happens.
 
-        Tensors that still view leased memory stay good.
+        Tensors that still view leased memory stay good, and the connections last as long as
+        they do.
         """
         if not self._returner.is_here or not self._end.alive:
             return
         for session in list(self._sessions):
             session.close()
-        self._returner.later(self._calls.close)
-        self._returner.wait(self._timeout)
         self._end()
 
     def __enter__(self) -> Self:
@@ -179,8 +181,8 @@ class _LateLeases:
             reader.discard(lease_id)
 
 
-def _end(calls: Calls, returner: Returner) -> None:
-    """End what a client has; in a finaliser, on any thread."""
-    if returner.is_here:
-        returner.later(calls.close)
-        returner.stop()
+def _finish(calls: Calls, readers: weakref.WeakSet[Reader]) -> None:
+    """Let go of everything, once no lease is left that could be returned."""
+    for reader in list(readers):
+        reader.let_go()
+    calls.close()

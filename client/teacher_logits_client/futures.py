@@ -5,40 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from copy import copy
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from teacher_logits.errors import TeacherLogitsError
 from teacher_logits_client.config import check_timeout
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from teacher_logits.terms import LeaseTerms
+    from teacher_logits_client.answers import Answers
     from teacher_logits_client.calls.pending import PendingLease
     from teacher_logits_client.payloads import LeasedPayload
     from teacher_logits_client.rows import RowBatch
-
-
-class Asker(Protocol):
-    """What a future needs of the session that asked."""
-
-    @property
-    def default_seconds(self) -> float:
-        """How long a call waits that is not told."""
-
-    def check_here(self) -> None:
-        """Refuse to go on in a forked child."""
-
-    def noting(self) -> AbstractContextManager[None]:
-        """Note an error of the block that says that the session has ended."""
-
-    def open_lease(
-        self, lease: LeaseTerms, *, until: float, batch: RowBatch | None, reject_bad_rows: bool
-    ) -> LeasedPayload:
-        """Open a lease and hold its payload against what was asked for."""
-
-    def discard(self, pending: PendingLease) -> None:
-        """Cancel a call whose answer nobody wants; safe in a finaliser."""
 
 
 class ScoreFuture:
@@ -47,10 +23,17 @@ class ScoreFuture:
     _is_owed = False
 
     def __init__(
-        self, session: Asker, pending: PendingLease, batch: RowBatch, *, reject_bad_rows: bool
+        self,
+        answers: Answers,
+        pending: PendingLease,
+        batch: RowBatch,
+        *,
+        reject_bad_rows: bool,
+        owner: object,
     ) -> None:
-        """Take over a call under way; ``Session`` does this."""
-        self._session = session
+        """Take over a call under way; ``Session``, its owner, does this."""
+        self._answers = answers
+        self._owner = owner
         self._pending = pending
         self._batch = batch
         self._reject_bad_rows = reject_bad_rows
@@ -72,20 +55,19 @@ class ScoreFuture:
             PayloadInvalidError, AlignmentError: the payload is not what was asked for.
             TeacherLogitsError: whatever the server refused it for.
         """
-        self._session.check_here()
+        self._answers.check_here()
         seconds = None if timeout is None else check_timeout(timeout, what="result")
         started = time.monotonic()
         with self._lock:
             if self._failure is not None:
                 raise self._failure
             if self._payload is None:
-                with self._session.noting():
-                    lease = self._pending.result(seconds)
+                lease = self._answers.wait_for(self._pending, seconds)
                 self._is_owed = False
-                left = self._session.default_seconds if seconds is None else seconds
+                left = self._answers.default_seconds if seconds is None else seconds
                 until = (time.monotonic() if seconds is None else started) + left
                 try:
-                    self._payload = self._session.open_lease(
+                    self._payload = self._answers.open(
                         lease,
                         until=until,
                         batch=self._batch,
@@ -99,16 +81,16 @@ class ScoreFuture:
 
     def done(self) -> bool:
         """Whether ``result`` would not have to wait for the teacher."""
-        self._session.check_here()
+        self._answers.check_here()
         return self._pending.done()
 
     def cancel(self) -> None:
         """Give up, and give back what comes all the same. Too late once a result was handed out."""
-        self._session.check_here()
+        self._answers.check_here()
         if self._is_owed:
             self._is_owed = False
-            self._session.discard(self._pending)
+            self._answers.give_up(self._pending)
 
     def __del__(self) -> None:
         if self._is_owed:
-            self._session.discard(self._pending)
+            self._answers.give_up(self._pending)

@@ -116,8 +116,9 @@ class Reader:
         with self._lock:
             self._closed = True
             idle = not self._out
-        if idle:
-            self._let_go()
+        # A line that has ended tells nobody anything any more.
+        if idle or (self.line is not None and self.line.has_ended):
+            self.let_go()
 
     def _open(self, lease: LeaseTerms, until: float) -> tuple[OpenedPayload, Transport]:
         settled = self._settled.get(lease.writer_id) or Transport.STREAM
@@ -165,9 +166,10 @@ class Reader:
             self._out.discard(lease_id)
             finished = self._closed and not self._out
         if finished:
-            self._let_go()
+            self.let_go()
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
+        """Let go of the line and the slabs; tensors keep what they view."""
         if self.line is not None:
             self.line.close()
         for opener in self._openers.values():

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _RETRY_SECONDS = 0.5
+_LAST_TRIES_SECONDS = 10.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,11 +46,12 @@ class Returner:
     Its thread ends with ``stop`` and the last lease, or with the process.
 
     Args:
-        pinned: what a forked child must not tear down, whatever it drops.
+        finish: called last of all, on the thread. What it belongs to is kept in a forked
+            child, which must not tear it down.
     """
 
-    def __init__(self, *, pinned: object = None) -> None:
-        self._pinned = pinned
+    def __init__(self, *, finish: Callable[[], None] = lambda: None) -> None:
+        self._finish = finish
         self._home = Home()
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -58,7 +60,7 @@ class Returner:
         self._counts: Counter[str] = Counter()
         #: Returns that found no server, to be tried again. The thread's own.
         self._undelivered: list[Callable[[], None]] = []
-        self._stopping = False
+        self._stopped_at: float | None = None
         watch(self)
         self._thread = threading.Thread(
             target=self._run, name="teacher-logits-returns", daemon=True
@@ -128,7 +130,7 @@ class Returner:
         return done.wait(timeout)
 
     def stop(self) -> None:
-        """End the thread once nothing is left to be returned."""
+        """End the thread once nothing is left to be returned, or can be."""
         self._put(self._stop)
 
     def statistics(self) -> ClientStatistics:
@@ -167,16 +169,28 @@ class Returner:
             except queue.Empty:
                 pass
             else:
-                event()
+                self._do(event)
                 del event  # or it would keep alive what it speaks of until the next comes
             if self._undelivered and time.monotonic() >= retry_at:
                 self._retry()
                 retry_at = time.monotonic() + _RETRY_SECONDS
+        self._finish()
+
+    def _do(self, event: Callable[[], None]) -> None:
+        try:
+            event()
+        except Exception:
+            # A fault of ours in one return must not keep all the others from going back.
+            _log.exception("a return failed")
 
     def _is_finished(self) -> bool:
+        if self._stopped_at is None:
+            return False
+        # Once stopped, no longer than this for a server that does not answer: the end of the
+        # line, or the TTL, will tell it.
+        wait_on = self._undelivered and time.monotonic() < self._stopped_at + _LAST_TRIES_SECONDS
         with self._lock:  # so that no close is between its change and its event
-            pending = self._ways or self._undelivered or not self._events.empty()
-            return self._stopping and not pending
+            return not (self._ways or wait_on or not self._events.empty())
 
     def _apply(self, change: Callable[[], Due]) -> None:
         with self._lock:
@@ -221,4 +235,4 @@ class Returner:
             self._try(job)
 
     def _stop(self) -> None:
-        self._stopping = True
+        self._stopped_at = time.monotonic()

@@ -10,10 +10,10 @@ import logging
 import secrets
 import time
 import warnings
-from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from teacher_logits.errors import PayloadInvalidError, SessionExpiredError
+from teacher_logits_client.answers import Answers
 from teacher_logits_client.calls import Scoring
 from teacher_logits_client.config import check_timeout
 from teacher_logits_client.futures import ScoreFuture
@@ -22,18 +22,16 @@ from teacher_logits_client.rows import make_row_batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from contextlib import AbstractContextManager
     from types import TracebackType
 
     import torch
     from typing_extensions import Self
 
     from teacher_logits.profiles import StudentProfile, TeacherProfile
-    from teacher_logits.terms import Check, LeaseTerms, SessionTerms
+    from teacher_logits.terms import Check, SessionTerms
     from teacher_logits.transport import Refusal, Transport
     from teacher_logits_client.agreement import Agreed
     from teacher_logits_client.calls import Calls
-    from teacher_logits_client.calls.pending import PendingLease
     from teacher_logits_client.payloads import LeasedPayload
     from teacher_logits_client.reader import Reader
     from teacher_logits_client.returns import Returner
@@ -73,6 +71,13 @@ class Session:
         self._timeout = timeout
         self._liveness = Liveness(
             agreed.terms, calls=calls, returner=returner, reader=reader, timeout=timeout
+        )
+        self._answers = Answers(
+            agreed.terms,
+            agreed.profile,
+            reader=reader,
+            liveness=self._liveness,
+            returner=returner,
         )
         self._closed = False
 
@@ -155,7 +160,9 @@ class Session:
             what=f"the scores of {batch.rows.row_count} rows with {batch.token_count} tokens",
             timeout=seconds,
         )
-        return ScoreFuture(self, pending, batch, reject_bad_rows=bad_rows == "reject")
+        return ScoreFuture(
+            self._answers, pending, batch, reject_bad_rows=bad_rows == "reject", owner=self
+        )
 
     def acquire(
         self,
@@ -187,14 +194,14 @@ class Session:
                 prefix_vocabulary_size=self.teacher.vocabulary_size,
             )
         way = self._reader.line or self._calls
-        with self.noting():
+        with self._answers.noting():
             lease = way.acquire(
                 self.terms.session_id,
                 request_id=secrets.token_hex(12),
                 payload_id=payload_id,
                 timeout=seconds,
             )
-        return self.open_lease(lease, until=until, batch=batch, reject_bad_rows=False)
+        return self._answers.open(lease, until=until, batch=batch, reject_bad_rows=False)
 
     def close(self) -> None:
         """End the session; twice is fine, and in a forked child nothing happens.
@@ -242,41 +249,8 @@ class Session:
         transport = self.transport.value if self.transport else "several transports"
         return f"<Session {self.terms.session_id} ({'closed' if self._closed else transport})>"
 
-    def open_lease(
-        self, lease: LeaseTerms, *, until: float, batch: RowBatch | None, reject_bad_rows: bool
-    ) -> LeasedPayload:
-        """Open a lease and hold its payload against what was asked for; ``ScoreFuture`` does this.
-
-        A payload that does not pass is given back.
-        """
-        with self.noting():
-            leased = self._reader.open(lease, until=until)
-        try:
-            leased.check(batch, self.profile, reject_bad_rows=reject_bad_rows)
-        except BaseException:
-            leased.abandon()
-            raise
-        return leased
-
-    def noting(self) -> AbstractContextManager[None]:
-        """Note an error of the block that says that the session has ended."""
-        return self._liveness.noting()
-
-    def discard(self, pending: PendingLease) -> None:
-        """Cancel a call whose answer nobody wants; safe in a finaliser."""
-        self._returner.later(partial(_discard, pending, self._reader))
-
-    @property
-    def default_seconds(self) -> float:
-        """How long a call waits that is not told."""
-        return self.terms.default_wait.total_seconds()
-
-    def check_here(self) -> None:
-        """Refuse to go on in a forked child."""
-        self._returner.check_here("session")
-
     def _check(self) -> None:
-        self.check_here()
+        self._answers.check_here()
         if self._closed:
             raise SessionExpiredError(
                 f"session {self.terms.session_id} was closed by this client; open a new one",
@@ -285,7 +259,8 @@ class Session:
         self._liveness.check()
 
     def _seconds(self, timeout: float | None) -> float:
-        return self.default_seconds if timeout is None else check_timeout(timeout, what="a call")
+        default = self._answers.default_seconds
+        return default if timeout is None else check_timeout(timeout, what="a call")
 
     def _check_size(self, batch: RowBatch) -> None:
         limit = self.terms.max_request_tokens
@@ -295,10 +270,3 @@ class Session:
                 "a time: send fewer rows a request, or raise --max-request-tokens on the server",
                 facts={"tokens": batch.token_count, "limit": limit},
             )
-
-
-def _discard(pending: PendingLease, reader: Reader) -> None:
-    pending.cancel()
-    lease = pending.lease_if_granted()
-    if lease is not None:  # it came before the cancellation
-        reader.discard(lease.lease_id)

@@ -161,9 +161,19 @@ class Pool:
             raise ValueError(f"extent {extent} is not in use")
         self._quarantined[extent.slab_id, extent.slot] = extent.size_bytes
 
+    @property
+    def budget_bytes(self) -> int:
+        """Most bytes that slabs may have together."""
+        return self._budget_bytes
+
+    @property
+    def quarantined_bytes(self) -> int:
+        """Bytes whose reader is gone but not proven gone."""
+        return sum(self._quarantined.values())
+
     def usage(self) -> PoolUsage:
         """Return where the budget's bytes are."""
-        quarantined = sum(self._quarantined.values())
+        quarantined = self.quarantined_bytes
         in_extents = sum(e.size_bytes for s in self._slabs.values() for e in s.extents.values())
         return PoolUsage(
             budget_bytes=self._budget_bytes,

@@ -41,6 +41,11 @@ def column_tensor(buffer: Buffer, column: Column) -> torch.Tensor:
     count = column.size_bytes // column.element_type.size_bytes
     if count == 0:
         return torch.empty(column.shape, dtype=dtype)  # frombuffer refuses empty views
+    if not memoryview(buffer).readonly:
+        return torch.frombuffer(buffer, dtype=dtype, count=count, offset=column.offset_bytes).view(
+            column.shape
+        )
+    # Only where it is needed: the filters are those of the whole process, for all its threads.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
         flat = torch.frombuffer(buffer, dtype=dtype, count=count, offset=column.offset_bytes)

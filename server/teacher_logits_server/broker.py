@@ -100,7 +100,6 @@ class Broker:
         #: Lines that hung up while their process lives, by pidfd, with the time to give up.
         self._leaving: dict[int, tuple[Line, float]] = {}
         self._thread = threading.Thread(target=self._run, name="teacher-logits-broker", daemon=True)
-        self._buffer = bytearray(MAX_PACKET_BYTES + 1)
         self._is_open = False
 
     def start(self) -> None:
@@ -208,19 +207,18 @@ class Broker:
 
     def _serve(self, each: _Open, events: int) -> None:
         try:
-            size = each.socket.recv_into(self._buffer)
+            packet = each.socket.recv(MAX_PACKET_BYTES + 1)
         except BlockingIOError:
             return
         except ConnectionResetError:  # hung up with replies unread
-            size, events = 0, select.EPOLLHUP
-        if size == 0 and events & select.EPOLLHUP:
+            packet, events = b"", select.EPOLLHUP
+        if not packet and events & select.EPOLLHUP:
             self._hung_up(each)
-        elif size == 0 and events & select.EPOLLRDHUP:  # shut down, not closed
+        elif not packet and events & select.EPOLLRDHUP:  # shut down, not closed
             self._hang_up(each)
-        elif size > MAX_PACKET_BYTES:
+        elif len(packet) > MAX_PACKET_BYTES:
             self._send(each, self._desk.refuse_oversized(each.line, MAX_PACKET_BYTES))
         else:  # an empty packet is a packet too
-            packet = bytes(memoryview(self._buffer)[:size])
             self._send(each, self._desk.answer(each.line, packet))
             if each.line.session_id:
                 self._strangers.pop(each.socket.fileno(), None)

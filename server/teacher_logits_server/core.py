@@ -105,7 +105,11 @@ class Core:
             self.broker.stop()
 
     def close(self) -> None:
-        """Give the memory back, once the scorer and all calls have ended."""
+        """End the scorer and give the memory back, once all calls have ended.
+
+        What the teacher is computing is waited for.
+        """
+        self.scorer.stop()
         self.slabs.close()
 
     def threads(self) -> dict[str, bool]:

@@ -155,10 +155,10 @@ class Lending:
             self._pool.quarantine(extent)
 
     def _check_quarantine(self, size_bytes: int) -> None:
-        usage = self.usage()
-        most = usage.budget_bytes // 2
-        if usage.quarantined_bytes <= most:
+        most = self._pool.budget_bytes // 2
+        if self._pool.quarantined_bytes <= most:
             return
+        usage = self.usage()
         raise PoolFullError(
             f"{usage.quarantined_bytes} of the pool's {usage.budget_bytes} bytes are in "
             f"quarantine, and new payloads are refused above {most}: processes that may still "

@@ -24,13 +24,11 @@ from teacher_logits.clock import MonotonicClock
 from teacher_logits.transport import Transport
 from teacher_logits_server.addresses import Address, check_path, parse_address
 from teacher_logits_server.config import default_address, runtime_folder
-from teacher_logits_server.core import Core
 from teacher_logits_server.readiness import Readiness
 from teacher_logits_server.reaper import Reaper
 from teacher_logits_server.services.bulk import BulkService
 from teacher_logits_server.services.endpoint import Endpoint
 from teacher_logits_server.services.operator import OperatorService
-from teacher_logits_server.services.scoring import ScoringService
 from teacher_logits_server.services.student import StudentService
 from teacher_logits_server.sockets import EVERYONE, OWNER_ONLY, SocketClaim
 
@@ -38,7 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from teacher_logits_server.config import ServerConfig
+    from teacher_logits_server.core import Core
     from teacher_logits_server.engines import Engine
+    from teacher_logits_server.services.scoring import ScoringService
 
 T = TypeVar("T")
 
@@ -64,6 +64,7 @@ class Server:
         self._endpoint: Endpoint | None = None
         self._broker_claim: SocketClaim | None = None
         self._core: Core | None = None
+        self._scoring: ScoringService | None = None
         self._reaping: asyncio.Task[None] | None = None
         self._draining = False
         self._is_sick = False
@@ -112,20 +113,19 @@ class Server:
         if reaping is not None:
             reaping.cancel()
             await asyncio.wait([reaping])
+        if self._scoring is not None:
+            self._scoring.stop()
         core, self._core = self._core, None
         if core is not None:
             core.hang_up()
         claim, self._broker_claim = self._broker_claim, None
         if claim is not None:
             claim.release()
-        # At the same time: calls that wait for the scorer end because it stops.
-        scoring = in_thread(core.scorer.stop, name="stop") if core is not None else None
         endpoint, self._endpoint = self._endpoint, None
         if endpoint is not None:
             await endpoint.stop(grace_seconds=grace_seconds)
-        if core is not None and scoring is not None:
-            await scoring
-            core.close()
+        if core is not None:
+            await in_thread(core.close, name="stop")
 
     async def _start(self) -> Readiness:
         config = self._config
@@ -134,7 +134,7 @@ class Server:
         )
         wanted = config.addresses or (parse_address(default_address(), flag="--listen"),)
         addresses = await endpoint.listen(wanted)
-        _log_addresses(addresses)
+        log_addresses(addresses)
         if Transport.SHARED_MEMORY in config.transports and sys.platform == "linux":
             self._broker_claim = SocketClaim(broker_path(config, addresses), flag="--broker")
         self._core = core = await in_thread(self._build, name="load")
@@ -150,6 +150,9 @@ class Server:
 
     def _build(self) -> Core:
         """Load the teacher and put the core together, on a thread of its own."""
+        # Not before: it brings torch, and a server that is refused need not wait for that.
+        from teacher_logits_server.core import Core
+
         engine = self._load_engine()
         return Core(
             config=self._config, engine=engine, clock=self._clock, broker_path=self._broker_path
@@ -160,13 +163,14 @@ class Server:
         return self._broker_claim.path if self._broker_claim is not None else ""
 
     def _add_services(self, endpoint: Endpoint, core: Core) -> None:
+        from teacher_logits_server.services.scoring import ScoringService  # brings torch too
+
         clock, ledger, scorer = self._clock, core.ledger, core.scorer
         wait = self._config.default_wait
         services = endpoint.services
         services.add_student(StudentService(ledger=ledger, broker_path=self._broker_path))
-        services.add_scoring(
-            ScoringService(scorer=scorer, ledger=ledger, clock=clock, longest_wait=wait)
-        )
+        self._scoring = ScoringService(scorer=scorer, ledger=ledger, clock=clock, longest_wait=wait)
+        services.add_scoring(self._scoring)
         services.add_operator(OperatorService(ledger=ledger, scorer=scorer, clock=clock))
         if Transport.STREAM in self._config.transports:
             bulk = BulkService(exporter=core.stream, stall=wait)
@@ -250,7 +254,8 @@ async def in_thread(work: Callable[[], T], *, name: str) -> T:
     return result
 
 
-def _log_addresses(addresses: Sequence[Address]) -> None:
+def log_addresses(addresses: Sequence[Address]) -> None:
+    """Say where the server listens, and warn where other hosts reach it."""
     for address in addresses:
         _log.info("listening", extra={"facts": {"address": str(address)}})
         if not address.is_loopback:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +35,7 @@ from teacher_logits.errors import (
     SlabOpenError,
 )
 from teacher_logits_client.calls import Calls, OpenedSession
+from teacher_logits_client.rows import FlatRows
 
 EACH = pytest.mark.parametrize(
     "transports", [LOCAL, SHARED_MEMORY, STREAM], ids=lambda t: t[0].value
@@ -327,6 +329,8 @@ class TestScore:
             service.session(temperatures=(0.7,)) as (_, session),
             session.score(IDS).result() as payload,
         ):
+            # As it comes out of an fp32 field; some releases of protobuf round it on reading.
+            payload.payload = replace(payload.payload, temperatures=(1.0, 0.699999988079071))
             assert payload.targets_at(0.7).temperature == pytest.approx(0.7)
             assert payload.targets_at(0.7) is payload.targets_at(0.7)
             with pytest.raises(PayloadInvalidError, match="has no temperature 3"):
@@ -438,8 +442,8 @@ class TestFutures:
                 session.score(IDS, timeout=0.1).result()
             service.teacher.gate.set()
             with session.score(IDS).result():
-                assert service.lease_count(client) == 1
-            assert service.inspect().pool.used_bytes == 0
+                assert eventually(lambda: service.lease_count(client) == 1)
+            assert eventually(lambda: service.inspect().pool.used_bytes == 0)
 
     @pytest.mark.parametrize("how", ["cancelled", "dropped"])
     def test_a_future_that_is_given_up_gives_its_room_back(
@@ -456,8 +460,8 @@ class TestFutures:
             assert client._returner.wait(30)
             service.teacher.gate.set()
             session.score(IDS).result().close()
-            assert service.lease_count(client) == 0
-            assert service.inspect().pool.used_bytes == 0
+            assert eventually(lambda: service.lease_count(client) == 0)
+            assert eventually(lambda: service.inspect().pool.used_bytes == 0)
 
     @pytest.mark.parametrize("how", ["cancelled", "dropped"])
     def test_a_result_that_nobody_took_is_given_back(self, service: Service, how: str) -> None:
@@ -485,9 +489,11 @@ class TestFutures:
     def test_a_failure_is_the_same_each_time_and_holds_no_room(self, service: Service) -> None:
         with service.session() as (client, session):
             future = session.score(IDS)
-            object.__setattr__(future._batch, "digests", bytes(64))
+            # As if the teacher had scored the right rows one token off.
+            shifted = FlatRows(ids=IDS.int().flatten().roll(3), lengths=torch.tensor([10] * 4))
+            future._batch = replace(future._batch, rows=shifted)
             for _ in range(2):
-                with pytest.raises(AlignmentError):
+                with pytest.raises(AlignmentError, match="row 0"):
                     future.result()
             assert service.lease_count(client) == 0
 

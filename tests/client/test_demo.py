@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import zipfile
@@ -27,7 +28,7 @@ from teacher_logits_client.demo.summary import Learned, Outcome, Parties, smooth
 from teacher_logits_client.demo.texts import Texts
 from teacher_logits_client.demo.training import Training
 
-STEPS = 100
+STEPS = 80
 PNG = b"\x89PNG\r\n\x1a\n"
 RUN_SECONDS = 240
 
@@ -55,12 +56,12 @@ class Run:
         return found  # type: ignore[return-value]
 
 
-def run_demo(folder: Path, *flags: str, cache: Path) -> Run:
+def run_demo(folder: Path, *flags: str, cache: Path, steps: int) -> Run:
     """Run the command as users do, in a process of its own."""
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "teacher_logits", "demo", "--teacher", "tiny"),
-            *("--steps", str(STEPS), "--seconds", "1000"),
+            *("--steps", str(steps), "--seconds", "1000"),
             *("--output", str(folder), "--cache", str(cache), *flags),
         ],
         stdout=subprocess.PIPE,
@@ -80,14 +81,15 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Run:
     """The demo as it comes."""
-    return run_demo(tmp_path_factory.mktemp("shared") / "made" / "for-it", cache=cache)
+    folder = tmp_path_factory.mktemp("shared") / "made" / "for-it"
+    return run_demo(folder, cache=cache, steps=STEPS)
 
 
 @pytest.fixture(scope="module")
 def streamed(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Run:
-    """The demo with the stream alone."""
+    """The demo with the stream alone, and too few steps to learn anything."""
     folder = tmp_path_factory.mktemp("streamed")
-    return run_demo(folder, "--transport", "stream", cache=cache)
+    return run_demo(folder, "--transport", "stream", cache=cache, steps=3)
 
 
 @pytest.mark.timeout(RUN_SECONDS + 30)
@@ -128,12 +130,12 @@ class TestTheDemo:
     def test_teaches_more_than_token_frequencies(self, shared: Run) -> None:
         held_out = shared.part("held_out")
         after = shared.part("held_out", "after")["perplexity"]
-        assert shared.part("teacher")["perplexity"] < after < held_out["unigram_perplexity"]
+        assert held_out["teacher_perplexity"] < after < held_out["unigram_perplexity"]
 
     def test_counts_tokens_and_waiting(self, shared: Run) -> None:
         training = shared.part("training")
         assert training["steps"] == STEPS
-        assert shared.part("teacher")["tokens"] == STEPS * 4 * 64
+        assert training["teacher_tokens"] == STEPS * 4 * 64
         assert 0 < training["waited_seconds"] < training["seconds"]
         assert training["waiting_share"] == training["waited_seconds"] / training["seconds"]
 
@@ -150,16 +152,37 @@ class TestTheDemo:
         assert "Traceback" not in shared.text
 
     def test_streams_where_that_is_asked_for(self, streamed: Run) -> None:
-        assert streamed.code == 0, streamed.text
-        assert streamed.results["transport"] == "stream"
+        assert streamed.results["transport"] == "stream", streamed.text
         assert streamed.results["refusals"] == []
+        assert "over stream" in streamed.text
 
-    def test_learns_the_same_over_either_transport(self, shared: Run, streamed: Run) -> None:
-        first, other = (
-            run.part("training")["losses"][:5]  # type: ignore[index]
-            for run in (shared, streamed)
+    def test_hears_the_same_over_either_transport(self, shared: Run, streamed: Run) -> None:
+        first, other = (run.part("held_out", "before") for run in (shared, streamed))
+        assert other["divergence"] == pytest.approx(first["divergence"], rel=1e-4)
+        assert other["perplexity"] == first["perplexity"]
+
+    def test_fails_where_the_student_did_not_learn_enough(self, streamed: Run) -> None:
+        assert streamed.code == 1
+        assert streamed.part("showings")["beats_unigram"] is False
+        assert "NO " in streamed.text
+
+    def test_takes_its_teacher_along_when_it_is_told_to_end(
+        self, tmp_path: Path, cache: Path, shared: Run
+    ) -> None:
+        flags = ["--output", str(tmp_path), "--cache", str(cache)]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "teacher_logits", "demo", "--teacher", "tiny", *flags],
+            stdout=subprocess.PIPE,
+            text=True,
         )
-        assert other == pytest.approx(first, rel=1e-3)
+        assert process.stdout is not None
+        with process, process.stdout as lines:
+            said = next(line for line in lines if line.startswith("teacher: process"))
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(RUN_SECONDS) == 128 + signal.SIGTERM
+
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(said.split()[2].rstrip(",")), 0)
 
 
 class TestTheFlags:
@@ -351,7 +374,6 @@ def outcome(*, after: Quality) -> Outcome:
             teacher_revision="r",
             teacher_arithmetic="float32",
             student_pid=8,
-            student_parameters=1_500_000,
             vocabulary_size=1000,
             transport=Transport.STREAM,
             refusals=(

@@ -170,22 +170,26 @@ class TestViews:
             assert line.has_ended
             assert service.lease_count(client) == 0
 
-    def test_a_view_stays_good_when_the_client_is_closed(self, service: Service) -> None:
-        with service.session() as (client, session):
+    @EACH
+    def test_a_view_outlives_the_client_and_then_its_room_goes_back(
+        self, service: Service, transports: tuple[tl.Transport]
+    ) -> None:
+        with service.session(transports) as (client, session):
             payload = session.score(IDS).result()
             view = payload.columns["topk_ids"]
             expected = view.clone()
             with pytest.warns(ResourceWarning):
                 payload.close()
-        with service.session() as (_, session), session.score(OTHER).result():
+        with service.session() as (_, other), other.score(OTHER).result():
             assert torch.equal(view, expected)
-        reader = session._reader
+        thread = client._returner._thread
+        assert thread.is_alive()
         del view
-        [thread] = [client._returner._thread]
         thread.join(30)
 
         assert not thread.is_alive()
-        assert reader.line is not None
+        assert len(service.inspect().leases) == 0
+        assert session._reader.line is None or session._reader.line.has_ended
 
 
 class TestInPlaceArithmetic:
@@ -285,7 +289,6 @@ class TestModes:
             assert torch.equal(mine, expected)
             assert settle(client).outlived_leases == 0
 
-    @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
     def test_a_read_only_map_reads_the_same(self, service: Service) -> None:
         digests = set()
         for mode in (tl.MapMode.COW, tl.MapMode.READ_ONLY):

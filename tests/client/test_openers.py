@@ -1,6 +1,5 @@
 """Openers: the bytes of a lease, over real slabs and real (and really broken) streams."""
 
-import gc
 import mmap
 import os
 from collections.abc import Iterator, Sequence
@@ -66,8 +65,8 @@ def a_payload(size_bytes: int) -> Payload:
 class Writer:
     """One slab and what its writer does with it."""
 
-    def __init__(self, pages: int = 16) -> None:
-        self.slab = WriterSlab("slab", pages * PAGE)
+    def __init__(self, pages: int = 16, name: str = "slab") -> None:
+        self.slab = WriterSlab(name, pages * PAGE)
         self.opened = 0
 
     def lease(self, text: bytes, *, page: int = 0, generation: int = 2) -> LeaseTerms:
@@ -256,9 +255,9 @@ class TestSharedMemory:
 
         assert len(os.listdir("/proc/self/fd")) == before
 
-    def test_unmaps_a_retired_slab_with_the_last_lease_on_it(
-        self, writer: Writer, opener: SharedMemoryOpener
-    ) -> None:
+    def test_unmaps_a_retired_slab_with_the_last_lease_on_it(self) -> None:
+        writer = Writer(name="to-be-retired")
+        opener = SharedMemoryOpener(writer.pass_fd)
         first = opener.open(writer.lease(b"a", page=0), until=NEVER)
         last = opener.open(writer.lease(b"b", page=1), until=NEVER)
         writer.slab.close()
@@ -269,8 +268,9 @@ class TestSharedMemory:
 
         assert opener.slab_count == 0
         assert bytes(last.buffer[:1]) == b"b"  # a view keeps the mapping
+        assert "to-be-retired" in Path("/proc/self/maps").read_text()
         del first, last
-        assert "memfd:teacher-logits-slab (" not in Path("/proc/self/maps").read_text()
+        assert "to-be-retired" not in Path("/proc/self/maps").read_text()
 
     def test_a_slab_in_use_stays_mapped_between_leases(
         self, writer: Writer, opener: SharedMemoryOpener
@@ -669,16 +669,3 @@ class TestFallback:
 
     def test_a_stream_that_brought_bytes_is_resumed_at_once(self) -> None:
         assert pause_before_resuming(StreamBrokenError("reset"), fruitless=0) == 0.0
-
-
-def test_openers_leave_no_cycles_behind(writer: Writer, opener: SharedMemoryOpener) -> None:
-    lease = writer.lease(b"abc")
-    opener.open(lease, until=NEVER).vacate()
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(10):
-            opener.open(lease, until=NEVER).vacate()
-        assert gc.collect() == 0
-    finally:
-        gc.enable()

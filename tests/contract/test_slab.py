@@ -215,6 +215,10 @@ class TestExtents:
 
         check_extent(extent, size_bytes=SIZE)
 
+    @pytest.mark.parametrize("slot", [0, SLOT_COUNT - 1])
+    def test_may_have_any_slot_there_is(self, slot: int) -> None:
+        check_extent(dataclasses.replace(EXTENT, slot=slot), size_bytes=SIZE)
+
     @pytest.mark.parametrize(
         "changes",
         [

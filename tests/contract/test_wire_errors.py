@@ -203,6 +203,10 @@ def test_a_fact_comes_back_as_what_it_was(value: errors.Fact) -> None:
     assert type(there) is type(value)
 
 
+def test_a_fact_comes_back_under_its_name_whatever_that_is() -> None:
+    assert sent(PoolFullError("", facts={"a-1": 2})).facts == {"a-1": 2}
+
+
 def test_not_a_number_comes_back_as_a_number() -> None:
     there = sent(PoolFullError("", facts={"value": math.nan})).facts["value"]
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 PATIENCE_SECONDS = 30
 STUDENT = Path(__file__).with_name("student.py")
@@ -41,7 +41,10 @@ def line_of(process: "subprocess.Popen[str]") -> str:
 def await_not_serving(address: str) -> None:
     """Wait until a server says that it takes no new work."""
     with grpc.insecure_channel(address) as channel:
-        request = health_pb2.HealthCheckRequest()
-        watch = health_pb2_grpc.HealthStub(channel).Watch(request, timeout=PATIENCE_SECONDS)
+        watch = channel.unary_stream(
+            "/grpc.health.v1.Health/Watch",
+            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )(health_pb2.HealthCheckRequest(), timeout=PATIENCE_SECONDS)
         assert any(answer.status == answer.NOT_SERVING for answer in watch)
         watch.cancel()

@@ -1,9 +1,9 @@
 """A student in a process of its own, which the tests kill. Run by path; it is no test.
 
-    python student.py hold ADDRESS TRANSPORT      leases a payload, says "held", waits for its end
-    python student.py fork ADDRESS LEASH          the same with a forked child that reads on until
-                                                  the descriptor LEASH is closed at its other
-                                                  end, and then says whether all was "intact"
+python student.py hold ADDRESS TRANSPORT      leases a payload, says "held", waits for its end
+python student.py fork ADDRESS LEASH          the same with a forked child that reads on until
+                                              the descriptor LEASH is closed at its other
+                                              end, and then says whether all was "intact"
 """
 
 import os

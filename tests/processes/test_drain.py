@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.processes.running import PATIENCE_SECONDS, await_not_serving
+from tests.processes.student import ROWS, a_profile
 
 import teacher_logits_client as tl
 from teacher_logits.errors import DrainingError, NotAvailable
 from teacher_logits_client import Transport
-from tests.processes.running import PATIENCE_SECONDS, await_not_serving
-from tests.processes.student import ROWS, a_profile
 
 
 @dataclass(frozen=True)

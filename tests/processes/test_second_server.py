@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.processes.student import ROWS, a_profile
+from tests.transport_suite.dense_teacher import DenseTeacher
 
 import teacher_logits_client as tl
 from teacher_logits.errors import ConfigError
 from teacher_logits_client import Transport
 from teacher_logits_server.app import serve_in_thread
 from teacher_logits_server.config import ServerConfig
-from tests.processes.student import ROWS, a_profile
-from tests.transport_suite.dense_teacher import DenseTeacher
 
 USAGE = 2
 

@@ -9,18 +9,20 @@ import signal
 from collections.abc import Callable
 
 import pytest
+from tests.processes.running import PATIENCE_SECONDS
+from tests.processes.student import ROWS, a_profile
 
 import teacher_logits_client as tl
 from teacher_logits.errors import NotAvailable, ServerUnreachableError, SessionExpiredError
 from teacher_logits_client import Transport
-from tests.processes.running import PATIENCE_SECONDS
-from tests.processes.student import ROWS, a_profile
+
+SHARED_MEMORY, STREAM = Transport.SHARED_MEMORY, Transport.STREAM
 
 
 def test_whoever_has_to_do_with_a_killed_server_hears_of_it_in_time() -> None:
     with tl.testing.serve() as server, tl.connect(server.address) as client:
-        local = client.open_session(a_profile(Transport.SHARED_MEMORY))
-        remote = client.open_session(a_profile(Transport.STREAM))
+        local = client.open_session(a_profile(SHARED_MEMORY))
+        remote = client.open_session(a_profile(STREAM))
         held = [session.score(ROWS).result() for session in (local, remote)]
         digests = [leased.digest() for leased in held]
         payload_id = held[0].payload.payload_id
@@ -32,20 +34,18 @@ def test_whoever_has_to_do_with_a_killed_server_hears_of_it_in_time() -> None:
 
         for future in futures:
             assert_raises((ServerUnreachableError, SessionExpiredError), future.result)
-        for ask in (
-            lambda: local.score(ROWS, timeout=5).result(),
-            lambda: local.acquire(payload_id=payload_id, timeout=5),
-        ):
-            assert_raises(SessionExpiredError, ask)
-        for ask in (
-            lambda: remote.score(ROWS, timeout=5).result(),
-            lambda: remote.acquire(payload_id=payload_id, timeout=5),
-            lambda: client.open_session(a_profile(Transport.STREAM), timeout=5),
-        ):
-            assert_raises(NotAvailable, ask)
+        ended = SessionExpiredError
+        assert_raises(ended, lambda: local.score(ROWS, timeout=5).result())
+        assert_raises(ended, lambda: local.acquire(payload_id=payload_id, timeout=5))
+        not_there = NotAvailable
+        assert_raises(not_there, lambda: remote.score(ROWS, timeout=5).result())
+        assert_raises(not_there, lambda: remote.acquire(payload_id=payload_id, timeout=5))
+        assert_raises(not_there, lambda: client.open_session(a_profile(STREAM), timeout=5))
         assert [leased.digest() for leased in held] == digests
-        for each in (*held, local, remote):
-            each.close()
+        for leased in held:
+            leased.close()
+        local.close()
+        remote.close()
 
 
 def assert_raises(

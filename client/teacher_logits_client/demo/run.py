@@ -78,7 +78,7 @@ def run_demo(config: DemoConfig, *, say: Callable[[str], None]) -> bool:
             client.open_session(_profile(config, texts)) as session,
         ):
             learned = _teach(session, texts, config=config, say=say)
-            parties = _parties(session, learned, config=config, teacher_pid=teacher.pid)
+            parties = _parties(session, config=config, teacher_pid=teacher.pid)
     outcome = Outcome(
         parties=parties,
         learned=learned,
@@ -121,16 +121,13 @@ def _teach(
         )
 
 
-def _parties(
-    session: Session, learned: Learned, *, config: DemoConfig, teacher_pid: int
-) -> Parties:
+def _parties(session: Session, *, config: DemoConfig, teacher_pid: int) -> Parties:
     return Parties(
         teacher_name=_NAMES[config.teacher],
         teacher_pid=teacher_pid,
         teacher_revision=session.teacher.revision,
         teacher_arithmetic=session.teacher.arithmetic_type,
         student_pid=os.getpid(),
-        student_parameters=learned.student_parameters,
         vocabulary_size=session.teacher.vocabulary_size,
         transport=session.transport,
         refusals=session.refusals,

@@ -29,7 +29,6 @@ class Parties:
     teacher_revision: str
     teacher_arithmetic: str
     student_pid: int
-    student_parameters: int
     vocabulary_size: int
     transport: Transport | None
     refusals: tuple[Refusal, ...]
@@ -103,7 +102,7 @@ class Outcome:
         lines = [
             f"teacher      {who.teacher_name} in process {who.teacher_pid}, "
             f"{who.teacher_arithmetic}, {who.vocabulary_size:,} ids",
-            f"student      {who.student_parameters / 1e6:.1f} million parameters in process "
+            f"student      {learned.student_parameters / 1e6:.1f} million parameters in process "
             f"{who.student_pid}, random at the start",
             f"transport    {transport}",
             *(
@@ -121,50 +120,59 @@ class Outcome:
 
     def to_json(self) -> str:
         """Return all figures as one JSON object with stable keys."""
-        who, learned, training = self.parties, self.learned, self.learned.training
+        learned, training = self.learned, self.learned.training
         document = {
             "holds": self.holds,
             "showings": {showing.name: showing.holds for showing in self.showings},
-            "transport": who.transport.value if who.transport else None,
-            "refusals": [
-                {
-                    "transport": refusal.transport.value,
-                    "reason": refusal.reason.value,
-                    "message": refusal.message,
-                }
-                for refusal in who.refusals
-            ],
-            "checks": [
-                {"name": check.name, "verdict": check.verdict.value, "detail": check.detail}
-                for check in who.checks
-            ],
-            "teacher": {
-                "name": who.teacher_name,
-                "pid": who.teacher_pid,
-                "revision": who.teacher_revision,
-                "arithmetic_type": who.teacher_arithmetic,
-                "vocabulary_size": who.vocabulary_size,
-                "perplexity": learned.teacher_perplexity,
-                "tokens": training.teacher_tokens,
-                "tokens_per_second": training.teacher_tokens_per_second,
+            **_parties_json(self.parties),
+            "student": {
+                "pid": self.parties.student_pid,
+                "parameters": learned.student_parameters,
             },
-            "student": {"pid": who.student_pid, "parameters": who.student_parameters},
             "training": {
                 "steps": len(training.losses),
                 "seconds": training.seconds,
                 "waited_seconds": training.waited_seconds,
                 "waiting_share": training.waiting_share,
+                "teacher_tokens": training.teacher_tokens,
+                "teacher_tokens_per_second": training.teacher_tokens_per_second,
                 "losses": training.losses,
             },
             "held_out": {
                 "tokens": learned.held_out_tokens,
                 "before": asdict(learned.before),
                 "after": asdict(learned.after),
+                "teacher_perplexity": learned.teacher_perplexity,
                 "unigram_perplexity": self.unigram_perplexity,
             },
             "total_seconds": self.total_seconds,
         }
         return json.dumps(document, indent=2)
+
+
+def _parties_json(parties: Parties) -> dict[str, object]:
+    return {
+        "transport": parties.transport.value if parties.transport else None,
+        "refusals": [
+            {
+                "transport": refusal.transport.value,
+                "reason": refusal.reason.value,
+                "message": refusal.message,
+            }
+            for refusal in parties.refusals
+        ],
+        "checks": [
+            {"name": check.name, "verdict": check.verdict.value, "detail": check.detail}
+            for check in parties.checks
+        ],
+        "teacher": {
+            "name": parties.teacher_name,
+            "pid": parties.teacher_pid,
+            "revision": parties.teacher_revision,
+            "arithmetic_type": parties.teacher_arithmetic,
+            "vocabulary_size": parties.vocabulary_size,
+        },
+    }
 
 
 def draw_losses(outcome: Outcome, path: Path) -> None:

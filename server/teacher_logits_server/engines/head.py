@@ -1,6 +1,6 @@
 """A model's output head, run over a few positions at a time.
 
-    hidden [P,H]  ->  chunks [c,V], fp32, in one buffer that every chunk uses anew
+    hidden [P,H]  ->  chunks [c,V], fp32, in one buffer for all of a call
 
 The whole [P,V] never exists: at V = 151,936 it takes 608 KB a position. What some models do to
 their logits behind the head (a scale, a soft cap) is done here too; which of them a model does
@@ -76,7 +76,7 @@ def chunk_positions(budget_bytes: int, *, width: int, weight_bytes: int) -> int:
 
 
 class Head:
-    """The head of one model. One caller at a time: all chunks share one buffer."""
+    """The head of one model."""
 
     def __init__(self, module: nn.Module, *, transform: Transform, budget_bytes: int) -> None:
         """Take a model's head; its weights stay the model's."""
@@ -92,16 +92,14 @@ class Head:
             budget_bytes, width=self.rows, weight_bytes=weight.element_size()
         )
         self._wide_product = self._plain and _answers_in_fp32(weight)
-        self._buffer = torch.empty(0, self.rows, device=weight.device)
 
     def chunks(self, hidden: torch.Tensor) -> Iterator[torch.Tensor]:
         """Yield the logits of ``hidden`` [P,H], fp32 [c,V] each; a chunk lasts until the next."""
-        wanted = min(self._positions, len(hidden))
-        if len(self._buffer) < wanted:
-            self._buffer = torch.empty(wanted, self.rows, device=hidden.device)
+        # Not kept for the next call: the body would then run beside it.
+        buffer = torch.empty(min(self._positions, len(hidden)), self.rows, device=hidden.device)
         for start in range(0, len(hidden), self._positions):
             part = hidden[start : start + self._positions]
-            logits = self._buffer[: len(part)]
+            logits = buffer[: len(part)]
             with torch.no_grad():
                 self._project(part, logits)
                 self._transform.apply(logits)

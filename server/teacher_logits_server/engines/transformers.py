@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from teacher_logits.errors import ConfigError
 from teacher_logits_server.engines import EngineProfile, Row
 from teacher_logits_server.engines.head import CHUNK_BYTES, Head, find_head
+from teacher_logits_server.engines.heap import WORTHWHILE_TOKENS, give_back_freed_memory
 from teacher_logits_server.engines.loading import load_model, load_tokenizer, loading
 from teacher_logits_server.engines.model_files import find_model, revision_of
 from teacher_logits_server.engines.tokenizer import fingerprint_of, id_count
@@ -78,6 +79,9 @@ class TransformersEngine:
             hidden = self._run_body([row.token_ids for row in some])
             for place, row in enumerate(some):
                 wanted.append(hidden[place, row.first : row.first + row.count])
+        tokens = sum(len(row.token_ids) for row in rows)
+        if self._device.type == "cpu" and tokens >= WORTHWHILE_TOKENS:
+            give_back_freed_memory()
         return torch.cat(wanted)
 
     def _run_body(self, token_ids: Sequence[torch.Tensor]) -> torch.Tensor:

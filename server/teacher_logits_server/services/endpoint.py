@@ -124,7 +124,6 @@ def _options(max_request_tokens: int) -> list[tuple[str, int]]:
     longest = max(MIN_MESSAGE_BYTES, max_request_tokens * _TOKEN_BYTES + 65536)
     return [
         # On by default, and then a second server shares the port and takes half the calls.
-        ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", longest),
         # A host that vanished shows within a minute; clients may ping as often as every 5 s,
         # with and without calls, and are not sent away for it.

@@ -60,6 +60,12 @@ class ScoringService(stubs.ScoringServiceServicer):
         self._clock = clock
         self._longest_wait = longest_wait.total_seconds()
         self._calls: dict[tuple[str, str], _Calls] = {}
+        self._stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def stop(self) -> None:
+        """Tell those who wait that the server stops, whatever the teacher is at."""
+        if not self._stopping.done():
+            self._stopping.set_result(None)
 
     async def Score(
         self, request: messages.ScoreRequest, context: Context
@@ -84,9 +90,11 @@ class ScoringService(stubs.ScoringServiceServicer):
         waiter = asyncio.wrap_future(future)
         try:
             # `wait` cancels nothing of its own accord, as `wait_for` would.
-            done, _ = await asyncio.wait([waiter], timeout=wait)
-            if not done:
-                raise self._too_late(wait)
+            either: list[asyncio.Future[LeaseTerms] | asyncio.Future[None]]
+            either = [waiter, self._stopping]
+            await asyncio.wait(either, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+            if not waiter.done():
+                raise _draining() if self._stopping.done() else self._too_late(wait)
             lease = waiter.result()
             calls.answered = True
             return lease
@@ -108,10 +116,7 @@ class ScoringService(stubs.ScoringServiceServicer):
         if not self._ledger.draining:
             return
         if self._ledger.find_request(request.session_id, request.request_id) is None:
-            raise DrainingError(
-                "the server is shutting down and scores nothing new: return your leases, and "
-                "open a session with another server, or with this one once it is back"
-            )
+            raise _draining()
 
     def _too_late(self, waited: float) -> DeadlinePassedError:
         return DeadlinePassedError(
@@ -120,6 +125,13 @@ class ScoringService(stubs.ScoringServiceServicer):
             "send fewer rows a call, or allow more",
             facts={"waited_seconds": waited, "longest_wait_seconds": self._longest_wait},
         )
+
+
+def _draining() -> DrainingError:
+    return DrainingError(
+        "the server is shutting down and scores no more: return your leases, and open a session "
+        "with another server, or with this one once it is back"
+    )
 
 
 def read_job(request: messages.ScoreRequest, *, deadline: float) -> ScoreJob:

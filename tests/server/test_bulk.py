@@ -1,0 +1,98 @@
+"""The bulk service before readers that take their time, over a real connection."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, cast
+
+import grpc
+import pytest
+from google.rpc import status_pb2
+
+from teacher_logits.errors import DeadlinePassedError
+from teacher_logits.v1 import bulk_service_pb2
+from teacher_logits.wire_errors import DETAILS_KEY, from_status
+from teacher_logits_server.exporters.stream import StreamExporter, frame
+from teacher_logits_server.interceptors import Guard
+from teacher_logits_server.services.bulk import BulkService
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+PATIENCE = 30.0
+CHUNK = 2**20
+
+
+class Endless:
+    """An exporter of a payload without end, which says when its room is let go."""
+
+    def __init__(self) -> None:
+        self.let_go = asyncio.Event()
+
+    @contextmanager
+    def read(self, session_id: str, lease_id: str, offset: int) -> Iterator[Iterator[bytes]]:
+        try:
+            yield self._chunks()
+        finally:
+            self.let_go.set()
+
+    def _chunks(self) -> Iterator[bytes]:
+        content = memoryview(bytes(CHUNK))
+        while True:
+            yield frame(0, content)
+
+
+@asynccontextmanager
+async def streaming(
+    exporter: Endless, *, stall: timedelta
+) -> AsyncIterator[grpc.aio.UnaryStreamCall[bytes, bytes]]:
+    """A stream that has begun: one chunk was read."""
+    service = BulkService(exporter=cast("StreamExporter", exporter), stall=stall)
+    server = grpc.aio.server(interceptors=(Guard(is_ready=lambda: True),))
+    server.add_generic_rpc_handlers((service.handler(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(
+            "/teacher_logits.v1.BulkService/ReadPayload"
+        )
+        call = method(b"", timeout=PATIENCE)
+        chunk = await call.read()
+        assert isinstance(chunk, bytes)
+        assert bulk_service_pb2.ReadPayloadResponse.FromString(chunk).data == bytes(CHUNK)
+        yield call
+    await server.stop(0)
+
+
+async def read_all(call: grpc.aio.UnaryStreamCall[bytes, bytes]) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
+def test_a_reader_that_takes_nothing_is_given_up_and_told_so() -> None:
+    async def scenario() -> DeadlinePassedError:
+        exporter = Endless()
+        async with streaming(exporter, stall=timedelta(milliseconds=50)) as call:
+            await asyncio.wait_for(exporter.let_go.wait(), PATIENCE)
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
+                await read_all(call)
+            details = dict(failure.value.trailing_metadata() or ())
+            status = status_pb2.Status.FromString(cast("bytes", details[DETAILS_KEY]))
+            error = from_status(status)
+            assert isinstance(error, DeadlinePassedError)
+            return error
+
+    error = asyncio.run(scenario())
+    assert "took nothing for 0.05 s (--default-wait)" in error.message
+
+
+def test_a_reader_that_goes_away_gives_the_room_back() -> None:
+    async def scenario() -> None:
+        exporter = Endless()
+        async with streaming(exporter, stall=timedelta(seconds=PATIENCE)) as call:
+            call.cancel()
+            await asyncio.wait_for(exporter.let_go.wait(), PATIENCE)
+
+    asyncio.run(scenario())

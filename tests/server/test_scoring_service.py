@@ -1,0 +1,247 @@
+"""The scoring service where calls end at awkward moments: with a scorer that obeys the test."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import pytest
+
+from teacher_logits.clock import ManualClock
+from teacher_logits.errors import DeadlinePassedError, DrainingError, SessionExpiredError
+from teacher_logits.layout import ColumnKind, ElementType, lay_out
+from teacher_logits.payload import Payload
+from teacher_logits.terms import LeaseTerms
+from teacher_logits.v1 import scoring_service_pb2
+from teacher_logits_server.services.scoring import ScoringService
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from teacher_logits_server.ledger import Ledger
+    from teacher_logits_server.scorer import ScoreJob, Scorer
+    from teacher_logits_server.services.scoring import Context
+
+T = TypeVar("T")
+COLUMNS, SIZE = lay_out([(ColumnKind.ROW_STATUS, ElementType.UINT8, (1,))])
+LEASE = LeaseTerms(
+    lease_id="l-1",
+    payload=Payload(
+        payload_id="p-1",
+        teacher_id="teacher",
+        teacher_revision="",
+        first_row=0,
+        row_count=1,
+        position_count=1,
+        top_k=1,
+        temperatures=(1.0,),
+        vocabulary_size=2,
+        columns=COLUMNS,
+        size_bytes=SIZE,
+    ),
+    writer_id="server",
+    extent=None,
+)
+REQUEST = scoring_service_pb2.ScoreRequest(
+    session_id="s-1", request_id="r-1", bad_rows=scoring_service_pb2.BAD_ROW_POLICY_REJECT
+)
+
+
+@dataclass
+class ObedientScorer:
+    """Takes every job; its futures are the test's to settle."""
+
+    jobs: list[ScoreJob] = field(default_factory=list)
+    futures: list[Future[LeaseTerms]] = field(default_factory=list)
+    on_submit: Callable[[Future[LeaseTerms]], object] = lambda future: None
+
+    def submit(self, job: ScoreJob) -> Future[LeaseTerms]:
+        future: Future[LeaseTerms] = Future()
+        self.jobs.append(job)
+        self.futures.append(future)
+        self.on_submit(future)
+        return future
+
+
+@dataclass
+class Shelf:
+    """A ledger of which the service needs little: what it gave back is noted."""
+
+    draining: bool = False
+    known: LeaseTerms | None = None
+    released: list[str] = field(default_factory=list)
+    has_ended: bool = False
+
+    def find_request(self, session_id: str, request_id: str) -> LeaseTerms | None:
+        return self.known
+
+    def release(self, session_id: str, lease_id: str) -> None:
+        self.released.append(lease_id)
+        if self.has_ended:
+            raise SessionExpiredError("it has ended")
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """A call of which nothing but its deadline is looked at."""
+
+    seconds: float = 30.0
+
+    def time_remaining(self) -> float:
+        return self.seconds
+
+
+class Desk:
+    """A service with its scorer and shelf, and calls to it."""
+
+    def __init__(self, *, longest_wait: float = 20.0) -> None:
+        self.scorer, self.shelf = ObedientScorer(), Shelf()
+        self.service = ScoringService(
+            scorer=cast("Scorer", self.scorer),
+            ledger=cast("Ledger", self.shelf),
+            clock=ManualClock(100.0),
+            longest_wait=timedelta(seconds=longest_wait),
+        )
+
+    def call(self, deadline: float = 30.0) -> asyncio.Task[scoring_service_pb2.ScoreResponse]:
+        """Start a call."""
+        context = cast("Context", Deadline(deadline))
+        return asyncio.create_task(self.service.Score(REQUEST, context))
+
+    async def submitted(self, count: int = 1) -> None:
+        """Wait until so many jobs came."""
+        while len(self.scorer.futures) < count:
+            await asyncio.sleep(0)
+
+
+def run(scenario: Coroutine[object, object, T]) -> T:
+    return asyncio.run(asyncio.wait_for(scenario, 30))
+
+
+@pytest.mark.parametrize(("deadline", "due"), [(5.0, 105.0), (3600.0, 120.0)])
+def test_a_job_is_due_when_its_call_is_or_at_the_longest_wait(deadline: float, due: float) -> None:
+    async def scenario() -> float:
+        desk = Desk(longest_wait=20.0)
+        desk.scorer.on_submit = lambda future: future.set_result(LEASE)
+        await desk.call(deadline)
+        return desk.scorer.jobs[0].deadline
+
+    assert run(scenario()) == due
+
+
+def test_a_call_that_gives_up_cancels_its_job() -> None:
+    async def scenario() -> tuple[bool, list[str]]:
+        desk = Desk()
+        call = desk.call()
+        await desk.submitted()
+        call.cancel()
+        await asyncio.wait([call])
+        return desk.scorer.futures[0].cancelled(), desk.shelf.released
+
+    assert run(scenario()) == (True, [])
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_lease_that_comes_as_the_call_gives_up_is_taken_back(has_ended: bool) -> None:
+    async def scenario() -> list[str]:
+        desk = Desk()
+        desk.shelf.has_ended = has_ended
+        call = desk.call()
+        await desk.submitted()
+        desk.scorer.futures[0].set_result(LEASE)
+        call.cancel()
+        await asyncio.wait([call])
+        assert call.cancelled()
+        return desk.shelf.released
+
+    assert run(scenario()) == ["l-1"]
+
+
+def test_a_lease_that_another_call_waits_for_is_left_to_it() -> None:
+    async def scenario() -> tuple[list[str], str]:
+        desk = Desk()
+        gone, stays = desk.call(), desk.call()
+        await desk.submitted(2)
+        for future in desk.scorer.futures:
+            future.set_result(LEASE)
+        gone.cancel()
+        await asyncio.wait([gone])
+        return desk.shelf.released, (await stays).lease.lease_id
+
+    assert run(scenario()) == ([], "l-1")
+
+
+def test_a_lease_that_another_call_has_brought_home_is_left_to_it() -> None:
+    async def scenario() -> list[str]:
+        desk = Desk()
+        gone, answered = desk.call(), desk.call()
+        await desk.submitted(2)
+        desk.scorer.futures[1].set_result(LEASE)
+        await answered
+        desk.scorer.futures[0].set_result(LEASE)
+        gone.cancel()
+        await asyncio.wait([gone])
+        return desk.shelf.released
+
+    assert run(scenario()) == []
+
+
+def test_a_job_that_fails_as_the_call_gives_up_is_no_surprise() -> None:
+    async def scenario() -> list[str]:
+        desk = Desk()
+        call = desk.call()
+        await desk.submitted()
+        desk.scorer.futures[0].set_exception(DeadlinePassedError("too late"))
+        call.cancel()
+        await asyncio.wait([call])
+        return desk.shelf.released
+
+    assert run(scenario()) == []
+
+
+def test_a_call_that_waited_long_enough_is_told_how_long() -> None:
+    async def scenario() -> bool:
+        desk = Desk(longest_wait=0.01)
+        with pytest.raises(DeadlinePassedError, match=r"0\.0 s.*--default-wait, 0\.01 s"):
+            await desk.call()
+        return desk.scorer.futures[0].cancelled()
+
+    assert run(scenario())
+
+
+def test_a_stop_is_told_to_those_who_wait() -> None:
+    async def scenario() -> bool:
+        desk = Desk()
+        call = desk.call()
+        await desk.submitted()
+        desk.service.stop()
+        desk.service.stop()
+        with pytest.raises(DrainingError):
+            await call
+        return desk.scorer.futures[0].cancelled()
+
+    assert run(scenario())
+
+
+def test_a_drain_lets_nothing_new_in() -> None:
+    async def scenario() -> int:
+        desk = Desk()
+        desk.shelf.draining = True
+        with pytest.raises(DrainingError):
+            await desk.call()
+        return len(desk.scorer.jobs)
+
+    assert run(scenario()) == 0
+
+
+def test_a_drain_answers_a_retry() -> None:
+    async def scenario() -> str:
+        desk = Desk()
+        desk.shelf.draining, desk.shelf.known = True, LEASE
+        desk.scorer.on_submit = lambda future: future.set_result(LEASE)
+        return (await desk.call()).lease.lease_id
+
+    assert run(scenario()) == "l-1"

@@ -1,0 +1,372 @@
+"""`teacher-logits serve` as its users run it: a process, signals, exit codes, what it leaves."""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+
+from teacher_logits import keys
+from teacher_logits.__main__ import main
+from teacher_logits.grid import BatchGrid
+from teacher_logits.profiles import PROTOCOL_VERSION, StudentProfile
+from teacher_logits.transport import Transport
+from teacher_logits.v1 import scoring_service_pb2, scoring_service_pb2_grpc
+from teacher_logits.v1 import teacher_logits_service_pb2 as messages
+from teacher_logits.v1 import teacher_logits_service_pb2_grpc as stubs
+from teacher_logits.wire import student_to_wire
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PATIENCE = 40.0
+
+ENGINE_HERE = "teacher_logits_client.testing:toy_teacher"
+
+# An engine of our own: loads when there is something at the other end of the pipe that the
+# variable GATE names, scores alike.
+ENGINE = """
+import os
+import torch
+from teacher_logits_server.engines import EngineProfile
+
+class Counting:
+    profile = EngineProfile(
+        name="counting", vocabulary_size=50, head_rows=64, max_row_tokens=128,
+        arithmetic_type="float32",
+    )
+
+    def logits(self, rows):
+        for row in rows:
+            history = row.token_ids.cumsum(0)[row.first : row.first + row.count].float()
+            yield torch.sin(history[:, None] + torch.arange(64)[None, :])
+
+def load(config):
+    if "GATE" in os.environ:
+        open(os.environ["GATE"]).close()
+    return Counting()
+"""
+
+
+@dataclass
+class Served:
+    """A server's process."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def wait(self) -> int:
+        return self.process.wait(PATIENCE)
+
+    def terminate(self) -> int:
+        """Ask it to stop; return its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def said(self) -> str:
+        return self.log.read_text("utf-8")
+
+
+@contextmanager
+def started(
+    folder: Path, *flags: str, gate: Path | None = None, **popen: object
+) -> Iterator[Served]:
+    """Start a server; it is killed in the end if it still runs."""
+    (folder / "own_engine.py").write_text(ENGINE, encoding="utf-8")
+    log = folder / f"log-{keys.new_epoch()}"
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    if gate is not None:
+        environment["GATE"] = str(gate)
+    command = [sys.executable, "-m", "teacher_logits", "serve", "--engine", "own_engine:load"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(  # type: ignore[call-overload]
+            [*command, *flags], stdout=output, stderr=output, env=environment, **popen
+        )
+    try:
+        yield Served(process, log)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def ready(folder: Path, *flags: str) -> Iterator[tuple[Served, dict[str, object]]]:
+    """Start a server and wait until it is ready; yields what it says of itself."""
+    reading, writing = os.pipe()
+    try:
+        with started(folder, "--ready-fd", str(writing), *flags, pass_fds=(writing,)) as served:
+            os.close(writing)
+            with open(reading, "rb", closefd=False) as pipe:
+                line = pipe.readline()
+            assert line, served.said()
+            yield served, json.loads(line)
+    finally:
+        os.close(reading)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+    """Run the command in this process, which it ends with 2; return what it said."""
+    try:
+        code = main(["serve", *flags])
+    except SystemExit as stop:  # of argparse
+        code = int(str(stop.code))
+    said = capsys.readouterr().err
+    assert code == 2
+    assert "Traceback" not in said
+    return said
+
+
+def unix(folder: Path) -> tuple[str, str]:
+    return "--listen", f"unix:{folder}/s"
+
+
+def lease_something(channel: grpc.Channel) -> tuple[str, str]:
+    """Open a session, score a row; return the session and the lease."""
+    students = stubs.TeacherLogitsServiceStub(channel)
+    grid = BatchGrid(global_batch_size=1, data_parallel_size=1, micro_batch_size=1)
+    profile = StudentProfile(batch_grid=grid, top_k=4, transports=(Transport.STREAM,))
+    session_id = students.OpenSession(
+        messages.OpenSessionRequest(
+            request_id=keys.new_id("r", "test"),
+            protocol_version=PROTOCOL_VERSION,
+            profile=student_to_wire(profile),
+        ),
+        timeout=PATIENCE,
+    ).session.session_id
+    students.ProveLocality(messages.ProveLocalityRequest(session_id=session_id), timeout=PATIENCE)
+    lease = score(channel, session_id, "r-1").lease
+    return session_id, lease.lease_id
+
+
+def score(
+    channel: grpc.Channel, session_id: str, request_id: str
+) -> scoring_service_pb2.ScoreResponse:
+    request = scoring_service_pb2.ScoreRequest(
+        session_id=session_id,
+        request_id=request_id,
+        input_ids=array.array("i", [1, 2, 3]).tobytes(),
+        row_lengths=[3],
+        bad_rows=scoring_service_pb2.BAD_ROW_POLICY_REJECT,
+    )
+    return scoring_service_pb2_grpc.ScoringServiceStub(channel).Score(request, timeout=PATIENCE)
+
+
+def health_of(channel: grpc.Channel) -> Iterator[int]:
+    """What the server says of its health, change by change."""
+    method: grpc.UnaryStreamMultiCallable[bytes, bytes]
+    method = channel.unary_stream("/grpc.health.v1.Health/Watch")
+    for answer in method(b"", timeout=PATIENCE, wait_for_ready=True):
+        yield HealthCheckResponse.FromString(answer).status
+
+
+class TestReadiness:
+    def test_is_told_by_a_descriptor_with_the_address_that_works(self, tmp_path: Path) -> None:
+        flags = ("--listen", "127.0.0.1:0", "--broker", f"{tmp_path}/b")
+        with ready(tmp_path, *flags) as (served, readiness):
+            with grpc.insecure_channel(str(readiness["address"])) as channel:
+                lease_something(channel)
+
+            assert readiness["pid"] == served.process.pid
+            assert readiness["vocabulary_size"] == 50
+            assert readiness["transports"] == ["local", "shared_memory", "stream"]
+
+    def test_is_told_by_a_file_that_is_there_while_the_server_is(self, tmp_path: Path) -> None:
+        place = tmp_path / "ready"
+        place.write_text("of a server that died", encoding="utf-8")
+        with ready(tmp_path, *unix(tmp_path), "--ready-file", str(place)) as (served, readiness):
+            assert json.loads(place.read_text("utf-8")) == readiness
+            assert served.terminate() == 0
+
+        assert not place.exists()
+
+    def test_is_logged(self, tmp_path: Path) -> None:
+        flags = (*unix(tmp_path), "--log-format", "json")
+        with ready(tmp_path, *flags) as (served, readiness):
+            served.terminate()
+            events = [json.loads(line) for line in served.said().splitlines()]
+
+        [event] = [event for event in events if event["event"] == "ready"]
+        assert event.items() >= readiness.items()
+
+    def test_that_cannot_be_told_ends_the_server(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        place = f"{tmp_path}/none/ready"
+        said = refused(capsys, *unix(tmp_path), "--engine", ENGINE_HERE, "--ready-file", place)
+
+        assert f"--ready-file {place}" in said
+        assert not (tmp_path / "s").exists()
+
+
+class TestSignals:
+    def test_sigterm_drains_and_leaves_nothing(self, tmp_path: Path) -> None:
+        folder = tmp_path / "sockets"
+        with ready(tmp_path, *unix(folder)) as (served, readiness):
+            with grpc.insecure_channel(str(readiness["address"])) as channel:
+                session_id, lease_id = lease_something(channel)
+                health = health_of(channel)
+                before = next(health)
+                served.process.send_signal(signal.SIGTERM)
+                after = next(health)
+                with pytest.raises(grpc.RpcError) as new_session:
+                    lease_something(channel)
+                with pytest.raises(grpc.RpcError) as new_work:
+                    score(channel, session_id, "r-2")
+                retried = score(channel, session_id, "r-1").lease.lease_id
+                renewed = stubs.TeacherLogitsServiceStub(channel).RenewSession(
+                    messages.RenewSessionRequest(session_id=session_id), timeout=PATIENCE
+                )
+                running = served.process.poll() is None
+                stubs.TeacherLogitsServiceStub(channel).ReleasePayload(
+                    messages.ReleasePayloadRequest(session_id=session_id, lease_id=lease_id),
+                    timeout=PATIENCE,
+                )
+                code = served.wait()
+
+        assert (before, after) == (HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING)
+        assert new_session.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert new_work.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert retried == lease_id
+        assert renewed.draining
+        assert (running, code) == (True, 0)
+        assert list(folder.iterdir()) == []
+
+    def test_leases_that_stay_out_too_long_show_in_the_exit_code(self, tmp_path: Path) -> None:
+        flags = (*unix(tmp_path), "--drain-grace", "100ms")
+        with ready(tmp_path, *flags) as (served, readiness):
+            with grpc.insecure_channel(str(readiness["address"])) as channel:
+                lease_something(channel)
+                assert served.terminate() == 3
+            assert "drain gave up leases=1" in served.said()
+
+    def test_a_second_one_stops_at_once(self, tmp_path: Path) -> None:
+        with ready(tmp_path, *unix(tmp_path), "--drain-grace", "1h") as (served, readiness):
+            with grpc.insecure_channel(str(readiness["address"])) as channel:
+                lease_something(channel)
+                health = health_of(channel)
+                next(health)
+                served.process.send_signal(signal.SIGINT)
+                assert next(health) == HealthCheckResponse.NOT_SERVING
+                assert served.terminate() == 128 + signal.SIGTERM
+
+        assert not (tmp_path / "s").exists()
+
+    def test_one_while_the_teacher_loads_is_obeyed_at_once(self, tmp_path: Path) -> None:
+        gate = tmp_path / "gate"
+        os.mkfifo(gate)
+        with started(tmp_path, *unix(tmp_path), gate=gate) as served:
+            with grpc.insecure_channel(f"unix:{tmp_path}/s") as channel:
+                health = health_of(channel)
+                assert next(health) == HealthCheckResponse.NOT_SERVING
+            assert served.terminate() == 143
+
+        assert not (tmp_path / "s").exists()
+
+
+class TestLoading:
+    def test_answers_for_its_health_meanwhile_and_asks_others_to_come_back(
+        self, tmp_path: Path
+    ) -> None:
+        gate = tmp_path / "gate"
+        os.mkfifo(gate)
+        with (
+            started(tmp_path, *unix(tmp_path), gate=gate) as served,
+            grpc.insecure_channel(f"unix:{tmp_path}/s") as channel,
+        ):
+            health = health_of(channel)
+            before = next(health)
+            with pytest.raises(grpc.RpcError) as early:
+                lease_something(channel)
+            opener = threading.Thread(target=lambda: gate.open("w").close())
+            opener.start()
+            after = next(health)
+            opener.join()
+            lease_something(channel)
+            assert served.process.poll() is None
+
+        assert (before, after) == (HealthCheckResponse.NOT_SERVING, HealthCheckResponse.SERVING)
+        assert early.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "loading its teacher" in str(early.value.details())
+
+    @pytest.mark.parametrize(
+        ("engine", "named"),
+        [
+            ("os:nothing", "has no nothing"),
+            ("no_such_module:load", "cannot be imported"),
+            ("transformers", "--model"),
+        ],
+    )
+    def test_an_engine_that_leads_nowhere_is_refused_and_leaves_nothing(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], engine: str, named: str
+    ) -> None:
+        assert named in refused(capsys, *unix(tmp_path), "--engine", engine)
+        assert list(tmp_path.iterdir()) == []
+
+
+class TestASecondServer:
+    def test_is_refused_by_pid_and_address_and_the_first_goes_on(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with ready(tmp_path, *unix(tmp_path), "--listen", "127.0.0.1:0") as (first, readiness):
+            port = readiness["addresses"][1]  # type: ignore[index]
+            by_socket = refused(capsys, *unix(tmp_path))
+            by_port = refused(capsys, "--listen", port, "--broker", f"{tmp_path}/b")
+            with grpc.insecure_channel(port) as channel:
+                lease_something(channel)
+
+        assert f"the server with pid {first.process.pid} has this socket" in by_socket
+        assert f"--listen {port}: Address already in use" in by_port
+
+    def test_after_one_that_was_killed_takes_its_place(self, tmp_path: Path) -> None:
+        with ready(tmp_path, *unix(tmp_path)) as (first, before):
+            first.process.kill()
+            first.wait()
+        left = {path.name for path in tmp_path.iterdir()} & {"s", "s.broker"}
+
+        with ready(tmp_path, *unix(tmp_path)) as (_, after):
+            with grpc.insecure_channel(str(after["address"])) as channel:
+                lease_something(channel)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
+                line.connect(str(after["broker"]))
+
+        assert left == {"s", "s.broker"}
+        assert before["address"] == after["address"]
+        assert before["epoch"] != after["epoch"]
+
+
+class TestUsage:
+    @pytest.mark.parametrize(
+        ("flags", "named"),
+        [
+            (("--listen", "0.0.0.0:0"), "--insecure"),
+            (("--listen", f"unix:/{'x' * 120}"), "121 bytes"),
+            (("--pool-size", "0"), "--pool-size 0: must be at least"),
+            (("--max-sessions", "many"), "--max-sessions many: give a whole number"),
+            (("--config", "/none.yaml"), "/none.yaml"),
+            (("--no-such-flag",), "--no-such-flag"),
+        ],
+    )
+    def test_settings_that_cannot_be_served_with_end_it_with_a_sentence(
+        self, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], named: str
+    ) -> None:
+        assert named in refused(capsys, *flags)
+
+    def test_settings_come_from_a_file(self, tmp_path: Path) -> None:
+        file = tmp_path / "server.yaml"
+        file.write_text(f"listen: unix:{tmp_path}/s\nteacher_id: filed\n", encoding="utf-8")
+        with ready(tmp_path, "--config", str(file)) as (_, readiness):
+            assert readiness["teacher_id"] == "filed"
+            assert readiness["address"] == f"unix:{tmp_path}/s"
