@@ -1,4 +1,4 @@
-"""What scoring costs: peak memory and time, in chunks and all at once, and how quick a refusal is.
+"""What scoring costs, peak memory and time: in chunks, and all at once.
 
     python -m benchmarks.scoring                    V = 151,936, 512 and 4,096 tokens
     python -m benchmarks.scoring --vocabulary 2000 --tokens 64,256 --rounds 1
@@ -14,15 +14,12 @@ highest, all rounds together, over what it was with model and libraries loaded a
 tokens scored. That is everything: what the body keeps, logits, selection, the payload itself.
 `ratio` is to the fewest tokens of the same way.
 `scoring`: microseconds a token; `ratio` is to all at once with as many tokens.
-`scoring_refusal`: milliseconds until a request of 100,000 tokens with K = V is refused, and the
-KiB by which it raised the resident set.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -33,11 +30,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable
 
-    from torch import Tensor
-
-    from teacher_logits_server.engines import Row
+from benchmarks.memory import forget_peak, resident_bytes
+from benchmarks.report import report, write_line
 
 ROOT = Path(__file__).parents[1]
 WAYS = ("all_at_once", "chunked")
@@ -60,8 +56,9 @@ def main(argv: list[str]) -> int:
     """Run all and write the figures; `--child` is for the processes it starts."""
     options = _parser().parse_args(argv)
     if options.child:
-        _write(_child(Run(**json.loads(options.child))))
+        write_line(_child(Run(**json.loads(options.child))))
         return 0
+    ways = options.ways.split(",")
     counts = sorted(int(each) for each in options.tokens.split(","))
     with tempfile.TemporaryDirectory() as folder:
         _save_model(folder, options)
@@ -77,13 +74,13 @@ def main(argv: list[str]) -> int:
                 )
             )
             for tokens in counts
-            for way in WAYS
+            for way in ways
         }
     shape = {"vocabulary": options.vocabulary, "hidden": options.hidden, "k": options.k}
-    for way in WAYS:
+    for way in ways:
         first = found[way, counts[0]]["rise_mib"]
         for tokens in counts:
-            _report(
+            report(
                 "scoring_memory",
                 "MiB",
                 found[way, tokens]["rise_mib"],
@@ -94,22 +91,17 @@ def main(argv: list[str]) -> int:
                 **shape,
             )
     for tokens in counts:
-        anchor = found["all_at_once", tokens]["us_a_token"]
-        for way in WAYS:
-            _report(
+        for way in ways:
+            report(
                 "scoring",
                 "us/token",
                 found[way, tokens]["us_a_token"],
-                against=(f"all_at_once, {tokens} tokens", anchor),
+                against=(f"{ways[0]}, {tokens} tokens", found[ways[0], tokens]["us_a_token"]),
                 tokens=tokens,
                 way=way,
                 threads=options.threads,
                 **shape,
             )
-    refusal = _start(
-        Run(way="refusal", folder="", tokens=100_000, k=options.k, rounds=9, threads=1)
-    )
-    _report("scoring_refusal", "ms", refusal["ms"], tokens=100_000, rise_kib=refusal["rise_kib"][0])
     return 0
 
 
@@ -120,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--hidden", type=int, default=256, help="width of the model")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--tokens", default="512,4096", help="row lengths, with commas between")
+    parser.add_argument("--ways", default=",".join(WAYS), help="the first is the anchor")
     parser.add_argument("--k", type=int, default=64, help="entries a position")
     parser.add_argument("--rounds", type=int, default=3, help="timed rounds of each run")
     parser.add_argument("--threads", type=int, default=2)
@@ -155,35 +148,6 @@ def _start(run: Run) -> dict[str, list[float]]:
     return measured
 
 
-def _report(
-    figure: str,
-    unit: str,
-    values: list[float],
-    *,
-    against: tuple[str, list[float]] | None = None,
-    **varied: object,
-) -> None:
-    line: dict[str, object] = {
-        "figure": figure,
-        "unit": unit,
-        "median": round(statistics.median(values), 3),
-        "min": round(min(values), 3),
-        "max": round(max(values), 3),
-        "n": len(values),
-        **varied,
-    }
-    if against is not None:
-        anchor, anchored = against
-        line["ratio"] = round(statistics.median(values) / statistics.median(anchored), 3)
-        line["anchor"] = anchor
-    _write(line)
-
-
-def _write(line: object) -> None:
-    sys.stdout.write(json.dumps(line) + "\n")
-    sys.stdout.flush()
-
-
 # --- in the child ---------------------------------------------------------------------------
 
 
@@ -191,7 +155,7 @@ def _child(run: Run) -> dict[str, list[float]]:
     import torch
 
     torch.set_num_threads(run.threads)
-    return _refuse(run) if run.way == "refusal" else _score(run)
+    return _score(run)
 
 
 def _score(run: Run) -> dict[str, list[float]]:
@@ -200,10 +164,10 @@ def _score(run: Run) -> dict[str, list[float]]:
     from teacher_logits_server.engines.head import CHUNK_BYTES
 
     way = _all_at_once(run) if run.way == "all_at_once" else _chunked(run)
-    token_ids = [each * 7919 % 1009 for each in range(run.tokens)]
+    token_ids = [each * 7919 % 499 for each in range(run.tokens)]
     way(token_ids[:8])
-    _forget_peak()
-    before = _resident("VmRSS")
+    forget_peak()
+    before = resident_bytes()
     seconds = []
     for _ in range(run.rounds):
         started = time.perf_counter()
@@ -212,7 +176,7 @@ def _score(run: Run) -> dict[str, list[float]]:
         del kept
     return {
         "us_a_token": [each / run.tokens * 1e6 for each in seconds],
-        "rise_mib": [(_resident("VmHWM") - before) / MIB],
+        "rise_mib": [(resident_bytes("VmHWM") - before) / MIB],
         "budget_mib": [CHUNK_BYTES[torch.device("cpu").type] / MIB],
     }
 
@@ -265,102 +229,6 @@ def _chunked(run: Run) -> Callable[[list[int]], object]:
         return answer
 
     return score
-
-
-def _refuse(run: Run) -> dict[str, list[float]]:
-    """Ask a server with a pool of 1 GiB for far more than it holds."""
-    from teacher_logits.errors import PayloadInvalidError
-
-    submit = _open_scorer(vocabulary=151_936, max_request_tokens=2 * run.tokens)
-    milliseconds: list[float] = []
-    before = 0
-    for number in range(1 + run.rounds):
-        if number == 1:  # the first one's imports are not the request's
-            milliseconds.clear()
-            before = _resident("VmRSS")
-        started = time.perf_counter()
-        try:
-            submit(b"\1\0\0\0" * run.tokens, (1000,) * (run.tokens // 1000))
-        except PayloadInvalidError:
-            milliseconds.append((time.perf_counter() - started) * 1e3)
-    if len(milliseconds) < run.rounds:
-        raise SystemExit("a request that no pool can hold was taken")
-    return {"ms": milliseconds, "rise_kib": [(_resident("VmRSS") - before) / 1024]}
-
-
-def _open_scorer(
-    *, vocabulary: int, max_request_tokens: int
-) -> Callable[[bytes, tuple[int, ...]], object]:
-    """Return the submission of a scorer that is never started, for a session with K = V."""
-    from teacher_logits import keys
-    from teacher_logits.clock import MonotonicClock
-    from teacher_logits.grid import BatchGrid
-    from teacher_logits.profiles import PROTOCOL_VERSION, StudentProfile, TeacherProfile
-    from teacher_logits.transport import Transport
-    from teacher_logits_server.config import ServerConfig
-    from teacher_logits_server.engines import EngineProfile
-    from teacher_logits_server.ledger import Ledger
-    from teacher_logits_server.scorer import ScoreJob, Scorer
-    from teacher_logits_server.slabs import ServerSlabs
-
-    class Idle:
-        profile = EngineProfile(
-            name="idle",
-            vocabulary_size=vocabulary,
-            head_rows=vocabulary,
-            max_row_tokens=1 << 20,
-            arithmetic_type="",
-        )
-
-        def logits(self, rows: Sequence[Row]) -> Iterator[Tensor]:
-            yield from ()
-
-    config, clock = ServerConfig(max_request_tokens=max_request_tokens), MonotonicClock()
-    slabs = ServerSlabs(epoch=keys.new_epoch())
-    ledger = Ledger(
-        epoch=keys.new_epoch(),
-        limits=config,
-        teacher=TeacherProfile(
-            teacher_id="idle",
-            vocabulary_size=vocabulary,
-            head_rows=vocabulary,
-            top_k=vocabulary,
-            max_row_tokens=1 << 20,
-        ),
-        clock=clock,
-        slots=slabs,
-        offered=frozenset({Transport.STREAM}),
-    )
-    scorer = Scorer(engine=Idle(), ledger=ledger, slabs=slabs, config=config, clock=clock)
-    grid = BatchGrid(global_batch_size=1, data_parallel_size=1, micro_batch_size=1)
-    session_id = ledger.open_session(
-        request_id="open",
-        protocol_version=PROTOCOL_VERSION,
-        profile=StudentProfile(batch_grid=grid, top_k=vocabulary),
-    ).terms.session_id
-    ledger.prove_locality(session_id, proofs={}, failures=[])
-    return lambda input_ids, row_lengths: scorer.submit(
-        ScoreJob(
-            session_id=session_id,
-            request_id="score",
-            input_ids=input_ids,
-            row_lengths=row_lengths,
-            deadline=clock.now() + 60,
-        )
-    )
-
-
-def _forget_peak() -> None:
-    """Have the kernel count the highest resident set from now on (proc_pid_clear_refs(5))."""
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def _resident(name: str) -> int:
-    """Return VmRSS, the resident set, or VmHWM, its highest, in bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    raise SystemExit(f"/proc/self/status has no {name}")
 
 
 if __name__ == "__main__":

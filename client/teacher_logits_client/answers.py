@@ -54,9 +54,15 @@ class Answers:
         pass is given back.
 
         Raises:
+            SessionExpiredError, EpochChangedError: the session has ended meanwhile.
             TransportFailure, StalePayloadError, DeadlinePassedError: see ``Reader.open``.
             PayloadInvalidError, AlignmentError: see ``check_scored``.
         """
+        try:
+            self._liveness.check()
+        except BaseException:
+            self._reader.discard(lease.lease_id)
+            raise
         with self._liveness.noting():
             leased = self._reader.open(lease, until=until)
         try:

@@ -80,8 +80,6 @@ def doctor(argv: Sequence[str]) -> int:
     flags = parser.parse_args(argv)
     timeout = check_timeout(flags.timeout, what="--timeout")
     pool_size_bytes = size_of(flags.pool_size, flag="--pool-size")
-    if flags.address is not None:
-        parse_address(flags.address, insecure=flags.insecure)
 
     from teacher_logits_client.doctor import Verdict, Visit, examine
 

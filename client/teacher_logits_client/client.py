@@ -23,8 +23,6 @@ from teacher_logits_client.student import Session
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from typing_extensions import Self
-
     from teacher_logits.profiles import StudentProfile
     from teacher_logits_client.config import Address
     from teacher_logits_client.leased import ClientStatistics
@@ -146,7 +144,7 @@ class Client:
             session.close()
         self._end()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Client:
         self._check()
         return self
 

@@ -105,8 +105,9 @@ class Liveness:
 
         If it cannot be told, the TTL or the end of the line will tell it.
         """
-        self._heartbeat.stop()
-        # In this order, on the thread of the returns: leases that were closed before go first.
+        # All on the thread of the returns: a finaliser may take no lock, and leases that were
+        # closed before go first.
+        self._returner.later(self._heartbeat.stop)
         self._returner.later(partial(_close, self._life, self._lock))
         self._returner.later(
             partial(_end, self._calls, self._reader, self._session_id, self._timeout)

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     import torch
-    from typing_extensions import Self
 
     from teacher_logits.payload import Payload
     from teacher_logits.profiles import StudentProfile
@@ -171,7 +170,7 @@ class LeasedPayload:
                 stacklevel=warn_level,
             )
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> LeasedPayload:
         self._check_open()
         return self
 

@@ -116,8 +116,7 @@ class Reader:
         with self._lock:
             self._closed = True
             idle = not self._out
-        # A line that has ended tells nobody anything any more.
-        if idle or (self.line is not None and self.line.has_ended):
+        if idle:
             self.let_go()
 
     def _open(self, lease: LeaseTerms, until: float) -> tuple[OpenedPayload, Transport]:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     import torch
-    from typing_extensions import Self
 
     from teacher_logits.profiles import StudentProfile, TeacherProfile
     from teacher_logits.terms import Check, SessionTerms
@@ -147,16 +146,7 @@ class Session:
         )
         self._check_size(batch)
         pending = self._calls.score(
-            Scoring(
-                session_id=self.terms.session_id,
-                request_id=secrets.token_hex(12),
-                input_ids=batch.ids_bytes,
-                row_lengths=batch.rows.lengths.tolist(),
-                prefix_ids=batch.prefix_bytes,
-                prefix_lengths=batch.prefix.lengths.tolist() if batch.prefix else (),
-                row_windows=batch.windows.flatten().tolist() if batch.has_windows else (),
-                mask_bad_rows=bad_rows == "mask",
-            ),
+            self._scoring(batch, mask_bad_rows=bad_rows == "mask"),
             what=f"the scores of {batch.rows.row_count} rows with {batch.token_count} tokens",
             timeout=seconds,
         )
@@ -220,7 +210,7 @@ class Session:
                 self._timeout,
             )
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Session:
         self._check()
         return self
 
@@ -257,6 +247,18 @@ class Session:
                 facts={"session_id": self.terms.session_id},
             )
         self._liveness.check()
+
+    def _scoring(self, batch: RowBatch, *, mask_bad_rows: bool) -> Scoring:
+        return Scoring(
+            session_id=self.terms.session_id,
+            request_id=secrets.token_hex(12),
+            input_ids=batch.ids_bytes,
+            row_lengths=batch.rows.lengths.tolist(),
+            prefix_ids=batch.prefix_bytes,
+            prefix_lengths=batch.prefix.lengths.tolist() if batch.prefix else (),
+            row_windows=batch.windows.flatten().tolist() if batch.has_windows else (),
+            mask_bad_rows=mask_bad_rows,
+        )
 
     def _seconds(self, timeout: float | None) -> float:
         default = self._answers.default_seconds

@@ -542,6 +542,17 @@ class TestSession:
             assert client._returner.wait(30)
             assert eventually(lambda: not service.inspect().sessions)
 
+    def test_a_result_that_is_asked_for_after_the_close_is_refused_and_given_back(
+        self, service: Service
+    ) -> None:
+        with service.session() as (client, session):
+            future = session.score(IDS)
+            future._pending.result(30)
+            session.close()
+            with pytest.raises(SessionExpiredError, match="closed by this client"):
+                future.result()
+            assert service.lease_count(client) == 0
+
     def test_a_session_keeps_its_client(self, service: Service) -> None:
         with tl.connect(service.address).open_session(a_profile()) as session:
             session.score(IDS).result().close()

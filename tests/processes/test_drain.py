@@ -37,12 +37,12 @@ def drain_with_a_lease_out(folder: Path, *, drain_grace: str) -> Iterator[Drain]
     ):
         leased = session.score(ROWS).result()
         os.kill(server.pid, signal.SIGTERM)
-        await_not_serving(server.address)
         yield Drain(server, client, session, leased)
 
 
 def test_the_old_runs_out_and_nothing_new_is_taken(tmp_path: Path) -> None:
     with drain_with_a_lease_out(tmp_path, drain_grace="60s") as drain:
+        await_not_serving(drain.server.address)
         leased = drain.leased
         digest = leased.digest()
         with pytest.raises(DrainingError, match="shutting down"):
@@ -72,6 +72,7 @@ def test_a_lease_that_stays_out_is_told_by_the_exit_code_and_stays_good(tmp_path
 
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     with drain_with_a_lease_out(tmp_path, drain_grace="60s") as drain:
+        await_not_serving(drain.server.address)
         os.kill(drain.server.pid, signal.SIGTERM)
         assert drain.server.wait(PATIENCE_SECONDS) == 128 + signal.SIGTERM
         drain.leased.close()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 from tests.reports.raw import Raw, connect_raw
 from tests.reports.teachers import TriedTeacher
-from tests.transport_suite.test_scored import RAGGED, assert_right
+from tests.transport_suite.right import RAGGED, assert_right
 from tests.transport_suite.writing import Embedded, a_profile, embedded_server
 
 import teacher_logits_client as tl

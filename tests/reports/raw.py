@@ -3,6 +3,7 @@
 Which RPCs there are comes from the schema, so that a new one is tried without being listed here.
 """
 
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from teacher_logits.v1 import (
 from teacher_logits.wire_errors import DETAILS_KEY, from_status
 
 TIMEOUT_SECONDS = 20
+REJECT = scoring_service_pb2.BAD_ROW_POLICY_REJECT
 _SCHEMAS = (
     bulk_service_pb2,
     operator_service_pb2,
@@ -73,6 +75,23 @@ SESSION_METHODS = [m for m in OUR_METHODS if "session_id" in m.descriptor.input_
 EVERY_METHOD = OUR_METHODS + [
     method for method in methods_of(health_pb2) if not method.descriptor.client_streaming
 ]
+
+
+def ids(*tokens: int) -> bytes:
+    """Return token ids as they travel."""
+    return struct.pack(f"<{len(tokens)}i", *tokens)
+
+
+def a_request(session_id: str, /, **given: object) -> scoring_service_pb2.ScoreRequest:
+    """A request of two rows that is fine, but for what is given."""
+    usual: dict[str, object] = {
+        "session_id": session_id,
+        "request_id": "bad",
+        "input_ids": ids(1, 2, 3),
+        "row_lengths": [2, 1],
+        "bad_rows": REJECT,
+    }
+    return scoring_service_pb2.ScoreRequest(**{**usual, **given})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

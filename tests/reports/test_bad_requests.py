@@ -4,7 +4,6 @@ What a client of ours refuses before it sends it is sent here by a plain stub, s
 is tried too. After each test the server must answer a good request and hold no room.
 """
 
-import struct
 from collections.abc import Iterator
 from functools import partial
 from typing import TypeAlias
@@ -13,9 +12,17 @@ import grpc
 import pytest
 import torch
 from tests.reports.conftest import POOL_BYTES, Tried
-from tests.reports.raw import OUR_METHODS, SESSION_METHODS, TIMEOUT_SECONDS, refused
+from tests.reports.raw import (
+    OUR_METHODS,
+    REJECT,
+    SESSION_METHODS,
+    TIMEOUT_SECONDS,
+    a_request,
+    ids,
+    refused,
+)
 from tests.transport_suite.dense_teacher import MAX_ROW_TOKENS, VOCABULARY_SIZE
-from tests.transport_suite.test_scored import RAGGED
+from tests.transport_suite.right import RAGGED
 from tests.transport_suite.writing import a_profile
 
 import teacher_logits_client as tl
@@ -32,7 +39,6 @@ from teacher_logits.profiles import PROTOCOL_VERSION
 from teacher_logits.v1 import (
     bulk_service_pb2,
     payload_pb2,
-    scoring_service_pb2,
     teacher_logits_service_pb2,
 )
 from teacher_logits.wire import student_to_wire
@@ -42,7 +48,6 @@ from teacher_logits_client.line import Line
 Code = grpc.StatusCode
 Fields: TypeAlias = dict[str, object]
 MAX_REQUEST_TOKENS = 65536
-REJECT = scoring_service_pb2.BAD_ROW_POLICY_REJECT
 
 
 @pytest.fixture
@@ -50,22 +55,6 @@ def session(tried: Tried) -> Iterator[tl.Session]:
     profile = a_profile(top_k=64, transports=(Transport.STREAM,))
     with tried.client.open_session(profile) as opened:
         yield opened
-
-
-def ids(*tokens: int) -> bytes:
-    return struct.pack(f"<{len(tokens)}i", *tokens)
-
-
-def a_request(session_id: str, /, **given: object) -> scoring_service_pb2.ScoreRequest:
-    """A request of two rows that is fine, but for what is given."""
-    usual: Fields = {
-        "session_id": session_id,
-        "request_id": "bad",
-        "input_ids": ids(1, 2, 3),
-        "row_lengths": [2, 1],
-        "bad_rows": REJECT,
-    }
-    return scoring_service_pb2.ScoreRequest(**{**usual, **given})  # type: ignore[arg-type]
 
 
 ROW_TOO_LONG = MAX_ROW_TOKENS + 1

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.reports.conftest import POOL_BYTES, Tried
-from tests.reports.raw import TIMEOUT_SECONDS, refused
-from tests.reports.test_bad_requests import a_request
+from tests.reports.raw import TIMEOUT_SECONDS, a_request, refused
 from tests.transport_suite.dense_teacher import MAX_ROW_TOKENS, VOCABULARY_SIZE
 from tests.transport_suite.writing import a_profile
 

@@ -16,7 +16,7 @@ import grpc
 import pytest
 from tests.reports.conftest import Tried
 from tests.reports.raw import EVERY_METHOD, OUR_METHODS, Method, refused
-from tests.transport_suite.test_scored import RAGGED, assert_right
+from tests.transport_suite.right import RAGGED, assert_right
 from tests.transport_suite.writing import a_profile
 
 import teacher_logits_client as tl

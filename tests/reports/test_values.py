@@ -19,7 +19,7 @@ from tests.reports.teachers import (
     WideTeacher,
 )
 from tests.transport_suite.dense_teacher import VOCABULARY_SIZE
-from tests.transport_suite.test_scored import RAGGED, assert_near, assert_right
+from tests.transport_suite.right import RAGGED, assert_near, assert_right
 from tests.transport_suite.ways import WAYS, Way
 from tests.transport_suite.writing import a_profile, embedded_server
 

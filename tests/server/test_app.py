@@ -465,6 +465,14 @@ class TestScoring:
             caller.scoring.Score(request, timeout=PATIENCE)
         assert failure.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
+    def test_reads_any_request_that_may_be_asked(self, tmp_path: Path) -> None:
+        with serving(tmp_path, max_request_tokens=2**21) as service:
+            rows = [[VOCABULARY] * 4000] * 300  # more than gRPC's own limit of 4 MiB
+            error = refusal(lambda: service.caller.score(service.caller.session(), *rows))
+
+            assert isinstance(error, PayloadInvalidError)
+            assert error.facts["token_id"] == VOCABULARY
+
     @pytest.mark.parametrize(
         ("change", "named"),
         [

@@ -14,6 +14,8 @@ from teacher_logits.tensors import DTYPES
 
 Windows = tuple[tuple[int, int], ...]
 
+TOP_KS = (1, 2, 9, 10, 20, 21, 64, 65, 100, 256, 1024)
+VALUE_TYPES = (ElementType.FLOAT16, ElementType.BFLOAT16, ElementType.FLOAT32)
 TEMPERATURES = (1.0, 2.0)
 #: Lengths of the axes that nothing else says.
 AXES = {"V": 37, "H": 48, "M": 3, "T": len(TEMPERATURES)}

@@ -7,7 +7,6 @@ in a table by it: the same bits in every process, and many ties, since the table
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -69,37 +68,3 @@ def make(config: ServerConfig) -> DenseTeacher:
     del config
     torch.set_num_threads(1)
     return DenseTeacher()
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Answer:
-    """What is right for the positions of one row, in fp64; K entries in the agreed order."""
-
-    ids: torch.Tensor
-    logprobs: torch.Tensor
-    log_tail: torch.Tensor
-    logsumexp: torch.Tensor
-    actual_logprob: torch.Tensor
-
-
-def answer(
-    row: Sequence[int], *, top_k: int, temperatures: Sequence[float], vocabulary_size: int
-) -> Answer:
-    """Work out the answer for a row, over the whole vocabulary."""
-    logits = head_logits(row)[:, :vocabulary_size].double()
-    logprobs = logits.log_softmax(1)
-    ranked, order = logits.sort(dim=1, descending=True, stable=True)
-    ids = order[:, :top_k]
-    following = torch.tensor([*row[1:], 0]).unsqueeze(1)
-    actual = logprobs.gather(1, following).squeeze(1)
-    actual[-1] = 0.0
-    scaled = [ranked / temperature for temperature in temperatures]
-    normalisers = torch.stack([each.logsumexp(1) for each in scaled], 1)
-    tails = torch.stack([each[:, top_k:].logsumexp(1) for each in scaled], 1)
-    return Answer(
-        ids=ids,
-        logprobs=logprobs.gather(1, ids),
-        log_tail=tails - normalisers,
-        logsumexp=normalisers,
-        actual_logprob=actual,
-    )

@@ -4,16 +4,13 @@ import itertools
 
 import pytest
 from tests.transport_suite.conftest import OpenSession
-from tests.transport_suite.contents import ROWS, Content, every_kind
+from tests.transport_suite.contents import ROWS, TOP_KS, VALUE_TYPES, Content, every_kind
 from tests.transport_suite.ways import WAYS, Way
 from tests.transport_suite.writing import Embedded, Sealed
 
 from teacher_logits.layout import COLUMN_RULES, ColumnKind, ElementType
 from teacher_logits.tensors import DTYPES, to_bytes
 from teacher_logits_client import LeasedPayload, MapMode
-
-TOP_KS = (1, 2, 9, 10, 20, 21, 64, 65, 100, 256, 1024)
-VALUE_TYPES = (ElementType.FLOAT16, ElementType.BFLOAT16, ElementType.FLOAT32)
 
 #: Every K with every form of rows; every K and every form with every value type.
 SHAPES = [

@@ -2,34 +2,26 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from tests.transport_suite.dense_teacher import HEAD_ROWS, VOCABULARY_SIZE, Answer, answer
-from tests.transport_suite.test_bits import TOP_KS, VALUE_TYPES
+from tests.transport_suite.contents import TOP_KS, VALUE_TYPES
+from tests.transport_suite.dense_teacher import HEAD_ROWS, VOCABULARY_SIZE
+from tests.transport_suite.right import RAGGED, answer, assert_near, assert_right
 from tests.transport_suite.ways import WAYS, Way
 from tests.transport_suite.writing import Embedded, a_profile
 
 import teacher_logits_client as tl
 from teacher_logits.layout import ElementType
-from teacher_logits_client import LeasedPayload
 
 ROOT = Path(__file__).parents[2]
 BETWEEN_PROCESSES = [way for way in WAYS if way.transport is not tl.Transport.LOCAL]
 
 TEMPERATURES = (1.0, 2.0, 0.5)
-RAGGED = ([3, 1, 4, 1, 5, 9, 2, 6], [1499], [0, 1498, 77])
 RECTANGLE = ([10, 20, 30, 40], [41, 31, 21, 11])
-#: Steps of a type's last digit, relative and at zero.
-PRECISION = {
-    ElementType.FLOAT16: (2**-11, 2**-25),
-    ElementType.BFLOAT16: (2**-8, 0.0),
-    ElementType.FLOAT32: (2**-18, 1e-5),
-}
-FP32 = PRECISION[ElementType.FLOAT32]
 
 
 @pytest.fixture(scope="module")
@@ -64,45 +56,6 @@ def open_session(
     with client.open_session(profile) as session:
         assert session.transport is way.transport
         yield session
-
-
-def assert_right(
-    leased: LeasedPayload,
-    rows: Sequence[Sequence[int]],
-    *,
-    windows: Sequence[tuple[int, int]] | None = None,
-    vocabulary_size: int = VOCABULARY_SIZE,
-) -> None:
-    """Every column says what a dense teacher says."""
-    payload = leased.payload
-    value_type = payload.columns[1].element_type
-    starts = leased.row_offsets.tolist()
-    for row, (start, end) in enumerate(itertools.pairwise(starts)):
-        right = answer(
-            rows[row],
-            top_k=payload.top_k,
-            temperatures=payload.temperatures,
-            vocabulary_size=vocabulary_size,
-        )
-        first, count = windows[row] if windows else (0, len(rows[row]))
-        assert end - start == count
-        got = {name: tensor[start:end] for name, tensor in leased.columns.items()}
-        assert_row(got, right, slice(first, first + count), value_type)
-
-
-def assert_row(
-    got: dict[str, torch.Tensor], right: Answer, part: slice, value_type: ElementType
-) -> None:
-    assert torch.equal(got["topk_ids"].long(), right.ids[part])
-    assert_near(got["topk_logprobs"], right.logprobs[part], PRECISION[value_type])
-    assert_near(got["log_tail"], right.log_tail[part], FP32)
-    assert_near(got["logsumexp"], right.logsumexp[part], FP32)
-    assert_near(got["actual_logprob"], right.actual_logprob[part], FP32)
-
-
-def assert_near(got: torch.Tensor, right: torch.Tensor, precision: tuple[float, float]) -> None:
-    relative, absolute = precision
-    torch.testing.assert_close(got.double(), right, rtol=relative, atol=absolute)
 
 
 #: Every K with every value type turns up as often as it can; all temperatures each time.

@@ -158,6 +158,6 @@ def _cure_of_refusal(error: TeacherLogitsError) -> str:
     cures = [cure for reason, cure in _CURES.items() if reason.value in error.message]
     if cures:
         return "; ".join(cures)
-    if False:
+    if error.reason == "UNKNOWN_TEACHER":
         return "name one of its teachers with --teacher-id"
     return "the message says which rule was broken and by which number"

@@ -65,13 +65,9 @@ class Endpoint:
         """Listen at every address, and return them with the ports that the system chose.
 
         Raises:
-            ConfigError: one is in use, or is none of this machine; none is listened on then.
+            ConfigError: one is in use, or is none of this machine; stop the endpoint then.
         """
-        try:
-            bound = tuple(self._bind(address) for address in addresses)
-        except BaseException:
-            await self.stop(grace_seconds=0)
-            raise
+        bound = tuple(self._bind(address) for address in addresses)
         await self._set_health(serving=False)
         await self._server.start()
         return bound
@@ -124,6 +120,7 @@ def _options(max_request_tokens: int) -> list[tuple[str, int]]:
     longest = max(MIN_MESSAGE_BYTES, max_request_tokens * _TOKEN_BYTES + 65536)
     return [
         # On by default, and then a second server shares the port and takes half the calls.
+        ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", longest),
         # A host that vanished shows within a minute; clients may ping as often as every 5 s,
         # with and without calls, and are not sent away for it.

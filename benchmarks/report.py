@@ -1,0 +1,45 @@
+"""Lines of figures: one JSON object each, the same form from every benchmark.
+
+    {"figure": ..., "unit": ..., "median": ..., "min": ..., "max": ..., "n": ...,
+     what was varied ..., "ratio": ..., "anchor": ...}
+
+`ratio` and `anchor` are there where the figure is compared: the median over that of the anchor,
+which was measured in the same run.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+
+
+def report(
+    figure: str,
+    unit: str,
+    values: list[float],
+    *,
+    against: tuple[str, list[float]] | None = None,
+    **varied: object,
+) -> None:
+    """Write one figure to standard output; `against` is an anchor and its values."""
+    line: dict[str, object] = {
+        "figure": figure,
+        "unit": unit,
+        "median": round(statistics.median(values), 3),
+        "min": round(min(values), 3),
+        "max": round(max(values), 3),
+        "n": len(values),
+        **varied,
+    }
+    if against is not None:
+        anchor, anchored = against
+        line["ratio"] = round(statistics.median(values) / statistics.median(anchored), 3)
+        line["anchor"] = anchor
+    write_line(line)
+
+
+def write_line(line: object) -> None:
+    """Write one object as a line of JSON."""
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
