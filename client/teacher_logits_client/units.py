@@ -31,7 +31,7 @@ def span_text(span: timedelta | float) -> str:
         return f"{seconds:.3g} s" if round(seconds, 2) < 10 else f"{seconds:.0f} s"
     whole = round(seconds)
     for size, unit, lesser_size, lesser in (
-        (86400, "d", 60, "h"),
+        (86400, "d", 3600, "h"),
         (3600, "h", 60, "min"),
         (60, "min", 1, "s"),
     ):

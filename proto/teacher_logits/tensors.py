@@ -15,10 +15,9 @@ import torch
 from teacher_logits.layout import Column, ColumnKind, ElementType
 
 if TYPE_CHECKING:
-    import mmap
     from collections.abc import Iterable
 
-    Buffer = memoryview | bytearray | ctypes.Array[ctypes.c_char]
+    Buffer = memoryview | bytearray
 
 DTYPES: dict[ElementType, torch.dtype] = {
     ElementType.BFLOAT16: torch.bfloat16,
@@ -55,15 +54,6 @@ def column_tensor(buffer: Buffer, column: Column) -> torch.Tensor:
 def column_tensors(buffer: Buffer, columns: Iterable[Column]) -> dict[ColumnKind, torch.Tensor]:
     """Return a view of every column, by its kind."""
     return {column.kind: column_tensor(buffer, column) for column in columns}
-
-
-def watched_buffer(memory: memoryview | mmap.mmap, offset: int, size: int) -> Buffer:
-    """Return ``size`` bytes of writable memory as an object of its own.
-
-    Tensors made over it keep it alive, so a ``weakref.finalize`` on it tells when the last
-    view is gone. It keeps ``memory`` alive in turn.
-    """
-    return (ctypes.c_char * size).from_buffer(memory, offset)
 
 
 def to_bytes(tensor: torch.Tensor) -> bytes:

@@ -32,7 +32,7 @@ EXIT_DRAINED = 0
 EXIT_LEASES_OUT = 3
 EXIT_BY_SIGNAL = 128
 """Plus the signal's number: 130 for SIGINT, 143 for SIGTERM."""
-LAST_WORK_SECONDS = 2.0
+LAST_WORK_SECONDS = 1.0
 """How long a forced stop waits for what the teacher is computing."""
 
 _log = logging.getLogger(__name__)
@@ -69,31 +69,29 @@ async def _serve(config: ServerConfig) -> int:
         draining = asyncio.create_task(server.drain())
         if not await signals.spare(draining):
             draining.cancel()
-            await _stop_at_once(server)
             return EXIT_BY_SIGNAL + signals.last
-        code = EXIT_DRAINED if draining.result() else EXIT_LEASES_OUT
-        if not await signals.spare(stopping := asyncio.create_task(server.stop())):
-            await asyncio.wait([stopping], timeout=LAST_WORK_SECONDS)
-            return EXIT_BY_SIGNAL + signals.last
-        stopping.result()
-        return code
+        if not draining.result():
+            return EXIT_LEASES_OUT
+        await server.stop()
+        return EXIT_DRAINED
     finally:
         await _stop_at_once(server)
         retract(config)
 
 
 async def _stop_at_once(server: Server) -> None:
-    """Stop without waiting for calls, nor long for the teacher."""
+    """Stop without waiting for calls, nor long for the teacher. Nothing, once it has stopped."""
     await asyncio.wait(
         [asyncio.create_task(server.stop(grace_seconds=0))], timeout=LAST_WORK_SECONDS
     )
 
 
 class _Signals:
-    """SIGTERM and SIGINT, as something to wait for."""
+    """SIGTERM and SIGINT, as something to wait for. Each is heard once, however close they come."""
 
     def __init__(self) -> None:
         self.last = 0
+        self._unheard = 0
         self._came = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -102,22 +100,28 @@ class _Signals:
     async def wait(self) -> None:
         """Wait for the next one."""
         await self._came.wait()
-        self._came.clear()
+        self._hear()
 
     async def spare(self, work: asyncio.Task[T]) -> bool:
         """Wait for ``work`` to be done; return False where a signal came before."""
-        came = asyncio.create_task(self.wait())
-        both: list[asyncio.Task[T] | asyncio.Task[None]] = [work, came]
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            came.cancel()
-            return True
-        return False
+        came = asyncio.create_task(self._came.wait())
+        either: list[asyncio.Task[T] | asyncio.Task[bool]] = [work, came]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        came.cancel()
+        if not work.done():
+            self._hear()
+        return work.done()
 
     def _on_signal(self, number: int) -> None:
         self.last = number
+        self._unheard += 1
         self._came.set()
         _log.info("signal", extra={"facts": {"signal": signal.Signals(number).name}})
+
+    def _hear(self) -> None:
+        self._unheard -= 1
+        if not self._unheard:
+            self._came.clear()
 
 
 class EmbeddedServer:

@@ -7,6 +7,8 @@ cannot be read and a setting that makes no sense are refused by name, with exit 
 from __future__ import annotations
 
 import argparse
+import logging
+import os
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -44,9 +46,15 @@ def serve(argv: Sequence[str]) -> int:
         TeacherLogitsError: the server did not come up; of a ``ConfigError`` the flag is named.
     """
     config = read_config(argv)
-    from teacher_logits_server import app  # torch and grpc: not for `--help`
+    from teacher_logits_server import app  # grpc: not for `--help`
 
-    return app.serve(config)
+    code = app.serve(config)
+    if code != app.EXIT_DRAINED:
+        # The teacher may still be at work on its thread, and the interpreter's own end would
+        # crash on it. Everything that others see was given back.
+        logging.shutdown()
+        os._exit(code)
+    return code
 
 
 def read_config(argv: Sequence[str]) -> ServerConfig:

@@ -48,12 +48,6 @@ def announce(readiness: Readiness, config: ServerConfig) -> None:
         ConfigError: the descriptor or the file cannot be written.
     """
     line = f"{readiness.to_json()}\n".encode()
-    if config.ready_fd is not None:
-        try:
-            os.write(config.ready_fd, line)
-            os.close(config.ready_fd)
-        except OSError as error:
-            raise _unwritable("--ready-fd", str(config.ready_fd), error) from error
     if config.ready_file:
         draft = f"{config.ready_file}.{os.getpid()}"
         try:
@@ -62,6 +56,12 @@ def announce(readiness: Readiness, config: ServerConfig) -> None:
             os.replace(draft, config.ready_file)
         except OSError as error:
             raise _unwritable("--ready-file", config.ready_file, error) from error
+    if config.ready_fd is not None:
+        try:
+            os.write(config.ready_fd, line)
+            os.close(config.ready_fd)
+        except OSError as error:
+            raise _unwritable("--ready-fd", str(config.ready_fd), error) from error
 
 
 def retract(config: ServerConfig) -> None:

@@ -132,7 +132,12 @@ def _lines(node: ast.stmt) -> int:
 def required() -> frozenset[str]:
     """The distributions that ours requires, those of its extras too."""
     requirements = metadata.requires("teacher-logits") or []
-    return frozenset(re.split(r"[^\w.-]", requirement)[0].lower() for requirement in requirements)
+    return frozenset(_normal(re.split(r"[^\w.-]", requirement)[0]) for requirement in requirements)
+
+
+def _normal(name: str) -> str:
+    """The form in which names of distributions are compared (PyPA's name normalisation)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 @functools.cache
@@ -148,7 +153,7 @@ def undeclared(text: str) -> list[Breach]:
         top = there.partition(".")[0]
         if top in sys.stdlib_module_names or top in OUR_NAMES:
             continue
-        if not required() & {name.lower() for name in distributions().get(top, [top])}:
+        if not required() & {_normal(name) for name in distributions().get(top, [top])}:
             breaches.append((line, top))
     return breaches
 

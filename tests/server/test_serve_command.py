@@ -20,12 +20,18 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from teacher_logits import keys
 from teacher_logits.__main__ import main
+from teacher_logits.clock import MonotonicClock
 from teacher_logits.grid import BatchGrid
 from teacher_logits.profiles import PROTOCOL_VERSION, StudentProfile
 from teacher_logits.transport import Transport
-from teacher_logits.v1 import scoring_service_pb2, scoring_service_pb2_grpc
+from teacher_logits.v1 import (
+    operator_service_pb2_grpc,
+    scoring_service_pb2,
+    scoring_service_pb2_grpc,
+)
 from teacher_logits.v1 import teacher_logits_service_pb2 as messages
 from teacher_logits.v1 import teacher_logits_service_pb2_grpc as stubs
+from teacher_logits.v1.operator_service_pb2 import InspectRequest
 from teacher_logits.wire import student_to_wire
 
 if TYPE_CHECKING:
@@ -37,7 +43,7 @@ PATIENCE = 40.0
 ENGINE_HERE = "teacher_logits_client.testing:toy_teacher"
 
 # An engine of our own: loads when there is something at the other end of the pipe that the
-# variable GATE names, scores alike.
+# variable GATE names, scores alike, and never comes to an end with a row of one token 49.
 ENGINE = """
 import os
 import torch
@@ -51,6 +57,8 @@ class Counting:
 
     def logits(self, rows):
         for row in rows:
+            while row.token_ids.tolist() == [49]:
+                torch.ones(500, 500) @ torch.ones(500, 500)
             history = row.token_ids.cumsum(0)[row.first : row.first + row.count].float()
             yield torch.sin(history[:, None] + torch.arange(64)[None, :])
 
@@ -151,17 +159,32 @@ def lease_something(channel: grpc.Channel) -> tuple[str, str]:
     return session_id, lease.lease_id
 
 
-def score(
-    channel: grpc.Channel, session_id: str, request_id: str
-) -> scoring_service_pb2.ScoreResponse:
+def start_scoring(
+    channel: grpc.Channel, session_id: str, request_id: str, *tokens: int
+) -> grpc.Future[scoring_service_pb2.ScoreResponse]:
     request = scoring_service_pb2.ScoreRequest(
         session_id=session_id,
         request_id=request_id,
-        input_ids=array.array("i", [1, 2, 3]).tobytes(),
-        row_lengths=[3],
+        input_ids=array.array("i", tokens).tobytes(),
+        row_lengths=[len(tokens)],
         bad_rows=scoring_service_pb2.BAD_ROW_POLICY_REJECT,
     )
-    return scoring_service_pb2_grpc.ScoringServiceStub(channel).Score(request, timeout=PATIENCE)
+    stub = scoring_service_pb2_grpc.ScoringServiceStub(channel)
+    return stub.Score.future(request, timeout=PATIENCE)
+
+
+def score(
+    channel: grpc.Channel, session_id: str, request_id: str
+) -> scoring_service_pb2.ScoreResponse:
+    return start_scoring(channel, session_id, request_id, 1, 2, 3).result()
+
+
+def await_work(channel: grpc.Channel) -> None:
+    """Ask until the teacher is at work."""
+    stub = operator_service_pb2_grpc.OperatorServiceStub(channel)
+    limit = MonotonicClock().now() + PATIENCE
+    while not stub.Inspect(InspectRequest(), timeout=PATIENCE).queue.running_requests:
+        assert MonotonicClock().now() < limit
 
 
 def health_of(channel: grpc.Channel) -> Iterator[int]:
@@ -244,23 +267,31 @@ class TestSignals:
         assert (running, code) == (True, 0)
         assert list(folder.iterdir()) == []
 
-    def test_leases_that_stay_out_too_long_show_in_the_exit_code(self, tmp_path: Path) -> None:
+    def test_leases_and_work_that_take_too_long_show_in_the_exit_code(self, tmp_path: Path) -> None:
         flags = (*unix(tmp_path), "--drain-grace", "100ms")
         with ready(tmp_path, *flags) as (served, readiness):
             with grpc.insecure_channel(str(readiness["address"])) as channel:
-                lease_something(channel)
+                session_id, _ = lease_something(channel)
+                endless = start_scoring(channel, session_id, "r-2", 49)
+                await_work(channel)
                 assert served.terminate() == 3
+                assert isinstance(endless.exception(), grpc.RpcError)
             assert "drain gave up leases=1" in served.said()
 
-    def test_a_second_one_stops_at_once(self, tmp_path: Path) -> None:
+    def test_a_second_one_stops_at_once_whatever_the_teacher_is_at(self, tmp_path: Path) -> None:
         with ready(tmp_path, *unix(tmp_path), "--drain-grace", "1h") as (served, readiness):
             with grpc.insecure_channel(str(readiness["address"])) as channel:
-                lease_something(channel)
+                session_id, _ = lease_something(channel)
                 health = health_of(channel)
                 next(health)
+                endless = start_scoring(channel, session_id, "r-2", 49)
+                await_work(channel)
                 served.process.send_signal(signal.SIGINT)
                 assert next(health) == HealthCheckResponse.NOT_SERVING
                 assert served.terminate() == 128 + signal.SIGTERM
+                with pytest.raises(grpc.RpcError) as ended:
+                    endless.result()
+                assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
 
         assert not (tmp_path / "s").exists()
 

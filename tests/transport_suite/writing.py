@@ -23,7 +23,6 @@ from teacher_logits.pool import PoolUsage
 from teacher_logits.profiles import PROTOCOL_VERSION
 from teacher_logits.tensors import column_tensor
 from teacher_logits.transport import Transport
-from teacher_logits_server import server
 from teacher_logits_server.app import serve_in_thread
 from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.core import Core
@@ -130,10 +129,11 @@ def embedded_server(
     """
     made: list[Core] = []
 
-    class KeptCore(Core):
-        def __init__(self, **given: object) -> None:
-            super().__init__(**given)  # type: ignore[arg-type]
-            made.append(self)
+    make = Core.__init__
+
+    def make_and_keep(core: Core, **given: object) -> None:
+        make(core, **given)  # type: ignore[arg-type]
+        made.append(core)
 
     values: dict[str, object] = {
         "listen": (f"unix:{folder / 's'}",),
@@ -144,6 +144,6 @@ def embedded_server(
     }
     config = ServerConfig(**values)  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(server, "Core", KeptCore)
+        patch.setattr(Core, "__init__", make_and_keep)
         with serve_in_thread(config, engine or DenseTeacher()) as served:
             yield Embedded(served.address, made[0])

@@ -72,25 +72,31 @@ class Request:
     def engine_rows(self, first_row: int, row_count: int) -> list[Row]:
         """Return some rows as an engine takes them; rows without wanted positions are left out."""
         rows = []
+        origin = self.row_starts[first_row]
+        all_ids = self.token_ids[origin : self.row_starts[first_row + row_count]].long()
         for row in range(first_row, first_row + row_count):
             first, count = self.windows[row]
             if not count:
                 continue
-            prefix = self.prefix_ids[self.prefix_starts[row] : self.prefix_starts[row + 1]]
-            start = self.row_starts[row]
-            ids = torch.cat([prefix, self.token_ids[start : start + first + count]]).long()
-            rows.append(Row(token_ids=ids, first=len(prefix) + first, count=count))
+            start = self.row_starts[row] - origin
+            ids = all_ids[start : start + first + count]
+            before, behind = self.prefix_starts[row : row + 2]
+            if behind > before:
+                ids = torch.cat([self.prefix_ids[before:behind].long(), ids])
+            rows.append(Row(token_ids=ids, first=behind - before + first, count=count))
         return rows
 
     def next_ids(self) -> torch.Tensor:
         """Return the token behind each wanted position, int64 [P]; -1 behind a row's last."""
-        behind = torch.full((self.position_count,), -1, dtype=torch.int64)
-        for row, (first, count) in enumerate(self.windows):
-            start = self.row_starts[row] + first + 1
-            ids = self.token_ids[start : min(start + count, self.row_starts[row + 1])]
-            at = self.position_starts[row]
-            behind[at : at + len(ids)] = ids
-        return behind
+        row_starts, position_starts = (
+            torch.tensor(self.row_starts),
+            torch.tensor(self.position_starts),
+        )
+        behind = self.token_ids.long().roll(-1)
+        behind[row_starts[1:] - 1] = -1
+        shift = row_starts[:-1] + torch.tensor(self.windows)[:, 0] - position_starts[:-1]
+        places = torch.arange(self.position_count)
+        return behind[places + shift.repeat_interleave(position_starts.diff())]
 
     def digests(self) -> torch.Tensor:
         """Return ``digest.row_digest`` of the student's own tokens of each row, uint8 [N,16]."""
@@ -129,7 +135,8 @@ def read_request(
     _check_lengths("row", row_lengths, input_ids, shortest=1)
     _check_lengths("prefix", prefix_lengths, prefix_ids, shortest=0)
     windows = tuple(row_windows) or tuple((0, length) for length in row_lengths)
-    for row, ((first, count), length) in enumerate(zip(windows, row_lengths, strict=True)):
+    for row, (first, count) in enumerate(row_windows):
+        length = row_lengths[row]
         if first < 0 or count < 0 or first + count > length:
             raise PayloadInvalidError(
                 f"row {row} has {length} tokens, and positions {first} to {first + count} were "
@@ -160,12 +167,14 @@ def check_request(
     """
     rows = request.row_starts
     prefixes = request.prefix_starts
-    for row in range(request.row_count):
-        own, prefix = rows[row + 1] - rows[row], prefixes[row + 1] - prefixes[row]
+    for row, ((start, end), (before, behind)) in enumerate(
+        zip(pairwise(rows), pairwise(prefixes), strict=True)
+    ):
+        own, prefix = end - start, behind - before
         if own + prefix > max_row_tokens:
-            behind = f" behind a prefix of {prefix}" if prefix else ""
+            beside = f" behind a prefix of {prefix}" if prefix else ""
             raise PayloadInvalidError(
-                f"row {row} has {own} tokens{behind}, and the teacher reads {max_row_tokens} at "
+                f"row {row} has {own} tokens{beside}, and the teacher reads {max_row_tokens} at "
                 "most: shorten it",
                 facts={"row": row, "tokens": own, "prefix": prefix, "limit": max_row_tokens},
             )
@@ -174,12 +183,12 @@ def check_request(
 
 
 def _check_lengths(what: str, lengths: Sequence[int], ids: bytes, *, shortest: int) -> None:
-    for row, length in enumerate(lengths):
-        if length < shortest:
-            rule = "a row has at least one token" if shortest else "lengths start at 0"
-            raise PayloadInvalidError(
-                f"{what} {row} has length {length}: {rule}", facts={"row": row, "length": length}
-            )
+    if min(lengths, default=shortest) < shortest:
+        row, length = next((r, each) for r, each in enumerate(lengths) if each < shortest)
+        rule = "a row has at least one token" if shortest else "lengths start at 0"
+        raise PayloadInvalidError(
+            f"{what} {row} has length {length}: {rule}", facts={"row": row, "length": length}
+        )
     total = sum(lengths)
     if total * 4 != len(ids):
         raise PayloadInvalidError(
