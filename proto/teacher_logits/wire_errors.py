@@ -3,9 +3,9 @@
 Each error travels as its status code, its message, and details: one ``ErrorInfo`` with
 the reason and the facts, a ``BadRequest`` with one field violation a broken rule, and a
 ``RetryInfo`` where the raiser knows. A status stays under 4 KiB, since gRPC drops trailers
-over 8 KiB and with them the real error: rules that find no room are counted in the message
-and in the fact ``violations_left_out``. Whatever is not of the tree becomes INTERNAL, and
-its text does not cross the wire.
+over 8 KiB and with them the real error: rules that find no room there with their sentence are
+named, and those that find none at all are counted in the fact ``violations_left_out``.
+Whatever is not of the tree becomes INTERNAL, and its text does not cross the wire.
 
 How facts are written: numbers as Python writes them, text as it is, or quoted where it would
 read as a number. A field violation's ``reason`` names its facts, which stand in the
@@ -41,6 +41,8 @@ _MAX_FACT_BYTES = 200
 _MAX_FACTS_BYTES = 1200
 _MAX_NAME_BYTES = 64
 _MAX_DESCRIPTION_BYTES = 300
+_MOST_NAMED = 24
+_NO_ROOM = "(its sentence found no room)"
 #: What wraps the details: three type URLs, tags, the count of what was left out.
 _WRAPPING_BYTES = 320
 
@@ -189,7 +191,10 @@ def _put_violations(
     violations: Sequence[Violation],
     room: int,
 ) -> int:
-    """Write violations while they fit into ``room`` with the info; return how many do not."""
+    """Write violations while they fit into ``room`` with the info; return how many do not.
+
+    One that does not fit with its sentence and its numbers is named at least.
+    """
     for index, violation in enumerate(violations):
         names, own = [], {}
         for name, value in violation.facts.items():
@@ -198,13 +203,20 @@ def _put_violations(
                 name = f"{name}-{index}"
                 own[name] = text
             names.append(name)
-        bad_request.field_violations.add(
+        entry = bad_request.field_violations.add(
             field=_cut(violation.rule, _MAX_NAME_BYTES),
             description=_cut(violation.message, _MAX_DESCRIPTION_BYTES),
             reason=",".join(names),
         )
         own_bytes = sum(len(n) + len(text.encode()) + 8 for n, text in own.items())
-        if info.ByteSize() + bad_request.ByteSize() + own_bytes > room:
+        # Room is kept for the names of those that follow.
+        later = sum(
+            len(v.rule) + len(_NO_ROOM) + 8 for v in violations[index + 1 : index + 1 + _MOST_NAMED]
+        )
+        if info.ByteSize() + bad_request.ByteSize() + own_bytes + later > room:
+            entry.description, entry.reason = _NO_ROOM, ""
+            own = {}
+        if info.ByteSize() + bad_request.ByteSize() > room:
             del bad_request.field_violations[-1]
             return len(violations) - index
         for name, text in own.items():

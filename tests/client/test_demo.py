@@ -200,7 +200,7 @@ class TestTheFlags:
     @pytest.mark.parametrize("flags", [["--steps", "0"], ["--seconds", "0"], ["--seconds", "nan"]])
     def test_that_make_no_sense_are_refused_by_name(self, flags: list[str]) -> None:
         with pytest.raises(ConfigError, match=flags[0]):
-            cli.demo(flags)
+            command.read_config(flags)
 
     def test_name_a_folder_that_must_be_one(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
@@ -216,12 +216,12 @@ class TestTheFlags:
         assert "smollm2" in capsys.readouterr().err
 
     def test_a_missing_package_is_named_with_the_extra_that_brings_it(
-        self, monkeypatch: pytest.MonkeyPatch
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         monkeypatch.setattr(command, "find_spec", lambda name: None if name == "gguf" else object())
 
         with pytest.raises(ConfigError, match=r"gguf.*teacher-logits\[demo\]"):
-            cli.demo([])
+            cli.demo(["--teacher", "tiny", "--output", str(tmp_path), "--cache", str(tmp_path)])
 
 
 class TestTheCache:

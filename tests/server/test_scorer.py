@@ -344,6 +344,13 @@ class TestAnswers:
         assert columns[ColumnKind.TOPK_IDS].shape == (0, 8)
         assert service.teacher.passes == []
 
+    @pytest.mark.parametrize("k", [1, 2, 9, 10, 20, 21, VOCABULARY - 1, VOCABULARY])
+    def test_every_k_gets_as_many_entries(self, service: Service, k: int) -> None:
+        columns = service.scored(service.session(top_k=k), [[1, 2, 3], [4]])
+        assert columns[ColumnKind.TOPK_IDS].shape == (4, k)
+        check_row(columns, 0, [1, 2, 3])
+        check_row(columns, 3, [4])
+
     def test_k_may_be_the_whole_vocabulary(self, service: Service) -> None:
         columns = service.scored(service.session(top_k=VOCABULARY), [[1, 2, 3]])
         check_row(columns, 0, [1, 2, 3])

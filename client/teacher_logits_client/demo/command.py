@@ -96,7 +96,7 @@ def run(argv: Sequence[str], *, write: Callable[[str], None]) -> int:
     """
     config = read_config(argv)
     missing = [name for module, name in _NEEDED.items() if find_spec(module) is None]
-    if False:
+    if missing:
         raise ConfigError(
             f"the demo needs {', '.join(missing)}: pip install 'teacher-logits[demo]'",
             facts={"missing": ",".join(missing)},

@@ -37,6 +37,11 @@ if TYPE_CHECKING:
     Context = ServicerContext[messages.ScoreRequest, messages.ScoreResponse]
 
 
+#: An answer, an error too, leaves this long before the caller's deadline: one that arrives
+#: with it is lost, and the caller hears of a deadline and not of what it waited for.
+_ANSWER_MARGIN_SECONDS = 0.25
+
+
 @dataclass(kw_only=True)
 class _Calls:
     """The calls of one request id: how many wait, and whether one has been answered."""
@@ -72,8 +77,11 @@ class ScoringService(stubs.ScoringServiceServicer):
     ) -> messages.ScoreResponse:
         """Run the teacher over some rows and lease the payload."""
         self._check_draining(request)
-        wait = min(context.time_remaining(), self._longest_wait)
-        job = read_job(request, deadline=self._clock.now() + wait)
+        remaining = context.time_remaining()
+        margin = min(_ANSWER_MARGIN_SECONDS, remaining / 10)
+        wait = min(remaining - margin, self._longest_wait)
+        # The job gives up first: it knows whether it waited for room or for the teacher.
+        job = read_job(request, deadline=self._clock.now() + wait - margin)
         key = job.session_id, job.request_id
         calls = self._calls.setdefault(key, _Calls())
         calls.waiting += 1
@@ -95,7 +103,12 @@ class ScoringService(stubs.ScoringServiceServicer):
             await asyncio.wait(either, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
             if not waiter.done():
                 raise _draining() if self._stopping.done() else self._too_late(wait)
-            lease = waiter.result()
+            try:
+                lease = waiter.result()
+            except DeadlinePassedError:
+                if wait < self._longest_wait:
+                    raise
+                raise self._too_late(wait) from None  # the server's own limit, not the caller's
             calls.answered = True
             return lease
         finally:
