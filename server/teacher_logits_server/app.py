@@ -60,6 +60,7 @@ async def _serve(config: ServerConfig) -> int:
     server = Server(config, lambda: find_engine(config.engine)(config))
     starting = asyncio.create_task(server.start())
     if not await signals.spare(starting):
+        starting.cancel()
         await asyncio.wait([starting])
         return EXIT_BY_SIGNAL + signals.last
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,9 @@ def serve(argv: Sequence[str]) -> int:
         TeacherLogitsError: the server did not come up; of a ``ConfigError`` the flag is named.
     """
     config = read_config(argv)
+    if ":" in config.engine:
+        # As `python -m` has it; last, so that nothing there can stand in for what is installed.
+        sys.path.append(os.getcwd())
     from teacher_logits_server import app  # grpc: not for `--help`
 
     code = app.serve(config)

@@ -71,17 +71,10 @@ def probe_causality(engine: Engine) -> Check:
     bad = worst(probes)
     if bad.verdict is not Verdict.OK:
         raise _refuse(profile.name, bad)
-    least_effect = min(
-        _gap(first[place], other[place]) for other, place in zip(changed, places, strict=True)
-    )
+    effects = [_gap(first[at], other[at]) for other, at in zip(changed, places, strict=True)]
     beside_gap = _gap(first, alone)
-    if beside_gap > least_effect / 2:
-        raise AlignmentError(
-            f"engine {profile.name} answers {beside_gap:.2g} otherwise for a row beside longer "
-            f"ones than for the same row alone, and a changed token makes {least_effect:.2g}: "
-            "mend the engine, in which padding must not reach a row's own positions",
-            facts={"gap": beside_gap, "least_effect": least_effect},
-        )
+    if beside_gap > min(effects) / 2:
+        raise _refuse_padding(profile.name, beside_gap, min(effects))
     return Check(
         name=CHECK_NAME,
         verdict=CheckVerdict.PASSED,
@@ -90,6 +83,15 @@ def probe_causality(engine: Engine) -> Check:
             f"({', '.join(map(str, places))}); two runs differ by {bad.noise:.1e}, a row alone "
             f"and beside others by {beside_gap:.1e}"
         ),
+    )
+
+
+def _refuse_padding(engine_name: str, gap: float, least_effect: float) -> AlignmentError:
+    return AlignmentError(
+        f"engine {engine_name} answers {gap:.2g} otherwise for a row beside longer ones than for "
+        f"the same row alone, and a changed token makes {least_effect:.2g}: mend the engine, in "
+        "which padding must not reach a row's own positions",
+        facts={"gap": gap, "least_effect": least_effect},
     )
 
 

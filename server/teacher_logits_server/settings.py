@@ -112,8 +112,8 @@ class TeacherSettings:
         "transformers",
         "--engine",
         readers.NAME,
-        "what computes the scores: transformers, or your own as module:function, which is called "
-        "with the config and returns an engine",
+        "what computes the scores: transformers, or your own as module:function, looked for in the "
+        "current folder too, which is called with the config and returns an engine",
     )
     teacher_id: str = _set("teacher", "--teacher-id", readers.NAME, "name that students ask for")
     dtype: str = _set(

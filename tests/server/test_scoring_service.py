@@ -122,14 +122,16 @@ def run(scenario: Coroutine[object, object, T]) -> T:
 
 
 @pytest.mark.parametrize(("deadline", "due"), [(5.0, 105.0), (3600.0, 120.0)])
-def test_a_job_is_due_when_its_call_is_or_at_the_longest_wait(deadline: float, due: float) -> None:
+def test_a_job_is_due_in_time_for_an_answer_before_the_call_s_deadline_or_the_longest_wait(
+    deadline: float, due: float
+) -> None:
     async def scenario() -> float:
         desk = Desk(longest_wait=20.0)
         desk.scorer.on_submit = lambda future: future.set_result(LEASE)
         await desk.call(deadline)
         return desk.scorer.jobs[0].deadline
 
-    assert run(scenario()) == due
+    assert due - 1 <= run(scenario()) < due
 
 
 def test_a_call_that_gives_up_cancels_its_job() -> None:

@@ -12,6 +12,7 @@ import sys
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
@@ -36,10 +37,10 @@ from teacher_logits.wire import student_to_wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 PATIENCE = 40.0
 
+COMMAND = Path(sys.executable).with_name("teacher-logits")
 ENGINE_HERE = "teacher_logits_client.testing:toy_teacher"
 
 # An engine of our own: loads when there is something at the other end of the pipe that the
@@ -95,13 +96,13 @@ def started(
     """Start a server; it is killed in the end if it still runs."""
     (folder / "own_engine.py").write_text(ENGINE, encoding="utf-8")
     log = folder / f"log-{keys.new_epoch()}"
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    environment = dict(os.environ)
     if gate is not None:
         environment["GATE"] = str(gate)
-    command = [sys.executable, "-m", "teacher_logits", "serve", "--engine", "own_engine:load"]
+    command = [str(COMMAND), "serve", "--engine", "own_engine:load"]
     with log.open("wb") as output:
         process = subprocess.Popen(  # type: ignore[call-overload]
-            [*command, *flags], stdout=output, stderr=output, env=environment, **popen
+            [*command, *flags], cwd=folder, stdout=output, stderr=output, env=environment, **popen
         )
     try:
         yield Served(process, log)

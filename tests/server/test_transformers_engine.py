@@ -45,8 +45,16 @@ LLAMA = transformers.LlamaConfig(**SMALL)
 CONFIGS: list[PretrainedConfig] = [
     LLAMA,
     transformers.LlamaConfig(**SMALL, tie_word_embeddings=True),
-    transformers.LlamaConfig(
-        **SMALL, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    transformers.LlamaConfig(  # rows of more than 32 tokens turn by other angles
+        **SMALL,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "short_factor": [1.0] * 4,
+            "long_factor": [3.0] * 4,
+        },
     ),
     transformers.Gemma2Config(**SMALL, head_dim=8, final_logit_softcapping=0.5),
     transformers.CohereConfig(**SMALL, logit_scale=0.0625),
@@ -159,6 +167,24 @@ class TestLogits:
         assert torch.allclose(said_by(engine, [row(ROWS[1])]), expected, rtol=1e-5)
         assert int(expected[0].argmax()) == V - 1
 
+    def test_a_number_that_some_models_divide_by_and_others_multiply_with_is_tried_both_ways(
+        self,
+    ) -> None:
+        class Multiplying(transformers.LlamaForCausalLM):
+            def forward(self, *args: object, **more: object) -> object:
+                output = super().forward(*args, **more)
+                output.logits = output.logits * self.config.logits_scaling
+                return output
+
+        scaled: dict[str, Any] = {**SMALL, "logits_scaling": 3.0}
+        model = Multiplying(transformers.LlamaConfig(**scaled))
+        profile = EngineProfile(
+            name="t", vocabulary_size=0, head_rows=0, max_row_tokens=128, arithmetic_type=""
+        )
+        engine = TransformersEngine(model, profile=profile)
+        expected = own_words(model, ROWS[1])
+        assert torch.allclose(said_by(engine, [row(ROWS[1])]), expected, rtol=1e-5, atol=1e-6)
+
     def test_a_model_that_does_something_else_to_its_logits_is_refused(self) -> None:
         class Odd(transformers.LlamaForCausalLM):
             def forward(self, *args: object, **more: object) -> object:
@@ -268,9 +294,15 @@ class TestProfile:
         weights.write_bytes(changed)
         assert load_engine(str(copy), device="cpu").profile.revision != before
 
-    def test_the_servers_settings_reach_it(self, folder: Path) -> None:
-        config = ServerConfig(model=str(folder), dtype="bfloat16", device="cpu")
-        assert from_config(config).profile.arithmetic_type == "bfloat16"
+    def test_the_servers_settings_reach_it(self, folder: Path, copy: Path) -> None:
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            (copy / name).unlink()
+        config = ServerConfig(
+            model=str(copy), dtype="bfloat16", device="cpu", tokenizer=str(folder)
+        )
+        profile = from_config(config).profile
+        assert profile.arithmetic_type == "bfloat16"
+        assert profile.vocabulary_size == V - 20
 
 
 class TestRefusals:
@@ -323,6 +355,14 @@ class TestRefusals:
     def test_a_config_of_no_known_model(self, copy: Path) -> None:
         (copy / "config.json").write_text('{"model_type": "nonesuch"}')
         assert "does not load" in self.refused(copy)
+
+    def test_a_folder_that_wants_its_own_code_run(self, copy: Path, tmp_path: Path) -> None:
+        proof = tmp_path / "it ran"
+        (copy / "theirs.py").write_text(f"open({str(proof)!r}, 'w')")
+        config = {"model_type": "theirs", "auto_map": {"AutoConfig": "theirs.Config"}}
+        (copy / "config.json").write_text(json.dumps(config))
+        assert "does not load" in self.refused(copy)
+        assert not proof.exists()
 
     def test_a_tokenizer_that_is_none(self, copy: Path) -> None:
         (copy / "tokenizer.json").write_text("{")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from teacher_logits_server.config import ServerConfig
 
-# Rotary embeddings that are scaled by the length of the longest row beside them.
+# Rotary embeddings that change with the length of the longest row in a pass.
 _LENGTH_BOUND_ROPES = frozenset({"dynamic", "longrope"})
 _NO_LIMIT_TOKENS = 1 << 20
 _TRIAL_TOKENS = 12
@@ -85,15 +85,12 @@ class TransformersEngine:
         return torch.cat(wanted)
 
     def _run_body(self, token_ids: Sequence[torch.Tensor]) -> torch.Tensor:
-        lengths = torch.tensor([len(ids) for ids in token_ids])
+        # No mask: in a causal model nothing behind a position reaches it, so neither does
+        # padding on the right (the probe tries it at every start). A mask would take [N,S,S]
+        # and bar attention from its fastest way.
         padded = pad_sequence(list(token_ids), batch_first=True).to(self._device)
-        longest = padded.shape[1]
-        # Without a mask attention takes its fastest way, so there is one only where rows differ.
-        mask = None
-        if int(lengths.min()) < longest:
-            mask = (torch.arange(longest) < lengths.unsqueeze(1)).long().to(self._device)
         with torch.no_grad():
-            body = self._model.base_model(input_ids=padded, attention_mask=mask, use_cache=False)
+            body = self._model.base_model(input_ids=padded, use_cache=False)
         hidden = body.last_hidden_state
         if not isinstance(hidden, torch.Tensor):
             raise TypeError(f"the body of {type(self._model).__name__} gives no hidden states")

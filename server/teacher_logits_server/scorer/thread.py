@@ -216,7 +216,9 @@ class Scorer:
     def _recover(self, parts: Sequence[tuple[Work, Part]]) -> None:
         """Find out which jobs of a failed pass the engine fails on. Called in the handler."""
         if len(parts) > 1:
-            _LOG.warning("a pass of %d requests failed; each is tried alone", len(parts))
+            _LOG.warning(
+                "a pass of %d requests failed; each is tried alone", len(parts), exc_info=True
+            )
             for each in parts:
                 self._compute([each])
             return
