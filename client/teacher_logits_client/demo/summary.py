@@ -196,7 +196,7 @@ def draw_losses(outcome: Outcome, path: Path) -> None:
     )
     axes.set_ylim(bottom=0)
     axes.legend()
-    path.write_text("")
+    figure.savefig(path, dpi=120)
 
 
 def smoothed(losses: tuple[float, ...], keep: float = 0.9) -> list[float]:
