@@ -28,6 +28,7 @@ from teacher_logits.layout import ColumnKind, ElementType, RowStatus
 from teacher_logits.locality import ModelGrid
 from teacher_logits.profiles import NodeHints, StudentProfile, TeacherProfile, VocabularyPolicy
 from teacher_logits.terms import Check, Verdict
+from teacher_logits.tokenizer import fingerprint_of, id_count
 from teacher_logits.transport import Locality, Refusal, Transport
 from teacher_logits_client import losses
 from teacher_logits_client.client import Client, connect
@@ -68,6 +69,8 @@ __all__ = [
     "__version__",
     "connect",
     "errors",
+    "fingerprint_of",
+    "id_count",
     "losses",
     "testing",
 ]

@@ -5,39 +5,21 @@ Both are cut into rows of equal length without overlap; what does not fill a row
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from teacher_logits.digest import tokenizer_fingerprint
 from teacher_logits.errors import ConfigError
+from teacher_logits.tokenizer import Tokenizer, fingerprint_of, id_count
 from teacher_logits_client.demo.corpus import topics_text, unigram_perplexity
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-class Backend(Protocol):
-    """The part of a tokenizer that knows how it is made."""
-
-    def to_str(self) -> str:
-        """Return the tokenizer as JSON."""
-
-
-class Tokenizer(Protocol):
-    """What the demo asks of a tokenizer: a fast one of ``transformers`` will do."""
-
-    @property
-    def backend_tokenizer(self) -> Backend:
-        """Return what the tokenizer is made of."""
-
-    def get_vocab(self) -> dict[str, int]:
-        """Return every token with its id, the added ones included."""
-
-    def get_added_vocab(self) -> dict[str, int]:
-        """Return the added and special tokens with their ids."""
+class Encoder(Tokenizer, Protocol):
+    """What the demo asks of a tokenizer: one of ``transformers`` will do."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the ids of a text."""
@@ -67,12 +49,12 @@ class Texts:
         )
 
 
-def load_tokenizer(model: Path) -> Tokenizer:
+def load_tokenizer(model: Path) -> Encoder:
     """Load the tokenizer of a model: a folder, or a GGUF file."""
     from transformers import AutoTokenizer
 
     if model.is_dir():
-        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+        tokenizer: Encoder = AutoTokenizer.from_pretrained(model, local_files_only=True)
     else:
         tokenizer = AutoTokenizer.from_pretrained(
             model.parent, gguf_file=model.name, local_files_only=True
@@ -80,7 +62,7 @@ def load_tokenizer(model: Path) -> Tokenizer:
     return tokenizer
 
 
-def make_texts(tokenizer: Tokenizer, *, row_tokens: int, held_out_rows: int) -> Texts:
+def make_texts(tokenizer: Encoder, *, row_tokens: int, held_out_rows: int) -> Texts:
     """Tokenise the corpus.
 
     Raises:
@@ -90,12 +72,12 @@ def make_texts(tokenizer: Tokenizer, *, row_tokens: int, held_out_rows: int) -> 
     return Texts(
         train=train,
         held_out=held_out[:held_out_rows],
-        vocabulary_size=max(tokenizer.get_vocab().values()) + 1,
-        fingerprint=_fingerprint(tokenizer),
+        vocabulary_size=id_count(tokenizer),
+        fingerprint=fingerprint_of(tokenizer),
     )
 
 
-def _rows(tokenizer: Tokenizer, text: str, row_tokens: int) -> torch.Tensor:
+def _rows(tokenizer: Encoder, text: str, row_tokens: int) -> torch.Tensor:
     ids = torch.tensor(tokenizer.encode(text, add_special_tokens=False))
     count = len(ids) // row_tokens
     if not count:
@@ -104,15 +86,3 @@ def _rows(tokenizer: Tokenizer, text: str, row_tokens: int) -> torch.Tensor:
             facts={"tokens": len(ids), "row_tokens": row_tokens},
         )
     return ids[: count * row_tokens].view(count, row_tokens)
-
-
-def _fingerprint(tokenizer: Tokenizer) -> str:
-    """Return the fingerprint as the server makes it: the normaliser in compact, sorted JSON."""
-    normalizer = json.loads(tokenizer.backend_tokenizer.to_str()).get("normalizer")
-    return tokenizer_fingerprint(
-        vocabulary=tokenizer.get_vocab(),
-        added_tokens=tokenizer.get_added_vocab(),
-        normalizer=json.dumps(normalizer, sort_keys=True, separators=(",", ":"))
-        if normalizer
-        else "",
-    )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from teacher_logits_server.engines.tokenizer import Tokenizer
+    from teacher_logits.tokenizer import Tokenizer
 
 _DTYPES = {
     "float32": torch.float32,

@@ -17,12 +17,12 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from teacher_logits.errors import ConfigError
+from teacher_logits.tokenizer import fingerprint_of, id_count
 from teacher_logits_server.engines import EngineProfile, Row
 from teacher_logits_server.engines.head import CHUNK_BYTES, Head, find_head
 from teacher_logits_server.engines.heap import WORTHWHILE_TOKENS, give_back_freed_memory
 from teacher_logits_server.engines.loading import load_model, load_tokenizer, loading
 from teacher_logits_server.engines.model_files import find_model, revision_of
-from teacher_logits_server.engines.tokenizer import fingerprint_of, id_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

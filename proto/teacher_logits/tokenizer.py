@@ -1,7 +1,7 @@
-"""A teacher's tokenizer, of which the server needs two things: its size and its fingerprint.
+"""Tokenizers, of which a handshake needs two things: how many ids there are, and a fingerprint.
 
-The server tokenises nothing, students send ids. The fingerprint lets a session find out that
-both sides mean the same token by the same id.
+Nobody tokenises here, students send ids. The fingerprint lets a session find out that both
+sides mean the same token by the same id; each side takes it of its own tokenizer.
 """
 
 from __future__ import annotations
