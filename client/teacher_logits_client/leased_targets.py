@@ -14,7 +14,7 @@ Made: TypeAlias = "list[weakref.ref[LeasedTargets]]"
 """Every targets object made under one lease."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class LeasedTargets(Targets):
     """Targets that are emptied when their lease is closed, with all that was made from them."""
 

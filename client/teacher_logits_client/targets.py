@@ -16,7 +16,7 @@ Refuses a NaN, and a temperature that the payload does not have.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,7 +32,7 @@ ABSENT_LOGPROB = -1e4
 """Log-probability of what is not there. Its exponential is 0 in every element type."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Targets:
     """What the teacher says about P positions of N rows, on the device of its columns.
 
@@ -40,7 +40,9 @@ class Targets:
     ``log_tail`` fp32 [P], normalised jointly at ``temperature``; ``actual_logprob`` fp32 [P] of
     the token that really comes next, always at temperature 1 (None where it was not asked for);
     ``valid`` bool [P], the positions to learn from; ``row_offsets`` int64 [N+1], where each
-    row's positions start. ``topk_ids`` may be a view of the payload, the rest is never one.
+    row's positions start; ``row_firsts`` int64 [N], which position of its row is the first of
+    them (None where that is 0 for each). ``topk_ids`` may be a view of the payload, the rest is
+    never one.
     """
 
     topk_ids: torch.Tensor
@@ -50,6 +52,17 @@ class Targets:
     valid: torch.Tensor
     temperature: float
     row_offsets: torch.Tensor
+    row_firsts: torch.Tensor | None = None
+
+    def __repr__(self) -> str:
+        """Shapes, and not a number of the tensors."""
+        shapes = (
+            f"{each.name} {list(value.shape)}"
+            for each in fields(self)
+            if isinstance(value := getattr(self, each.name), torch.Tensor)
+        )
+        where = f"temperature {self.temperature:g}, {self.topk_ids.device}"
+        return f"<{type(self).__name__} {', '.join(shapes)}, {where}>"
 
     @property
     def present(self) -> torch.Tensor:
@@ -102,6 +115,7 @@ def make_targets(
     A position is valid where ``row_status`` says that its row is OK. With ``lengths`` [N], the
     true number of tokens of each row, a row's last position is not valid, since nothing comes
     next there; where only some positions were asked for, ``row_windows`` must be there too.
+    It also says where rows start, for a loss over logits of whole rows.
 
     Raises:
         PayloadInvalidError: a column is missing, the temperature is not among ``temperatures``,
@@ -112,7 +126,8 @@ def make_targets(
     logprobs, log_tail = renormalise(logprobs, log_tail)
     offsets = _column(columns, ColumnKind.ROW_OFFSETS).to(ids.device, copy=True)
     actual = columns.get(ColumnKind.ACTUAL_LOGPROB)
-    valid, scored = _valid(columns, offsets, lengths)
+    firsts = _firsts(columns, offsets)
+    valid, scored = _valid(columns, offsets, firsts, lengths)
     if len(valid) != len(ids):
         raise PayloadInvalidError(
             f"row_offsets speak of {len(valid)} positions and topk_ids has {len(ids)}",
@@ -133,6 +148,7 @@ def make_targets(
         valid=valid,
         temperature=temperature,
         row_offsets=offsets,
+        row_firsts=firsts,
     )
 
 
@@ -156,9 +172,18 @@ def _at_temperature(
     return logprobs, log_tail
 
 
+def _firsts(
+    columns: Mapping[ColumnKind, torch.Tensor], offsets: torch.Tensor
+) -> torch.Tensor | None:
+    """Return each row's first position [N], a copy: a view of the payload would keep its room."""
+    windows = columns.get(ColumnKind.ROW_WINDOWS)
+    return None if windows is None else windows[:, 0].to(offsets, copy=True)
+
+
 def _valid(
     columns: Mapping[ColumnKind, torch.Tensor],
     offsets: torch.Tensor,
+    firsts: torch.Tensor | None,
     lengths: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return which positions are to be learnt from, and which the teacher scored, bool [P]."""
@@ -170,9 +195,8 @@ def _valid(
     scored = rows_ok.to(offsets.device).repeat_interleave(counts)
     if lengths is None:
         return scored, scored
-    windows = columns.get(ColumnKind.ROW_WINDOWS)
-    firsts = torch.zeros_like(counts) if windows is None else windows[:, 0].to(counts)
-    ends_here = (firsts + counts == lengths.to(counts)) & (counts > 0)
+    ends = counts if firsts is None else firsts + counts
+    ends_here = (ends == lengths.to(counts)) & (counts > 0)
     has_next = torch.ones_like(scored)
     has_next[offsets[1:][ends_here] - 1] = False
     return scored & has_next, scored

@@ -374,7 +374,103 @@ class TestEdges:
         assert float(loss) == int(count) == 0
 
 
+@st.composite
+def windows(draw: st.DrawFn) -> tuple[list[tuple[int, int]], int]:
+    """First position and count of each row, and S, which they fit into."""
+    rows = draw(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=5))
+    longest = max(first + count for first, count in rows)
+    return rows, max(1, longest) + draw(st.integers(0, 2))
+
+
+def padded(
+    rows: list[tuple[int, int]], room: int, seed: int
+) -> tuple[torch.Tensor, Targets, torch.Tensor]:
+    """Logits [N,S,V] with NaN as padding, targets of the rows, and bool [N,S]: their places."""
+    held = torch.zeros(len(rows), room, dtype=torch.bool)
+    for row, (first, count) in enumerate(rows):
+        held[row, first : first + count] = True
+    positions = int(held.sum())
+    student = torch.full((len(rows), room, WIDTH), torch.nan, dtype=torch.float64)
+    student[held] = normal(positions, WIDTH, seed=seed)
+    targets = replace(
+        targets_of(normal(positions, WIDTH, seed=seed + 1), k=5),
+        valid=normal(positions, seed=seed + 2) > -2,
+        row_offsets=torch.tensor([0, *(count for _, count in rows)]).cumsum(0),
+        row_firsts=torch.tensor([first for first, _ in rows]),
+    )
+    return student, targets, held
+
+
+class TestPaddedRows:
+    @given(seeds, windows(), st.sampled_from(["none", "flat", "padded"]))
+    def test_are_their_positions_and_padding_has_no_gradient(
+        self, seed: int, drawn: tuple[list[tuple[int, int]], int], form: str
+    ) -> None:
+        student, targets, held = padded(*drawn, seed)
+        weights = torch.where(held, normal(*held.shape, seed=seed + 3).abs(), torch.nan)
+        flat_mask = None if form == "none" else weights[held]
+        expected, wanted, counted = value_and_gradient(student[held], targets, flat_mask)
+
+        loss, gradient, count = value_and_gradient(
+            student, targets, weights if form == "padded" else flat_mask
+        )
+
+        assert torch.equal(loss, expected)
+        assert torch.equal(count, counted)
+        assert torch.equal(gradient[held], wanted)
+        assert (gradient[~held] == 0).all()
+
+    def test_start_at_the_front_where_nothing_else_is_said(self) -> None:
+        student, targets, held = padded([(0, 3), (0, 1)], 4, seed=1)
+        expected, _ = forward_kl(student[held], targets)
+
+        assert torch.equal(forward_kl(student, replace(targets, row_firsts=None))[0], expected)
+
+    def test_of_exactly_a_window_are_the_window(self) -> None:
+        student, targets, _ = padded([(0, 3), (0, 3)], 3, seed=1)
+        expected, _ = forward_kl(student, targets)
+
+        windowed = replace(targets, row_firsts=torch.tensor([2, 5]))
+
+        assert torch.equal(forward_kl(student, windowed)[0], expected)
+
+    def test_make_no_array_of_the_size_of_the_logits_but_the_gradient(self) -> None:
+        student = torch.zeros(2, 80, 40_000, requires_grad=True)
+        targets = replace(
+            targets_of(normal(150, 50, seed=1), k=5), row_offsets=torch.tensor([0, 80, 150])
+        )
+        with _Sizes(student) as sizes:
+            forward_kl(student, targets)[0].backward()
+
+        assert sizes.larger_than(student.numel() / 4) == [student.numel()]
+
+    @pytest.mark.parametrize("firsts", [None, torch.tensor([2, 0])])
+    def test_that_reach_beyond_the_logits_are_refused(self, firsts: torch.Tensor | None) -> None:
+        counts = (4, 2) if firsts is None else (2, 2)
+        targets = replace(
+            targets_of(normal(sum(counts), WIDTH, seed=1), k=5),
+            row_offsets=torch.tensor([0, *counts]).cumsum(0),
+            row_firsts=firsts,
+        )
+        with pytest.raises(
+            PayloadInvalidError,
+            match=rf"row 0 of 2 has {counts[0]} positions from {4 - counts[0]} on .* room for 3",
+        ):
+            forward_kl(torch.zeros(2, 3, WIDTH), targets)
+
+    def test_take_no_mask_that_only_happens_to_have_as_many_numbers(self) -> None:
+        student, targets, _ = padded([(0, 3), (0, 1)], 3, seed=1)
+        with pytest.raises(PayloadInvalidError, match=r"mask has shape \(2, 2\) .* as \[2, 3\]"):
+            forward_kl(student, targets, torch.ones(2, 2))
+
+
 class TestRefusals:
+    def test_of_something_else_than_targets_says_what_to_pass(self) -> None:
+        logits, targets = torch.zeros(4, WIDTH), targets_of(normal(4, WIDTH, seed=1), k=5)
+        for wrong in ((logits, object()), (targets, logits), (logits, logits)):
+            with pytest.raises(PayloadInvalidError, match=r"pass payload\.targets as the second"):
+                forward_kl(*wrong)
+
     def test_of_other_positions_than_the_targets_have(self) -> None:
         with pytest.raises(PayloadInvalidError, match=r"shape \(3, 30\) .* 4 positions"):
             forward_kl(torch.zeros(3, WIDTH), targets_of(normal(4, WIDTH, seed=1), k=5))

@@ -107,7 +107,7 @@ class TestStoppedServer:
             with stopped(server):
                 payload.close()
                 assert client._returner.wait(30)
-                assert client._returner._undelivered
+                assert lease_id in session._reader._out
             while lease_id in session._reader._out:
                 assert client._returner.wait(30)
 

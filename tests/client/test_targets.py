@@ -11,6 +11,7 @@ from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import ColumnKind as Kind
 from teacher_logits.layout import RowStatus
 from teacher_logits.selection import row_statuses, select_top_k
+from teacher_logits_client.leased_targets import lease_targets
 from teacher_logits_client.targets import ABSENT_LOGPROB, Targets, make_targets
 
 Columns = dict[Kind, torch.Tensor]
@@ -165,6 +166,36 @@ class TestValid:
         got = make_targets(columns, lengths=torch.tensor([4, 0, 3]))
 
         assert (~got.valid).nonzero().flatten().tolist() == [3, 6]
+
+
+class TestRows:
+    def test_say_where_they_start_in_a_copy(self) -> None:
+        columns = columns_of(some_rows())
+
+        firsts = make_targets(columns).row_firsts
+        columns[Kind.ROW_WINDOWS].fill_(9)
+
+        assert firsts is not None
+        assert firsts.dtype == torch.int64
+        assert firsts.tolist() == [0, 0, 2]
+
+    def test_without_windows_start_at_the_front(self) -> None:
+        columns = columns_of(some_rows())
+        del columns[Kind.ROW_WINDOWS]
+
+        assert make_targets(columns).row_firsts is None
+
+
+class TestRepresentation:
+    @pytest.mark.parametrize("leased", [False, True])
+    def test_is_shapes_and_no_numbers(self, leased: bool) -> None:
+        targets = make_targets(columns_of(some_rows()))
+
+        assert repr(lease_targets(targets, []) if leased else targets) == (
+            f"<{'LeasedTargets' if leased else 'Targets'} topk_ids [7, 6], topk_logprobs [7, 6], "
+            "log_tail [7], actual_logprob [7], valid [7], row_offsets [4], row_firsts [3], "
+            "temperature 1, cpu>"
+        )
 
 
 class TestRectangular:

@@ -32,15 +32,18 @@ Divergence = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Te
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Terms:
-    """What a loss needs beside the student's logits [P,V].
+    """What a loss needs beside the student's logits, [P,V] or with padding [N*S,V].
 
     ``ids`` int64 [P,K], -1 where absent; ``log_teacher`` [P,K+1], its log-probabilities at
-    ``temperature``, the bucket last; ``weights`` [P], where 0 leaves a position out entirely.
+    ``temperature``, the bucket last; ``weights`` [P], where 0 leaves a position out entirely;
+    ``places`` int64 [P], the row of the logits that each position is at, None where that is
+    the position's own number. No two are the same.
     """
 
     ids: torch.Tensor
     log_teacher: torch.Tensor
     weights: torch.Tensor
+    places: torch.Tensor | None
     temperature: float
     divergence: Divergence
 
@@ -57,9 +60,12 @@ class _BucketLoss(torch.autograd.Function):
         kept, temperature = terms.weights.nonzero().squeeze(1), terms.temperature
         ids = terms.ids[kept]
         weights = terms.weights[kept].to(computing_type(logits)) * temperature
+        log_teacher = terms.log_teacher[kept].to(weights.dtype)
+        if terms.places is not None:
+            # From here on rows of the logits; padding is never among them.
+            kept = terms.places[kept]
         coarse = _coarse_student(logits, ids, kept, temperature)
         log_student = coarse.log_softmax(1)
-        log_teacher = terms.log_teacher[kept].to(coarse.dtype)
         values, slopes = terms.divergence(log_teacher, log_student)
         pulls = slopes - log_student.exp() * slopes.sum(1, keepdim=True)
         ctx.save_for_backward(logits, ids, kept, coarse[:, -1], pulls * weights.unsqueeze(1))
