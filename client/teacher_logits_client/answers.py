@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import CancelledError
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterator
 
     from teacher_logits.profiles import StudentProfile
     from teacher_logits.terms import LeaseTerms, SessionTerms
@@ -35,23 +38,56 @@ class Answers:
         self._reader = reader
         self._liveness = liveness
         self._returner = returner
+        self._pending: WeakSet[PendingLease] = WeakSet()
 
     def wait_for(self, pending: PendingLease, timeout: float | None) -> LeaseTerms:
-        """Return the lease of a call under way; see ``PendingLease.result``."""
-        with self._liveness.noting():
-            return pending.result(timeout)
+        """Return the lease of a call under way; see ``PendingLease.result``.
 
-    def noting(self) -> AbstractContextManager[None]:
-        """Note an error of the block that says that the session has ended."""
-        return self._liveness.noting()
+        A call that ends without one may have been granted one all the same, which is given up.
+        """
+        try:
+            with self._liveness.noting():
+                return pending.result(timeout)
+        except BaseException as error:
+            if pending.has_failed():
+                self.give_up(pending)
+            if isinstance(error, CancelledError):
+                self._liveness.check()  # a session that was closed gave its calls up
+            raise
+
+    def expect(self, pending: PendingLease) -> None:
+        """Remember a call under way, to give it up with the session."""
+        self._pending.add(pending)
+
+    def give_up_all(self) -> None:
+        """Give up every call whose answer nobody has taken."""
+        for pending in list(self._pending):
+            if not pending.is_taken:
+                self.give_up(pending)
+
+    @contextmanager
+    def asking(self, request_id: str) -> Iterator[None]:
+        """Give a request up where the block that asks for its lease fails."""
+        try:
+            with self._liveness.noting():
+                yield
+        except BaseException:
+            self._returner.later(partial(self._reader.give_up, request_id))
+            raise
 
     def open(
-        self, lease: LeaseTerms, *, until: float, batch: RowBatch | None, reject_bad_rows: bool
+        self,
+        lease: LeaseTerms,
+        *,
+        until: float,
+        batch: RowBatch | None,
+        reject_bad_rows: bool,
+        keep_if_late: bool = False,
     ) -> LeasedPayload:
         """Open a lease before ``until``, and hold its payload against what was asked for.
 
         ``batch`` are the rows that were sent, None where they are not known. What does not
-        pass is given back.
+        pass is given back; ``keep_if_late`` as for ``Reader.open``.
 
         Raises:
             SessionExpiredError, EpochChangedError: the session has ended meanwhile.
@@ -64,7 +100,7 @@ class Answers:
             self._reader.discard(lease.lease_id)
             raise
         with self._liveness.noting():
-            leased = self._reader.open(lease, until=until)
+            leased = self._reader.open(lease, until=until, keep_if_late=keep_if_late)
         try:
             leased.check(batch, self._profile, reject_bad_rows=reject_bad_rows)
         except BaseException:
@@ -82,7 +118,9 @@ class Answers:
 
 
 def _give_up(pending: PendingLease, reader: Reader) -> None:
+    if pending.is_given_up:
+        return
+    pending.is_given_up = True
     pending.cancel()
-    lease = pending.lease_if_granted()
-    if lease is not None:  # it came before the cancellation
-        reader.discard(lease.lease_id)
+    # By its request: the server may have granted a lease that never comes here.
+    reader.give_up(pending.request_id)

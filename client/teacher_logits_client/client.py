@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from teacher_logits.errors import ServerUnreachableError
+from teacher_logits.errors import RequestInvalidError, ServerUnreachableError
+from teacher_logits.profiles import StudentProfile, word_of
 from teacher_logits_client.agreement import shake_hands
 from teacher_logits_client.calls import Calls
 from teacher_logits_client.config import (
@@ -15,32 +16,37 @@ from teacher_logits_client.config import (
     check_timeout,
     parse_address,
 )
+from teacher_logits_client.forks import refuse_to_travel
 from teacher_logits_client.openers.stream import BufferPool
 from teacher_logits_client.reader import Reader
 from teacher_logits_client.returns import Returner
 from teacher_logits_client.student import Session
 
 if TYPE_CHECKING:
+    import os
     from types import TracebackType
 
-    from teacher_logits.profiles import StudentProfile
     from teacher_logits_client.config import Address
     from teacher_logits_client.leased import ClientStatistics
 
 
 def connect(
-    address: str, *, timeout: float = DEFAULT_TIMEOUT_SECONDS, insecure: bool = False
+    address: str | os.PathLike[str],
+    *,
+    timeout: float = DEFAULT_TIMEOUT_SECONDS,
+    insecure: bool = False,
 ) -> Client:
     """Connect to a server and wait until it serves.
 
     Args:
-        address: ``unix:/path`` or ``host:port``.
+        address: ``unix:/path`` or ``host:port``; an absolute path alone is a Unix socket's.
         timeout: seconds to wait for a server that is not there yet or loads its teacher; and
             the deadline of every later call that is not given its own.
         insecure: allow an address that is not on this host; nothing is encrypted.
 
     Raises:
-        ConfigError: the address is none, or needs ``insecure``.
+        ConfigError: the address is none, needs ``insecure``, or names something that is there
+            and is no server's socket.
         ServerUnreachableError: nobody answers there within ``timeout``.
         NotAvailable: a server answers, and does not serve within ``timeout``.
         RequestInvalidError: what answers is no teacher-logits server.
@@ -98,11 +104,14 @@ class Client:
                 keeps a reader from writing into the writer's memory.
 
         Raises:
+            RequestInvalidError: ``profile`` is none, or wants no transport at all.
             SessionRefusedError: with every rule that the profile breaks.
             NoCommonTransportError: with every refusal.
             UnknownTeacherError: with the teachers there are.
         """
         self._check()
+        _check_profile(profile)
+        mode = word_of(MapMode, mode, what="mode")
         seconds = self._timeout if timeout is None else check_timeout(timeout, what="open_session")
         late = _LateLeases()
         agreed = shake_hands(self._calls, profile, timeout=seconds, late_lease=late)
@@ -156,6 +165,9 @@ class Client:
     ) -> None:
         self.close()
 
+    def __reduce__(self) -> NoReturn:
+        refuse_to_travel("client")
+
     def __repr__(self) -> str:
         return f"<Client of {self.address} ({'open' if self._end.alive else 'closed'})>"
 
@@ -166,6 +178,21 @@ class Client:
                 f"this client of {self.address} is closed; connect anew",
                 facts={"address": str(self.address)},
             )
+
+
+def _check_profile(profile: object) -> None:
+    if not isinstance(profile, StudentProfile):
+        raise RequestInvalidError(
+            f"open_session was given a {type(profile).__name__}: give a StudentProfile, such as "
+            "StudentProfile(batch_grid=BatchGrid(...), data_parallel_rank=0)",
+            facts={"given": type(profile).__name__},
+        )
+    if not profile.transports:
+        raise RequestInvalidError(
+            "the profile wants no transport: name at least one, such as transports=('stream',), "
+            "or leave it out to want all of them, best first",
+            facts={"transports": 0},
+        )
 
 
 class _LateLeases:

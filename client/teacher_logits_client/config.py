@@ -1,8 +1,8 @@
 """What a client is told: where the server is, how long things may take, how memory is mapped.
 
-An address is ``unix:/path`` or ``host:port``; a path that the kernel could not take, and a
-TCP address beyond this host that was not allowed by ``insecure=True``, are refused before
-anything is tried.
+An address is ``unix:/path``, an absolute path alone, or ``host:port``; a path that the kernel
+could not take, and a TCP address beyond this host that was not allowed by ``insecure=True``,
+are refused before anything is tried.
 """
 
 from __future__ import annotations
@@ -60,14 +60,21 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def parse_address(text: str, *, insecure: bool = False) -> Address:
-    """Read an address.
+def parse_address(address: str | os.PathLike[str], *, insecure: bool = False) -> Address:
+    """Read an address; a path object, and text that starts with ``/``, name a Unix socket.
 
     Raises:
         ConfigError: it is none, its path is relative or over 107 bytes, or it is not on
             this host and ``insecure`` is False.
     """
-    if text.startswith(UNIX):
+    if not isinstance(address, str | os.PathLike):
+        raise ConfigError(
+            f"an address was given as {type(address).__name__}: give unix:/absolute/path or "
+            "host:port as text, or the path of a Unix socket",
+            facts={"given": type(address).__name__},
+        )
+    text = os.fsdecode(address)
+    if isinstance(address, os.PathLike) or text.startswith(("/", UNIX)):
         return Address(path=_socket_path(text))
     host, _, port = text.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
@@ -94,13 +101,15 @@ def check_timeout(timeout: float, *, what: str) -> float:
     """Return ``timeout`` in seconds if a call can have it as its deadline.
 
     Raises:
-        ConfigError: it is not a positive number of seconds below one day.
+        ConfigError: it is not a positive number of seconds, one day at most.
     """
-    if not 0 < timeout <= 86400:
+    if not isinstance(timeout, int | float) or not 0 < timeout <= 86400:
         raise ConfigError(
-            f"{what} has a timeout of {timeout} s: give more than 0 and at most 86400, since "
-            "every call has a deadline",
-            facts={"timeout_seconds": timeout},
+            f"{what} has a timeout of {timeout!r} s: give more than 0 and at most 86400, "
+            "since every call has a deadline",
+            facts={
+                "timeout_seconds": timeout if isinstance(timeout, int | float) else str(timeout)
+            },
         )
     return float(timeout)
 

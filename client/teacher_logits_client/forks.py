@@ -13,9 +13,14 @@ import itertools
 import os
 import threading
 import weakref
-from typing import Protocol
+from typing import NoReturn, Protocol
 
-from teacher_logits.errors import ForkedClientError
+from teacher_logits.errors import ForkedClientError, RequestInvalidError
+
+_IN_THE_CHILD = (
+    "make the client inside the child (for a DataLoader: in worker_init_fn, or on first use in "
+    "the worker)"
+)
 
 
 class Home:
@@ -38,11 +43,22 @@ class Home:
         if not self.is_here:
             raise ForkedClientError(
                 f"this {what} belongs to process {self._pid}, and process {os.getpid()} is a fork "
-                "of it, which has none of its threads and connections: make the client in the "
-                'child, or start the child by spawn (for a DataLoader, multiprocessing_context="'
-                'spawn")',
+                f"of it, which has none of its threads and connections: {_IN_THE_CHILD}",
                 facts={"pid": self._pid, "child_pid": os.getpid()},
             )
+
+
+def refuse_to_travel(what: str) -> NoReturn:
+    """Refuse to be copied or pickled.
+
+    Raises:
+        RequestInvalidError: naming ``what`` and the way out.
+    """
+    raise RequestInvalidError(
+        f"a {what} cannot be pickled or copied, since its connections and memory belong to one "
+        f"process: hand on the server's address, and {_IN_THE_CHILD}",
+        facts={"pid": os.getpid()},
+    )
 
 
 class Forkable(Protocol):

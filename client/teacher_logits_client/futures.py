@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import CancelledError
 from copy import copy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from teacher_logits.errors import TeacherLogitsError
+from teacher_logits.errors import DeadlinePassedError, TeacherLogitsError
 from teacher_logits_client.config import check_timeout
+from teacher_logits_client.forks import refuse_to_travel
 
 if TYPE_CHECKING:
     from teacher_logits_client.answers import Answers
@@ -49,8 +51,8 @@ class ScoreFuture:
         payload``. ``timeout`` is in seconds; without one, the request's own deadline counts.
 
         Raises:
-            DeadlinePassedError: it has not come within ``timeout``, and may be asked for again;
-                or the request's own deadline has passed.
+            DeadlinePassedError: it was not scored, or its bytes were not here, within
+                ``timeout``, and may be asked for again; or the request's own deadline has passed.
             CancelledError: the future was cancelled.
             PayloadInvalidError, AlignmentError: the payload is not what was asked for.
             TeacherLogitsError: whatever the server refused it for.
@@ -62,6 +64,8 @@ class ScoreFuture:
             if self._failure is not None:
                 raise self._failure
             if self._payload is None:
+                if not self._is_owed:
+                    raise CancelledError("the future was cancelled, and its lease given back")
                 lease = self._answers.wait_for(self._pending, seconds)
                 self._is_owed = False
                 left = self._answers.default_seconds if seconds is None else seconds
@@ -72,7 +76,12 @@ class ScoreFuture:
                         until=until,
                         batch=self._batch,
                         reject_bad_rows=self._reject_bad_rows,
+                        keep_if_late=True,
                     )
+                except DeadlinePassedError:
+                    self._pending.is_taken = False
+                    self._is_owed = True  # the lease is still ours, to be opened or given up
+                    raise
                 except TeacherLogitsError as error:
                     # A copy: the traceback of this one holds tensors, and they the room.
                     self._failure = copy(error)
@@ -90,6 +99,9 @@ class ScoreFuture:
         if self._is_owed:
             self._is_owed = False
             self._answers.give_up(self._pending)
+
+    def __reduce__(self) -> NoReturn:
+        refuse_to_travel("future")
 
     def __del__(self) -> None:
         if self._is_owed:

@@ -121,10 +121,12 @@ class Line:
         _close_all(reply)
         return lease_from_wire(reply.message.acquire.lease)
 
-    def release(self, session_id: str, lease_id: str, *, timeout: float) -> None:
-        """Return a lease."""
+    def release(
+        self, session_id: str, lease_id: str, *, timeout: float, request_id: str = ""
+    ) -> None:
+        """Return a lease, or, with no lease id, whatever a request was or will be granted."""
         request = teacher_logits_service_pb2.ReleasePayloadRequest(
-            session_id=session_id, lease_id=lease_id
+            session_id=session_id, lease_id=lease_id, request_id=request_id
         )
         _close_all(
             self._call(

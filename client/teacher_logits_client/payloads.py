@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from teacher_logits.digest import payload_digest
 from teacher_logits.errors import LeaseLostError, StalePayloadError
 from teacher_logits.layout import ColumnKind
 from teacher_logits.tensors import column_tensor
+from teacher_logits_client.forks import refuse_to_travel
 from teacher_logits_client.guards import check_scored
 from teacher_logits_client.leased_targets import LeasedTargets, Made, empty_all, lease_targets
 from teacher_logits_client.openers.own import OwnPayload
@@ -25,7 +27,7 @@ from teacher_logits_client.targets import Targets, make_targets
 
 if TYPE_CHECKING:
     import weakref
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
     import torch
@@ -66,7 +68,7 @@ class LeasedPayload:
         self._opened = opened
         self._returner = returner
         self._kinds: dict[ColumnKind, torch.Tensor] = {}
-        self._columns: dict[str, torch.Tensor] = {}
+        self._columns = _Columns(lease)
         self._made: Made = []
         self._at_temperature: dict[float, LeasedTargets] = {}
         self._lengths: torch.Tensor | None = None
@@ -85,12 +87,15 @@ class LeasedPayload:
             name = column.kind.value
             if name in watched:
                 views[name] = self._returner.watch(self.lease_id, name, view)
-            self._kinds[column.kind] = self._columns[name] = column_tensor(view, column)
+            self._kinds[column.kind] = self._columns.tensors[name] = column_tensor(view, column)
         return views
 
     @property
-    def columns(self) -> dict[str, torch.Tensor]:
-        """The payload's columns by name, e.g. ``topk_ids`` int32 [P,K]; see ``layout``."""
+    def columns(self) -> Mapping[str, torch.Tensor]:
+        """The payload's columns by name, e.g. ``topk_ids`` int32 [P,K]; see ``layout``.
+
+        Whoever keeps the mapping past the close has a ``LeaseLostError`` from it.
+        """
         self._check_open()
         return self._columns
 
@@ -201,6 +206,9 @@ class LeasedPayload:
             source=self,
         )
 
+    def __reduce__(self) -> NoReturn:
+        refuse_to_travel("lease")
+
     def __repr__(self) -> str:
         state = "closed" if self._closed else self.transport.value
         return f"<LeasedPayload {self.payload.payload_id} ({state})>"
@@ -240,7 +248,7 @@ class LeasedPayload:
 
     def _empty(self) -> list[str]:
         """Let go of all tensors; return the names of columns that others still view."""
-        self._columns.clear()
+        self._columns.empty()
         self._kinds.clear()
         self._at_temperature.clear()
         empty_all(self._made)
@@ -249,8 +257,42 @@ class LeasedPayload:
     def _check_open(self) -> None:
         self._returner.check_here("lease")
         if self._closed:
-            raise LeaseLostError(
-                f"lease {self.lease_id} of payload {self.payload.payload_id} is closed; acquire "
-                "the payload again",
-                facts={"lease_id": self.lease_id, "payload_id": self.payload.payload_id},
-            )
+            raise _lost(self.lease_id, self.payload.payload_id)
+
+
+class _Columns(Mapping[str, "torch.Tensor"]):
+    """Tensors by the names of their columns, until the lease is closed."""
+
+    def __init__(self, lease: LeaseTerms) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._ids = (lease.lease_id, lease.payload.payload_id)
+        self._is_empty = False
+
+    def empty(self) -> None:
+        """Let go of the tensors; the mapping is of no use from now on."""
+        self._is_empty = True
+        self.tensors.clear()
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._open()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._open())
+
+    def __len__(self) -> int:
+        return len(self._open())
+
+    def __repr__(self) -> str:
+        return "<columns of a closed lease>" if self._is_empty else repr(self.tensors)
+
+    def _open(self) -> dict[str, torch.Tensor]:
+        if self._is_empty:
+            raise _lost(*self._ids)
+        return self.tensors
+
+
+def _lost(lease_id: str, payload_id: str) -> LeaseLostError:
+    return LeaseLostError(
+        f"lease {lease_id} of payload {payload_id} is closed; acquire the payload again",
+        facts={"lease_id": lease_id, "payload_id": payload_id},
+    )

@@ -11,7 +11,12 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import NotAvailable, TeacherLogitsError, TransportFailure
+from teacher_logits.errors import (
+    DeadlinePassedError,
+    NotAvailable,
+    TeacherLogitsError,
+    TransportFailure,
+)
 from teacher_logits.transport import Transport
 from teacher_logits_client.config import MapMode
 from teacher_logits_client.fallback import Choice, next_transport
@@ -82,8 +87,11 @@ class Reader:
             openers[Transport.LOCAL] = LocalOpener(agreed.resident)
         return openers
 
-    def open(self, lease: LeaseTerms, *, until: float) -> LeasedPayload:
+    def open(self, lease: LeaseTerms, *, until: float, keep_if_late: bool = False) -> LeasedPayload:
         """Return a lease's payload; a lease that cannot be opened is given back.
+
+        With ``keep_if_late`` one whose deadline passed stays the caller's, to be opened again
+        or discarded.
 
         Raises:
             TransportFailure: no transport that the session may use brought the bytes.
@@ -95,8 +103,11 @@ class Reader:
             opened, transport = self._open(lease, until)
             if self._mode is MapMode.COPY:
                 opened = OwnPayload(opened)
-        except BaseException:
-            self.discard(lease.lease_id)
+        except BaseException as error:
+            if keep_if_late and isinstance(error, DeadlinePassedError):
+                self._no_longer_out(lease.lease_id)
+            else:
+                self.discard(lease.lease_id)
             raise
         return LeasedPayload(
             lease=lease,
@@ -110,6 +121,10 @@ class Reader:
     def discard(self, lease_id: str) -> None:
         """Give back a lease that nobody has opened; safe in a finaliser."""
         self._returner.later(lambda: self._give_back(lease_id))
+
+    def give_up(self, request_id: str) -> None:
+        """Give back what a request was granted, or will be; on the returner's thread."""
+        self._give_back("", request_id)
 
     def close(self) -> None:
         """Let go of the line and the slabs once the last lease is back."""
@@ -149,20 +164,29 @@ class Reader:
     def _read(self, lease_id: str, offset_bytes: int, timeout: float) -> Iterator[bytes]:
         return self._calls.read_payload(self._session_id, lease_id, offset_bytes, timeout=timeout)
 
-    def _give_back(self, lease_id: str) -> None:
-        """Tell the server; on the returner's thread."""
+    def _give_back(self, lease_id: str, request_id: str = "") -> None:
+        """Tell the server; on the returner's thread. The line stays until it has heard."""
+        with self._lock:
+            self._out.add(lease_id or request_id)
+        way = self._calls if self.line is None or self.line.has_ended else self.line
         try:
-            if self.line is not None and not self.line.has_ended:
-                self.line.release(self._session_id, lease_id, timeout=RETURN_TIMEOUT_SECONDS)
-            elif not self._calls.is_closed:
-                self._calls.release(self._session_id, lease_id, timeout=RETURN_TIMEOUT_SECONDS)
+            if way is not self._calls or not self._calls.is_closed:
+                way.release(
+                    self._session_id,
+                    lease_id,
+                    timeout=RETURN_TIMEOUT_SECONDS,
+                    request_id=request_id,
+                )
         except NotAvailable:
             raise  # to be tried again
         except TeacherLogitsError as error:
             # The server ended the lease or the session, or lives anew: nothing is owed.
-            _log.debug("lease %s is gone already: %s", lease_id, error.message)
+            _log.debug("%s is gone already: %s", lease_id or request_id, error.message)
+        self._no_longer_out(lease_id or request_id)
+
+    def _no_longer_out(self, what: str) -> None:
         with self._lock:
-            self._out.discard(lease_id)
+            self._out.discard(what)
             finished = self._closed and not self._out
         if finished:
             self.let_go()

@@ -8,6 +8,7 @@ empty batch or row, an id that is no whole number, or none of the teacher's voca
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -125,6 +126,7 @@ def make_row_batch(
 
 def _flatten(given: Rows, lengths: Numbers | None, *, what: str, shortest: int) -> FlatRows:
     if not isinstance(given, torch.Tensor):
+        _check_listed(given, what)
         if lengths is not None:
             raise _invalid(f"{what} is a list of rows, which have their lengths: give none beside")
         return _flatten_list([_row(row, what, at) for at, row in enumerate(given)], what, shortest)
@@ -141,6 +143,15 @@ def _flatten(given: Rows, lengths: Numbers | None, *, what: str, shortest: int) 
     ids = given.detach().to("cpu", torch.int64)
     inside = torch.arange(width) < exact.unsqueeze(1)
     return FlatRows(ids=ids[inside], lengths=exact)
+
+
+def _check_listed(given: object, what: str) -> None:
+    if isinstance(given, Iterable) and not isinstance(given, Mapping | str | bytes):
+        return
+    way = "a tensor [rows, tokens] of token ids, or a list of rows"
+    if isinstance(given, Mapping):
+        way = "batch['input_ids'], and as lengths batch['attention_mask'].sum(1), padded right"
+    raise _invalid(f"{what} is a {type(given).__name__}: give {way}")
 
 
 def _flatten_list(rows: list[torch.Tensor], what: str, shortest: int) -> FlatRows:
@@ -170,16 +181,28 @@ def _row(row: torch.Tensor | Sequence[int], what: str, at: int) -> torch.Tensor:
 def _lengths(
     lengths: Numbers | None, count: int, width: int, *, what: str, shortest: int
 ) -> torch.Tensor:
-    if lengths is None:
-        exact = torch.full((count,), width)
-    else:
-        exact = _row(lengths, f"the lengths of {what}", 0)
+    exact = torch.full((count,), width) if lengths is None else _given_lengths(lengths, what)
     if len(exact) != count:
         raise _invalid(
             f"{what} has {count} rows and {len(exact)} lengths", rows=count, lengths=len(exact)
         )
     _check_lengths(exact, width, what=what, shortest=shortest)
     return exact
+
+
+def _given_lengths(lengths: Numbers, what: str) -> torch.Tensor:
+    name = "lengths" if what == "input_ids" else what.replace("ids", "lengths")
+    meaning = "the true tokens of each row, integers [rows]"
+    try:
+        exact = torch.as_tensor(lengths)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise _invalid(f"{name} cannot be read ({error}): give {meaning}") from None
+    if exact.dim() != 1:
+        way = "; of a mask of right-padded rows, attention_mask.sum(1)" if exact.dim() == 2 else ""
+        raise _invalid(f"{name} has shape {tuple(exact.shape)}: give {meaning}{way}")
+    if exact.dtype not in _INTEGERS and len(exact):
+        raise _invalid(f"{name} holds {_dtype_text(exact)}: give {meaning}")
+    return exact.detach().to("cpu", torch.int64)
 
 
 def _check_lengths(lengths: torch.Tensor, width: int, *, what: str, shortest: int) -> None:
@@ -203,9 +226,12 @@ def _check_lengths(lengths: torch.Tensor, width: int, *, what: str, shortest: in
 def _check_dtype(ids: torch.Tensor, what: str) -> None:
     if ids.dtype not in _INTEGERS:
         raise _invalid(
-            f"{what} holds {str(ids.dtype).removeprefix('torch.')}: token ids are integers",
-            dtype=str(ids.dtype).removeprefix("torch."),
+            f"{what} holds {_dtype_text(ids)}: token ids are integers", dtype=_dtype_text(ids)
         )
+
+
+def _dtype_text(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _as_int32(rows: FlatRows, vocabulary_size: int, *, what: str) -> FlatRows:

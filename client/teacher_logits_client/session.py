@@ -101,7 +101,7 @@ class SessionLife:
         self.end(
             SessionExpiredError(
                 f"session {self.session_id} ended: no renewal got through for "
-                f"{now - self._heard:.1f} s, and its TTL is {self._ttl:.1f} s ({self._failed} "
+                f"{now - self._heard:.3g} s, and its TTL is {self._ttl:.3g} s ({self._failed} "
                 f"tries failed{why}); open a new one",
                 facts={
                     "session_id": self.session_id,

@@ -10,12 +10,13 @@ import logging
 import secrets
 import time
 import warnings
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from teacher_logits.errors import PayloadInvalidError, SessionExpiredError
 from teacher_logits_client.answers import Answers
 from teacher_logits_client.calls import Scoring
 from teacher_logits_client.config import check_timeout
+from teacher_logits_client.forks import refuse_to_travel
 from teacher_logits_client.futures import ScoreFuture
 from teacher_logits_client.liveness import Liveness
 from teacher_logits_client.rows import make_row_batch
@@ -150,6 +151,7 @@ class Session:
             what=f"the scores of {batch.rows.row_count} rows with {batch.token_count} tokens",
             timeout=seconds,
         )
+        self._answers.expect(pending)
         return ScoreFuture(
             self._answers, pending, batch, reject_bad_rows=bad_rows == "reject", owner=self
         )
@@ -184,10 +186,11 @@ class Session:
                 prefix_vocabulary_size=self.teacher.vocabulary_size,
             )
         way = self._reader.line or self._calls
-        with self._answers.noting():
+        request_id = secrets.token_hex(12)
+        with self._answers.asking(request_id):
             lease = way.acquire(
                 self.terms.session_id,
-                request_id=secrets.token_hex(12),
+                request_id=request_id,
                 payload_id=payload_id,
                 timeout=seconds,
             )
@@ -202,6 +205,7 @@ class Session:
         if self._closed or not self._returner.is_here:
             return
         self._closed = True
+        self._answers.give_up_all()
         self._liveness.end()
         if not self._returner.wait(self._timeout):
             _log.warning(
@@ -234,6 +238,9 @@ class Session:
             stacklevel=2,
             source=self,
         )
+
+    def __reduce__(self) -> NoReturn:
+        refuse_to_travel("session")
 
     def __repr__(self) -> str:
         transport = self.transport.value if self.transport else "several transports"

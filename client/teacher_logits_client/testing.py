@@ -37,7 +37,11 @@ _LOG_TAIL_CHARS = 2000
 
 
 class ServerProcess:
-    """A server that runs: where it listens, who it is, and what it has said."""
+    """A server that runs: where it listens, who it is, and what it has said.
+
+    ``readiness`` is what it told when it was ready; ``log_text`` what it logged, which is gone
+    with the server's folder: read it inside the ``with`` block.
+    """
 
     def __init__(
         self, process: subprocess.Popen[bytes], readiness: Mapping[str, object], log: Path
@@ -45,6 +49,11 @@ class ServerProcess:
         self._process = process
         self._log = log
         self.readiness = readiness
+
+    def __repr__(self) -> str:
+        code = self._process.poll()
+        state = "running" if code is None else f"ended with {code}"
+        return f"<ServerProcess {self.pid} at {self.address} ({state})>"
 
     @property
     def address(self) -> str:
@@ -57,7 +66,7 @@ class ServerProcess:
         return self._process.pid
 
     def log_text(self) -> str:
-        """Return everything that the server has logged so far."""
+        """Return everything that the server has logged so far, its errors' tracebacks included."""
         return self._log.read_text(encoding="utf-8", errors="replace")
 
     def wait(self, timeout: float) -> int:
@@ -148,7 +157,7 @@ def _await_ready(
         ready, _, _ = select.select([reading], [], [], max(0.0, until - time.monotonic()))
         if not ready:
             raise DeadlinePassedError(
-                f"waited {timeout:.3g} s for the server to be ready; it said: {_tail(log)}",
+                f"waited {timeout:.3g} s for the server to be ready{_tail(log)}",
                 facts={"deadline_seconds": timeout},
             )
         part = os.read(reading, 65536)
@@ -156,7 +165,7 @@ def _await_ready(
             code = process.wait()
             kind = ConfigError if code == 2 else ServerUnreachableError
             raise kind(
-                f"the server ended with exit code {code} before it was ready; it said: "
+                f"{_last_line(log)} (the server ended with exit code {code} before it was ready)"
                 f"{_tail(log)}",
                 facts={"exit_code": code},
             )
@@ -165,8 +174,18 @@ def _await_ready(
     return found
 
 
+def _last_line(log: Path) -> str:
+    """Return what the server said last, which is why it ended."""
+    return (_said(log).splitlines() or ["it said nothing"])[-1].strip()
+
+
 def _tail(log: Path) -> str:
-    return log.read_text(encoding="utf-8", errors="replace").strip()[-_LOG_TAIL_CHARS:]
+    said = _said(log)[-_LOG_TAIL_CHARS:]
+    return f"; it said:\n{said}" if said else ""
+
+
+def _said(log: Path) -> str:
+    return log.read_text(encoding="utf-8", errors="replace").strip()
 
 
 # --- the toy teacher: fulfils the server's protocol for engines, without knowing the server

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from teacher_logits.errors import PayloadInvalidError, PoolFullError
+from teacher_logits.errors import PoolFullError
 from teacher_logits.layout import round_up
 from teacher_logits.payload import Extent
 
@@ -85,22 +85,25 @@ class Pool:
         """Refuse a payload that could never fit, before anything is computed for it.
 
         Raises:
-            PayloadInvalidError: it is larger than the whole budget.
+            PoolFullError: it is larger than the whole budget; waiting does not help.
         """
         if round_up(size_bytes, PAGE_BYTES) > self._budget_bytes:
-            raise PayloadInvalidError(
+            raise PoolFullError(
                 f"a payload of {size_bytes} bytes can never fit the pool's budget of "
                 f"{self._budget_bytes} bytes: ask for fewer rows or a smaller k, or raise "
                 "--pool-size on the server",
-                facts={"need_bytes": size_bytes, "budget_bytes": self._budget_bytes},
+                facts={
+                    "need_bytes": size_bytes,
+                    "free_bytes": self.usage().free_bytes,
+                    "budget_bytes": self._budget_bytes,
+                },
             )
 
     def reserve(self, size_bytes: int) -> Extent | Growth:
         """Take room, or say which slab must be created first.
 
         Raises:
-            PayloadInvalidError: it can never fit.
-            PoolFullError: it does not fit now.
+            PoolFullError: it does not fit now, or never will.
         """
         self.check_fits(size_bytes)
         size = max(round_up(size_bytes, PAGE_BYTES), PAGE_BYTES)

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from teacher_logits.errors import RequestInvalidError
 from teacher_logits.layout import ColumnKind, ElementType
 from teacher_logits.transport import PREFERENCE, Locality, Transport
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from teacher_logits.grid import BatchGrid
     from teacher_logits.locality import ModelGrid
 
 PROTOCOL_VERSION = 1
+
+Word = TypeVar("Word", bound=enum.Enum)
 
 
 class VocabularyPolicy(enum.Enum):
@@ -85,6 +88,9 @@ class TeacherProfile:
 class StudentProfile:
     """What a student rank says of itself.
 
+    Words may stand for their enums: ``value_type="float32"``, ``transports=("stream",)``; one
+    transport alone is a tuple of one.
+
     Args:
         batch_grid: how this side cuts the global batch.
         data_parallel_rank: this rank's place, from 0.
@@ -105,6 +111,9 @@ class StudentProfile:
         engine, arithmetic_type: provenance insisted on; empty where any will do.
         transports: most wanted first.
         locality: ``prefer``, ``require`` or ``rule``.
+
+    Raises:
+        RequestInvalidError: a word is none of its choices, which it names.
     """
 
     batch_grid: BatchGrid
@@ -126,7 +135,48 @@ class StudentProfile:
     locality: Locality = Locality.PREFER
     hints: NodeHints = field(default_factory=NodeHints)
 
+    def __post_init__(self) -> None:
+        self._take(
+            "vocabulary_policy",
+            word_of(VocabularyPolicy, self.vocabulary_policy, what="vocabulary_policy"),
+        )
+        self._take("value_type", word_of(ElementType, self.value_type, what="value_type"))
+        self._take("locality", word_of(Locality, self.locality, what="locality"))
+        self._take("columns", _words_of(ColumnKind, self.columns, what="columns"))
+        self._take("transports", _words_of(Transport, self.transports, what="transports"))
+
+    def _take(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
     @property
     def all_temperatures(self) -> tuple[float, ...]:
         """Temperature 1, then the others asked for, without repeats."""
         return tuple(dict.fromkeys((1.0, *self.temperatures)))
+
+
+def word_of(choices: type[Word], given: object, *, what: str) -> Word:
+    """Return the member of ``choices`` that ``given`` is, or is the value of.
+
+    Raises:
+        RequestInvalidError: it is neither; ``what`` names the argument, and the choices follow.
+    """
+    try:
+        return choices(given)
+    except ValueError:
+        words = ", ".join(repr(each.value) for each in choices)
+        raise RequestInvalidError(
+            f"{what} has {given!r}, which is none of its choices: give one of {words}, or the "
+            f"member of {choices.__name__}",
+            facts={"argument": what, "given": str(given)},
+        ) from None
+
+
+def _words_of(choices: type[Word], given: object, *, what: str) -> tuple[Word, ...]:
+    """Return the members that ``given`` lists; one alone is a tuple of one."""
+    if isinstance(given, str | choices):
+        return (word_of(choices, given, what=what),)
+    try:
+        listed: Iterable[object] = iter(given)  # type: ignore[call-overload]
+    except TypeError:
+        listed = (given,)
+    return tuple(word_of(choices, each, what=what) for each in listed)

@@ -25,9 +25,12 @@ from teacher_logits.transport import Locality, Transport
 from teacher_logits.v1 import grid_pb2, profile_pb2, tensor_pb2, transport_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sized
 
 E = TypeVar("E", bound=enum.Enum)
+
+MAX_COLUMNS, MAX_TRANSPORTS, MAX_WIRE_TEMPERATURES = 64, 16, 16
+"""Most entries of a student profile's lists; what is read at all, not what is granted."""
 
 
 @contextmanager
@@ -50,8 +53,10 @@ def enum_to_wire(member: enum.Enum, wire_enum: Any, prefix: str) -> Any:
     return wire_enum.Value(prefix + member.name)
 
 
-def enum_from_wire(number: int, wire_enum: Any, prefix: str, kind: type[E]) -> E:
-    """Return the member of a wire number.
+def enum_from_wire(
+    number: int, wire_enum: Any, prefix: str, kind: type[E], *, field: str = ""
+) -> E:
+    """Return the member of a wire number; ``field`` is the message's, if not as the enum's name.
 
     Raises:
         RequestInvalidError: the number is unspecified or not known to this release.
@@ -59,11 +64,27 @@ def enum_from_wire(number: int, wire_enum: Any, prefix: str, kind: type[E]) -> E
     name = wire_enum.Name(number) if number in wire_enum.values() else ""
     member = kind.__members__.get(name.removeprefix(prefix)) if name else None
     if member is None:
+        field = field or prefix.rstrip("_").lower()
+        known = ", ".join(kind.__members__)
+        what = f"{field} is not set" if number == 0 else f"{field} {number} is not known here"
         raise RequestInvalidError(
-            f"{number} is no {kind.__name__} that this release knows",
-            facts={"number": number, "enum": kind.__name__},
+            f"{what}; give one of {known}",
+            facts={"field": field, "number": number, "enum": kind.__name__},
         )
     return member
+
+
+def check_count(items: Sized, most: int, *, field: str) -> None:
+    """Refuse a list of more than ``most`` entries before any of them is looked at.
+
+    Raises:
+        RequestInvalidError: it has more, with both numbers.
+    """
+    if len(items) > most:
+        raise RequestInvalidError(
+            f"{field} has {len(items)} entries; give at most {most}",
+            facts={"field": field, "entries": len(items), "limit": most},
+        )
 
 
 def element_type_to_wire(value: ElementType) -> tensor_pb2.ElementType:
@@ -71,9 +92,9 @@ def element_type_to_wire(value: ElementType) -> tensor_pb2.ElementType:
     return enum_to_wire(value, tensor_pb2.ElementType, "ELEMENT_TYPE_")  # type: ignore[no-any-return]
 
 
-def element_type_from_wire(number: int) -> ElementType:
+def element_type_from_wire(number: int, *, field: str = "") -> ElementType:
     """Return the element type of a wire number."""
-    return enum_from_wire(number, tensor_pb2.ElementType, "ELEMENT_TYPE_", ElementType)
+    return enum_from_wire(number, tensor_pb2.ElementType, "ELEMENT_TYPE_", ElementType, field=field)
 
 
 def column_kind_to_wire(value: ColumnKind) -> tensor_pb2.ColumnKind:
@@ -234,7 +255,14 @@ def student_to_wire(student: StudentProfile) -> profile_pb2.StudentProfile:
 
 
 def student_from_wire(message: profile_pb2.StudentProfile) -> StudentProfile:
-    """Return the student profile of a message."""
+    """Return the student profile of a message.
+
+    Raises:
+        RequestInvalidError: a list is too long, or an enum is not set or not known.
+    """
+    check_count(message.columns, MAX_COLUMNS, field="columns")
+    check_count(message.transports, MAX_TRANSPORTS, field="transports")
+    check_count(message.temperatures, MAX_WIRE_TEMPERATURES, field="temperatures")
     return StudentProfile(
         teacher_id=message.teacher_id,
         batch_grid=batch_grid_from_wire(message.batch_grid),
@@ -253,7 +281,7 @@ def student_from_wire(message: profile_pb2.StudentProfile) -> StudentProfile:
         top_k=message.top_k,
         temperatures=tuple(message.temperatures),
         columns=tuple(column_kind_from_wire(c) for c in message.columns),
-        value_type=element_type_from_wire(message.value_type),
+        value_type=element_type_from_wire(message.value_type, field="value_type"),
         student_id=message.student_id,
         readers_per_rank=message.readers_per_rank,
         engine=message.engine,

@@ -15,10 +15,11 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
+from teacher_logits.errors import TeacherLogitsError
 from teacher_logits_server import logs
-from teacher_logits_server.engines import find_engine
+from teacher_logits_server.engines import check_settings, make_engine
 from teacher_logits_server.readiness import Readiness, announce, retract
-from teacher_logits_server.server import Server
+from teacher_logits_server.server import Server, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,6 +51,10 @@ def serve(config: ServerConfig) -> int:
     handler = logs.configure(format=config.log_format, level=config.log_level)
     try:
         return asyncio.run(_serve(config))
+    except TeacherLogitsError:
+        # Whoever called writes the message; where it came from is for those who look closer.
+        _log.debug("did not come up", exc_info=True)
+        raise
     finally:
         logs.unconfigure(handler)
 
@@ -57,8 +62,8 @@ def serve(config: ServerConfig) -> int:
 async def _serve(config: ServerConfig) -> int:
     signals = _Signals()
     retract(config)
-    server = Server(config, lambda: find_engine(config.engine)(config))
-    starting = asyncio.create_task(server.start())
+    server = Server(config, lambda: make_engine(config))
+    starting = asyncio.create_task(_start(server, config))
     if not await signals.spare(starting):
         starting.cancel()
         await asyncio.wait([starting])
@@ -77,6 +82,12 @@ async def _serve(config: ServerConfig) -> int:
     finally:
         await _stop_at_once(server)
         retract(config)
+
+
+async def _start(server: Server, config: ServerConfig) -> Readiness:
+    """Come up. Settings that cannot be served with are refused before anybody hears of it."""
+    await in_thread(lambda: check_settings(config), name="check")
+    return await server.start()
 
 
 async def _stop_at_once(server: Server) -> None:

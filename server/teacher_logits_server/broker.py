@@ -23,7 +23,7 @@ import os
 import select
 import socket
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from teacher_logits_server.peers import Peer, peer_of
@@ -47,7 +47,6 @@ class Line:
 
     peer: Peer
     session_id: str = ""
-    passed_slabs: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ Pure. The rules of admission about vocabulary, capability and provenance, in thi
     tokenizer_mismatch        both gave a tokenizer fingerprint, and they differ
     vocab_mismatch            sizes differ under the policy ``strict``
     top_k_too_large           more entries than the teacher gives, or than ids take part
-    temperature_unavailable   no finite number above 0, more than 4 besides 1, or not on offer
+    temperature_unavailable   outside 0.01 to 100, more than 4 besides 1, or not on offer
     column_unavailable        a column, or a value type, that the teacher does not write
     protocol_version          the two sides speak different versions
     engine_mismatch           an engine was insisted on, and the teacher has another
@@ -14,7 +14,6 @@ Pure. The rules of admission about vocabulary, capability and provenance, in thi
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import PayloadInvalidError, Violation
@@ -30,6 +29,9 @@ if TYPE_CHECKING:
     from teacher_logits.errors import Fact
     from teacher_logits.payload import Payload
     from teacher_logits.profiles import StudentProfile, TeacherProfile
+
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100.0
+"""Beyond these, float32 scores divided by a temperature carry nothing of use."""
 
 
 def common_vocabulary(student: StudentProfile, teacher: TeacherProfile) -> int:
@@ -81,7 +83,7 @@ def check_capability(
         *_check_top_k(student, teacher),
         *_check_temperatures(student, teacher),
         *_check_columns(student, teacher),
-        *_check_protocol(protocol_version),
+        *check_protocol(protocol_version),
     ]
 
 
@@ -143,12 +145,18 @@ def _check_top_k(student: StudentProfile, teacher: TeacherProfile) -> list[Viola
     vocabulary_size = common_vocabulary(student, teacher)
     if not is_size(student.top_k) or student.top_k <= min(teacher.top_k, vocabulary_size):
         return []
+    most = min(teacher.top_k, vocabulary_size)
+    way_out = f"ask for at most {most}"
+    if teacher.top_k < vocabulary_size:
+        useful = min(student.top_k, vocabulary_size)
+        way_out += f", or have the server's --top-k raised to {useful}"
+        if useful < student.top_k:
+            way_out += f" and ask for {useful}"
     return [
         Violation(
             rule="top_k_too_large",
             message=f"top_k is {student.top_k}; the teacher gives at most {teacher.top_k} entries "
-            f"a position, and {vocabulary_size} ids take part; ask for fewer, or raise --top-k on "
-            "the server",
+            f"a position, and {vocabulary_size} ids take part; {way_out}",
             facts={
                 "top_k": student.top_k,
                 "teacher_top_k": teacher.top_k,
@@ -160,10 +168,13 @@ def _check_top_k(student: StudentProfile, teacher: TeacherProfile) -> list[Viola
 
 def _check_temperatures(student: StudentProfile, teacher: TeacherProfile) -> list[Violation]:
     asked, offered = student.all_temperatures, teacher.temperatures
-    bad = [t for t in asked if not (math.isfinite(t) and t > 0)]
+    bad = [t for t in asked if not MIN_TEMPERATURE <= t <= MAX_TEMPERATURE]
     missing = [t for t in asked if offered and t not in (1.0, *offered)]
     if bad:
-        why = f"{_listed(bad)} cannot be a temperature; give finite numbers above 0"
+        why = (
+            f"{_listed(bad)} cannot be a temperature; give numbers from {MIN_TEMPERATURE:g} to "
+            f"{MAX_TEMPERATURE:g}"
+        )
     elif missing:
         why = f"the teacher has no temperature {_listed(missing)}; it has {_listed(offered)}"
     elif len(asked) > MAX_TEMPERATURES:
@@ -207,7 +218,8 @@ def _check_columns(student: StudentProfile, teacher: TeacherProfile) -> list[Vio
     return violations
 
 
-def _check_protocol(version: int) -> list[Violation]:
+def check_protocol(version: int) -> list[Violation]:
+    """Return ``protocol_version`` where the client speaks another than the server."""
     if version == PROTOCOL_VERSION:
         return []
     return [

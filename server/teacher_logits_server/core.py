@@ -11,9 +11,11 @@ import socket
 from typing import TYPE_CHECKING
 
 from teacher_logits import __version__, keys
+from teacher_logits.errors import EngineError, TeacherLogitsError
 from teacher_logits.profiles import NodeHints, TeacherProfile
 from teacher_logits.transport import Transport
 from teacher_logits_server.broker import Broker
+from teacher_logits_server.engines import words_of
 from teacher_logits_server.exporters.local import LocalExporter
 from teacher_logits_server.exporters.shared_memory import SharedMemoryExporter
 from teacher_logits_server.exporters.stream import StreamExporter
@@ -25,6 +27,7 @@ from teacher_logits_server.slabs import ServerSlabs
 
 if TYPE_CHECKING:
     from teacher_logits.clock import Clock
+    from teacher_logits.terms import Check
     from teacher_logits_server.config import ServerConfig
     from teacher_logits_server.engines import Engine, EngineProfile
     from teacher_logits_server.exporters import Exporter
@@ -47,6 +50,7 @@ class Core:
 
         Raises:
             AlignmentError: the teacher's answer for a position depends on later tokens.
+            EngineError: it failed on the probe's rows.
         """
         epoch = keys.new_epoch()
         self.offered = frozenset(config.transports)
@@ -62,7 +66,7 @@ class Core:
             slots=self.slabs,
             offered=self.offered,
             local_secret=local.secret,
-            extra_checks=(probe_causality(engine),),
+            extra_checks=(probe(engine),),
         )
         self.stream = StreamExporter(
             ledger=self.ledger, slabs=self.slabs, chunk_bytes=config.chunk_bytes
@@ -129,6 +133,27 @@ class Core:
         """Whether nothing waits, nothing runs, and no lease is out."""
         queue = self.scorer.queue()
         return not (queue.waiting_requests or queue.running_requests or self.ledger.lease_count())
+
+
+def probe(engine: Engine) -> Check:
+    """Probe a teacher's causality, which is also the first that is asked of an engine.
+
+    Raises:
+        AlignmentError: it is not causal.
+        EngineError: it failed, or its logits have another shape than its profile says.
+    """
+    try:
+        return probe_causality(engine)
+    except TeacherLogitsError:
+        raise
+    except Exception as error:
+        raise EngineError(
+            f"engine {engine.profile.name} failed on the first rows it was tried with "
+            f"({words_of(error)}): mend it; `logits(rows)` yields tensors "
+            f"[positions, {engine.profile.head_rows}], as its profile says; --log-level debug "
+            "shows where",
+            facts={"engine": engine.profile.name, "error": type(error).__name__},
+        ) from error
 
 
 def describe_teacher(config: ServerConfig, engine: EngineProfile) -> TeacherProfile:

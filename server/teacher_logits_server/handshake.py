@@ -19,10 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from teacher_logits import keys
-from teacher_logits.errors import (
-    NoCommonTransportError,
-    SessionRefusedError,
-)
+from teacher_logits.errors import NoCommonTransportError, SessionRefusedError
 from teacher_logits.terms import SessionTerms
 from teacher_logits.transport import Transport
 from teacher_logits_server.admission import admit, find_teacher
@@ -232,6 +229,11 @@ class Handshake(Room):
             for session in lapsed:
                 self._end(session, doubtful=session.shares_memory)
             return [session.session_id for session in lapsed]
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Most tokens of one scoring request."""
+        return self._limits.max_request_tokens
 
     def profile(self, session_id: str) -> StudentProfile:
         """Return what a living session's student said of itself."""

@@ -1,5 +1,6 @@
 """The guard around every RPC: parsed, with a deadline, answered with an error of the tree.
 
+    more than 64 KiB (scoring aside)          RequestInvalidError, before they are parsed
     bytes that are no message of the RPC      RequestInvalidError, INVALID_ARGUMENT
     no deadline (health watches aside)        RequestInvalidError
     a server whose teacher is not loaded      NotAvailable, with when to try again
@@ -35,6 +36,9 @@ if TYPE_CHECKING:  # gRPC's classes are generic to type checkers alone
 
 HEALTH = "/grpc.health.v1.Health/"
 WITHOUT_DEADLINE = frozenset({f"{HEALTH}Watch"})
+MAX_REQUEST_BYTES = 64 * 1024
+OF_ANY_SIZE = frozenset({"/teacher_logits.v1.ScoringService/Score"})
+"""Sized by what the server takes of tokens; the endpoint refuses longer messages."""
 GONE_SECONDS = 1.0
 LOADING_RETRY = timedelta(seconds=2)
 
@@ -74,6 +78,7 @@ def _guarded(handler: Handler[Q, R], method: str) -> Handler[Q, R]:
     async def call(raw: bytes, context: Context[Q, R]) -> R:
         try:
             _check_deadline(context, method)
+            _check_size(raw, method)
             return await behaviour(_parsed(raw, parse, method), context)
         except grpc.aio.InternalError:
             # A write fails where its reader is gone, and then gRPC cancels us in a moment.
@@ -119,6 +124,14 @@ def _check_deadline(context: Context[Q, R], method: str) -> None:
         raise RequestInvalidError(
             f"{method} needs a deadline: pass timeout=<seconds> with the call",
             facts={"method": method},
+        )
+
+
+def _check_size(raw: bytes, method: str) -> None:
+    if len(raw) > MAX_REQUEST_BYTES and method not in OF_ANY_SIZE:
+        raise RequestInvalidError(
+            f"{len(raw)} bytes were sent to {method}, which takes at most {MAX_REQUEST_BYTES}",
+            facts={"method": method, "size_bytes": len(raw), "limit_bytes": MAX_REQUEST_BYTES},
         )
 
 

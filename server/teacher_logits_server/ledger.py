@@ -52,10 +52,12 @@ class Ledger(Handshake):
 
         Raises:
             SessionExpiredError: the session has ended meanwhile; the room is free again.
+            RequestInvalidError: the request was given up meanwhile; likewise.
         """
         with self._step() as now:
             try:
                 session = self._sessions.settled(session_id, now=now)
+                session.requests.check_wanted(request_id)
                 lease = self._lending.leases.of_request(session_id, request_id)
             except TeacherLogitsError:
                 self._lending.give_back(extent)
@@ -66,16 +68,28 @@ class Ledger(Handshake):
             self._lending.seal(payload, extent)
             return self._lend(session, request_id, payload.payload_id, now)
 
+    def note_request(self, session_id: str, request_id: str, digest: bytes) -> None:
+        """Note what stands in a scoring request, so that its id is not used for another.
+
+        Raises:
+            RequestInvalidError: the id was used for another request, or is no name.
+            SessionExpiredError, NotAllowedError: as for ``find_request``.
+        """
+        with self._step() as now:
+            session = self._hear(session_id, now)
+            session.requests.note(keys.check_name(request_id, what="request id"), digest)
+
     def find_request(self, session_id: str, request_id: str) -> LeaseTerms | None:
         """Return the lease that an earlier call with this request id got, if it lasts.
 
         Raises:
+            RequestInvalidError: the request was given up, or its id is no name.
             SessionExpiredError: the session has ended.
             NotAllowedError: its transports are not settled.
         """
         with self._step() as now:
             session = self._hear(session_id, now)
-            keys.check_name(request_id, what="request id")
+            session.requests.check_wanted(keys.check_name(request_id, what="request id"))
             lease = self._lending.leases.of_request(session_id, request_id)
             if lease is None:
                 return None
@@ -87,13 +101,13 @@ class Ledger(Handshake):
         Raises:
             PayloadRetiredError: nobody has a lease on it, or it never was.
             PayloadInvalidError: it lacks what this session settled.
-            RequestInvalidError: the request id was used for another payload.
+            RequestInvalidError: the request id was used for another payload, or given up.
             SessionExpiredError, NotAllowedError: as for ``find_request``.
         """
         with self._step() as now:
             session = self._hear(session_id, now)
             keys.check_epoch(payload_id, self.epoch, what="payload")
-            keys.check_name(request_id, what="request id")
+            session.requests.check_wanted(keys.check_name(request_id, what="request id"))
             lease = self._lending.leases.of_request(session_id, request_id)
             if lease is not None and lease.payload_id != payload_id:
                 raise RequestInvalidError(
@@ -127,6 +141,29 @@ class Ledger(Handshake):
             self._sessions.note(session, now=now)
             self._lending.take_back(lease)
             self._drop_if_done(session)
+
+    def release_request(self, session_id: str, request_id: str) -> None:
+        """Take back what a request was granted, and grant it nothing any more; twice is fine.
+
+        For a client whose call ended before its lease was in hand.
+
+        Raises:
+            SessionExpiredError: the session has ended, and its leases with it.
+            RequestInvalidError: the id is no name.
+        """
+        with self._step() as now:
+            keys.check_epoch(session_id, self.epoch, what="session")
+            keys.check_name(request_id, what="request id")
+            lease = self._lending.leases.of_request(session_id, request_id)
+            session = self._sessions.find(session_id)
+            if session is None or (lease is None and self._sessions.is_over(session, now=now)):
+                self._check_returned(session_id, session, now)
+                return
+            self._sessions.note(session, now=now)
+            session.requests.give_up(request_id)
+            if lease is not None:
+                self._lending.take_back(lease)
+                self._drop_if_done(session)
 
     @contextmanager
     def pin(self, session_id: str, lease_id: str) -> Iterator[tuple[Payload, Extent]]:

@@ -56,8 +56,7 @@ class Lending:
         """Take room and bar readers from it, or say which slab must be created first.
 
         Raises:
-            PayloadInvalidError: it can never fit.
-            PoolFullError: it does not fit now, or too much room is in quarantine.
+            PoolFullError: it does not fit now or never will, or too much room is in quarantine.
         """
         self.check_fits(size_bytes)
         self._check_quarantine(size_bytes)

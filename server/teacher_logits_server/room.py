@@ -77,7 +77,7 @@ class Room:
         """Refuse a payload that can never fit.
 
         Raises:
-            PayloadInvalidError: it is larger than the budget.
+            PoolFullError: it is larger than the budget.
         """
         with self._step():
             self._lending.check_fits(size_bytes)
@@ -86,8 +86,7 @@ class Room:
         """Take room for a writer, readers barred; or say which slab must be added first.
 
         Raises:
-            PayloadInvalidError: it can never fit.
-            PoolFullError: it does not fit now, or too much room is in quarantine.
+            PoolFullError: it does not fit now or never will, or too much room is in quarantine.
         """
         with self._step():
             return self._lending.reserve(size_bytes)

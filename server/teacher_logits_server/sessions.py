@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import enum
 import hmac
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
@@ -28,6 +28,7 @@ from teacher_logits.errors import (
     RequestInvalidError,
     SessionExpiredError,
 )
+from teacher_logits_server.requests import Requests
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,6 +110,7 @@ class Session:
     #: Why the line proves nothing, where it does not.
     line_refusal: Refusal | None = None
     settlement: Settlement | None = None
+    requests: Requests = field(default_factory=Requests)
 
     @property
     def shares_memory(self) -> bool:

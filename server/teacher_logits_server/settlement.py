@@ -79,7 +79,7 @@ def settle_transport(
         proven=frozenset(proven),
         failures=reasons,
     )
-    return _insist(settlement, student.locality)
+    return _insist(settlement, student, offered)
 
 
 def line_lost() -> Refusal:
@@ -98,12 +98,16 @@ _OTHER_PROCESS = Refusal(
 )
 
 
-def _insist(settlement: Settlement, locality: Locality) -> Settlement:
+def _insist(
+    settlement: Settlement, student: StudentProfile, offered: frozenset[Transport]
+) -> Settlement:
     """Return the settlement, or refuse one that the student said it cannot live with."""
-    transport = settlement.transport
+    transport, locality = settlement.transport, student.locality
     refusals = {refusal.transport.value: refusal for refusal in settlement.refusals}
     facts: dict[str, Fact] = {name: r.reason.value for name, r in refusals.items()}
     why = "; ".join(f"{name} {r.reason.value}: {r.message}" for name, r in refusals.items())
+    if not student.transports:
+        why = "its list of transports is empty"
     why = why or "the student wants no transport that needs proof"
     if locality is not Locality.PREFER and (transport is None or not transport.is_local):
         message = (
@@ -115,10 +119,23 @@ def _insist(settlement: Settlement, locality: Locality) -> Settlement:
         raise SessionRefusedError([violation])
     if transport is None:
         raise NoCommonTransportError(
-            f"none of the transports that the student wants can be had ({why}); allow 'stream'",
+            f"none of the transports that the student wants can be had ({why}); "
+            f"{_way_out(student, offered)}",
             facts=facts,
         )
     return settlement
+
+
+def _way_out(student: StudentProfile, offered: frozenset[Transport]) -> str:
+    """Name what is on offer, works from another process, and was not tried."""
+    untried = [
+        transport.value
+        for transport in (Transport.SHARED_MEMORY, Transport.STREAM)
+        if transport in offered and transport not in student.transports
+    ]
+    if untried:
+        return f"allow {' or '.join(map(repr, untried))}"
+    return "nothing else is on offer: have 'stream' added to the server's --transports"
 
 
 def _cut(refusal: Refusal) -> Refusal:

@@ -214,7 +214,7 @@ class Scores(Dataset[int]):
 def a_data_loader_that_forks_is_told_at_once(address: str) -> None:
     with a_session(address, tl.Transport.SHARED_MEMORY) as (_, session):
         loader = DataLoader(Scores(session), num_workers=2, multiprocessing_context="fork")
-        with pytest.raises(ForkedClientError, match="spawn"):
+        with pytest.raises(ForkedClientError, match="worker_init_fn"):
             list(loader)
         session.score(IDS).result().close()
 

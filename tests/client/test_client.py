@@ -1,9 +1,11 @@
 """The client against a real server in this process, over each transport."""
 
 import logging
+import pickle
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from concurrent.futures import CancelledError
@@ -24,6 +26,7 @@ from teacher_logits.errors import (
     AlignmentError,
     ConfigError,
     DeadlinePassedError,
+    LeaseLostError,
     NoCommonTransportError,
     NotAvailable,
     PayloadInvalidError,
@@ -34,7 +37,9 @@ from teacher_logits.errors import (
     SessionRefusedError,
     SlabOpenError,
 )
+from teacher_logits.terms import LeaseTerms
 from teacher_logits_client.calls import Calls, OpenedSession
+from teacher_logits_client.config import parse_address
 from teacher_logits_client.rows import FlatRows
 
 EACH = pytest.mark.parametrize(
@@ -121,6 +126,10 @@ class TestConnect:
             ("http://host:5", "none"),
             ("teacher.example:5555", "insecure=True"),
             ("10.0.0.1:5555", "insecure=True"),
+            ("/", "does not name a socket"),
+            (Path("relative"), "absolute path"),
+            (None, "NoneType"),
+            (5555, "int"),
         ],
     )
     def test_an_address_of_no_use_is_refused_before_anything_is_tried(
@@ -129,7 +138,36 @@ class TestConnect:
         with pytest.raises(ConfigError, match=says):
             tl.connect(address)
 
-    @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf")])
+    def test_a_socket_may_be_named_by_its_path_alone(self, service: Service) -> None:
+        path = service.address.removeprefix("unix:")
+
+        for address in (path, Path(path)):
+            with tl.connect(address) as client:
+                assert str(client.address) == service.address
+
+    def test_a_folder_or_a_file_at_the_path_is_said_without_waiting(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+
+        with pytest.raises(ConfigError, match="is a folder"):
+            tl.connect(tmp_path, timeout=3600)
+        with pytest.raises(ConfigError, match="is no socket"):
+            tl.connect(tmp_path / "file", timeout=3600)
+
+    def test_a_brokers_socket_is_recognised_without_waiting(self, service: Service) -> None:
+        with pytest.raises(ConfigError, match="broker's socket"):
+            tl.connect(f"{service.address}.broker", timeout=3600)
+
+    def test_what_failed_in_grpc_is_raised_without_its_traceback(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            nobody = Calls(parse_address(f"127.0.0.1:{taken.getsockname()[1]}"))
+
+        with pytest.raises(ServerUnreachableError) as caught:
+            nobody.renew("session", timeout=5)
+        nobody.close()
+        assert caught.value.facts["code"] == "UNAVAILABLE"
+        assert "grpc" not in "".join(traceback.format_exception(caught.value, limit=0))
+
+    @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), None, "soon"])
     def test_a_call_without_a_deadline_is_refused(self, timeout: float) -> None:
         with pytest.raises(ConfigError, match="every call has a deadline"):
             tl.connect("unix:/nobody", timeout=timeout)
@@ -144,6 +182,56 @@ class TestConnect:
 
 
 class TestHandshake:
+    def test_words_stand_for_their_enums(self, service: Service) -> None:
+        profile = a_profile(
+            transports="stream",
+            value_type="float32",
+            vocabulary_policy="truncate",
+            locality="rule",
+            columns=["topk_ids"],
+        )
+
+        assert profile == a_profile(
+            transports=STREAM,
+            value_type=tl.ElementType.FLOAT32,
+            vocabulary_policy=tl.VocabularyPolicy.TRUNCATE,
+            locality=tl.Locality.RULE,
+            columns=(tl.ColumnKind.TOPK_IDS,),
+        )
+        assert a_profile(transports=tl.Transport.STREAM).transports == STREAM
+        with (
+            tl.connect(service.address) as client,
+            client.open_session(a_profile(transports="stream")) as session,
+        ):
+            assert session.transport is tl.Transport.STREAM
+
+    @pytest.mark.parametrize(
+        ("said", "says"),
+        [
+            ({"transports": ("steam",)}, "transports has 'steam'.*'stream'"),
+            ({"transports": None}, "transports has None"),
+            ({"value_type": torch.float16}, "value_type has torch.float16.*'float16'"),
+            ({"locality": "always"}, "locality has 'always'.*'prefer', 'require', 'rule'"),
+            ({"vocabulary_policy": "lax"}, "vocabulary_policy has 'lax'"),
+            ({"columns": "topk"}, "columns has 'topk'"),
+        ],
+        ids=str,
+    )
+    def test_a_word_that_is_none_is_refused_with_the_choices(
+        self, said: dict[str, object], says: str
+    ) -> None:
+        with pytest.raises(RequestInvalidError, match=says):
+            a_profile(**said)
+
+    def test_no_transport_at_all_no_profile_and_no_mode_are_refused(self, service: Service) -> None:
+        with tl.connect(service.address) as client:
+            with pytest.raises(RequestInvalidError, match="wants no transport"):
+                client.open_session(a_profile(transports=()))
+            with pytest.raises(RequestInvalidError, match="given a dict: give a StudentProfile"):
+                client.open_session({"top_k": 8})  # type: ignore[arg-type]
+            with pytest.raises(RequestInvalidError, match=r"mode has 'rw'.*'read_only'"):
+                client.open_session(a_profile(), mode="rw")  # type: ignore[arg-type]
+
     @EACH
     def test_the_wanted_transport_is_settled(
         self, service: Service, transports: tuple[tl.Transport]
@@ -411,6 +499,24 @@ class TestScore:
             with pytest.raises(PayloadRetiredError):
                 session.acquire(payload_id=payload_id)
 
+    def test_columns_that_were_kept_past_the_close_say_so(self, service: Service) -> None:
+        with service.session() as (_, session):
+            with session.score(IDS).result() as payload:
+                columns = payload.columns
+                assert columns["topk_ids"].shape == (40, 8)
+                assert "vocabulary" not in columns
+            for use in (lambda: columns["topk_ids"], lambda: list(columns), lambda: len(columns)):
+                with pytest.raises(LeaseLostError, match="acquire the payload again"):
+                    use()
+
+    def test_nothing_that_belongs_to_a_process_is_pickled(self, service: Service) -> None:
+        with service.session() as (client, session):
+            future = session.score(IDS)
+            with future.result() as payload:
+                for each in (client, session, future, payload):
+                    with pytest.raises(RequestInvalidError, match="make the client inside"):
+                        pickle.dumps(each)
+
 
 class TestFutures:
     def test_a_result_is_the_same_each_time(self, service: Service) -> None:
@@ -640,3 +746,71 @@ def eventually(holds: Callable[[], bool]) -> bool:
         if time.monotonic() > until:
             return False
     return True
+
+
+class Cut:
+    """A call that was granted a lease and ends on this side without it."""
+
+    def __init__(self, code: grpc.StatusCode) -> None:
+        self._code = code
+
+    def result(self, timeout: float | None) -> None:
+        raise grpc.FutureCancelledError
+
+    def done(self) -> bool:
+        return True
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def cancel(self) -> None: ...
+
+
+@pytest.mark.parametrize("transport", [tl.Transport.SHARED_MEMORY, tl.Transport.STREAM])
+@pytest.mark.parametrize("how", ["heard", "dropped"])
+def test_a_lease_whose_answer_never_comes_goes_back_by_its_request(
+    service: Service, transport: tl.Transport, how: str
+) -> None:
+    with service.session((transport,)) as (client, session):
+        future = session.score([[1, 2]])
+        future._pending._call.result(30)
+        assert service.lease_count(client) == 1
+        future._pending._call = Cut(grpc.StatusCode.CANCELLED)  # type: ignore[assignment]
+        if how == "heard":
+            with pytest.raises(CancelledError):
+                future.result()
+        else:
+            del future
+
+        assert service.lease_count(client) == 0
+
+
+def test_closing_a_session_gives_up_the_answers_that_nobody_took(service: Service) -> None:
+    with service.session() as (client, session):
+        future = session.score([[1, 2]])
+        future._pending._call.result(30)
+        session.close()
+
+        assert service.lease_count(client) == 0
+        assert service.inspect().pool.quarantined_bytes == 0
+        with pytest.raises(SessionExpiredError):
+            future.result()
+
+
+def test_a_payload_whose_acquisition_failed_is_given_up_by_its_request(service: Service) -> None:
+    with service.session() as (client, session), session.score([[1, 2]]).result() as payload:
+        line = session._reader.line
+        assert line is not None
+        acquire = line.acquire
+
+        def late(
+            session_id: str, *, request_id: str, payload_id: str, timeout: float
+        ) -> LeaseTerms:
+            acquire(session_id, request_id=request_id, payload_id=payload_id, timeout=timeout)
+            raise DeadlinePassedError("too late")
+
+        line.acquire = late  # type: ignore[method-assign]
+        with pytest.raises(DeadlinePassedError):
+            session.acquire(payload_id=payload.payload.payload_id)
+
+        assert service.lease_count(client) == 1

@@ -2,19 +2,22 @@
 
 import tracemalloc
 import warnings
+from concurrent.futures import CancelledError
 from dataclasses import replace
+from typing import NoReturn
 
 import pytest
 import torch
 from tests.client.conftest import LOCAL, SHARED_MEMORY, STREAM, Service, a_profile
 
 import teacher_logits_client as tl
-from teacher_logits.errors import LeaseLostError, StalePayloadError
+from teacher_logits.errors import DeadlinePassedError, LeaseLostError, StalePayloadError
 
 EACH = pytest.mark.parametrize(
     "transports", [LOCAL, SHARED_MEMORY, STREAM], ids=lambda t: t[0].value
 )
 SHARED = pytest.mark.parametrize("transports", [LOCAL, SHARED_MEMORY], ids=lambda t: t[0].value)
+REMOTE = pytest.mark.parametrize("transports", [SHARED_MEMORY, STREAM], ids=lambda t: t[0].value)
 IDS = torch.arange(40).view(4, 10) * 5 % 256
 OTHER = IDS.flip(1)
 
@@ -37,7 +40,8 @@ class TestClosing:
                 made.append(replace(made[0], temperature=5.0))
                 assert all(targets.topk_ids.numel() for targets in made)
 
-            assert columns == {}
+            with pytest.raises(LeaseLostError, match="is closed"):
+                columns["topk_ids"]
             assert [targets.topk_ids.numel() for targets in made] == [0] * 4
 
     def test_what_is_asked_of_a_closed_payload_is_refused(self, service: Service) -> None:
@@ -223,6 +227,26 @@ class TestInPlaceArithmetic:
 
             assert not torch.equal(same.columns["topk_ids"], payload.columns["topk_ids"])
 
+    def test_other_leases_of_the_same_session_see_nothing_of_it(self, service: Service) -> None:
+        with service.session() as (client, session):
+            first = session.score(IDS).result()
+            payload_id, expected = first.payload.payload_id, first.digest()
+            view = first.columns["topk_ids"].fill_(3)
+            with session.acquire(payload_id=payload_id, input_ids=IDS) as second:
+                assert second.digest() == expected
+                second.columns["topk_ids"].fill_(4)
+                with pytest.warns(ResourceWarning, match="topk_ids"):
+                    first.close()
+
+                with session.acquire(payload_id=payload_id, input_ids=IDS) as third:
+                    assert third.digest() == expected
+                assert second.columns["topk_ids"].unique().tolist() == [4]
+            assert view.unique().tolist() == [3]
+            del view
+
+            assert settle(client).viewed_leases == 0
+            assert service.lease_count(client) == 0
+
     @EACH
     def test_a_digest_check_at_the_exit_notices_it(
         self, service: Service, transports: tuple[tl.Transport]
@@ -235,6 +259,73 @@ class TestInPlaceArithmetic:
             with pytest.raises(StalePayloadError, match="were changed"):
                 payload.close()
             assert service.lease_count(client) == 0
+
+
+class TestOpeningThatTakesTooLong:
+    """A result whose teacher was in time, and whose bytes were not."""
+
+    def be_late_once(self, session: tl.Session) -> None:
+        def late(*_: object) -> NoReturn:
+            setattr(opener, name, way)
+            raise DeadlinePassedError("late")
+
+        opener = session._reader._openers[next(iter(session.transports.values()))]  # type: ignore[index]
+        name = {"stream": "_read", "shared_memory": "_get_slab"}[opener.transport.value]
+        way = getattr(opener, name)
+        setattr(opener, name, late)
+
+    @REMOTE
+    def test_may_be_asked_for_again(
+        self, service: Service, transports: tuple[tl.Transport]
+    ) -> None:
+        with service.session(transports) as (client, session):
+            self.be_late_once(session)
+            future = session.score(IDS)
+            with pytest.raises(DeadlinePassedError, match="late"):
+                future.result()
+            assert service.lease_count(client) == 1
+
+            with future.result() as payload:
+                assert payload.transport is transports[0]
+                assert payload.columns["topk_ids"].numel()
+            assert service.lease_count(client) == 0
+
+    @REMOTE
+    @pytest.mark.parametrize("how", ["cancelled", "dropped"])
+    def test_gives_its_room_back_when_it_is_given_up(
+        self, service: Service, transports: tuple[tl.Transport], how: str
+    ) -> None:
+        with service.session(transports) as (client, session):
+            self.be_late_once(session)
+            future = session.score(IDS)
+            with pytest.raises(DeadlinePassedError, match="late"):
+                future.result()
+            if how == "cancelled":
+                future.cancel()
+                assert service.lease_count(client) == 0
+                with pytest.raises(CancelledError):
+                    future.result()
+            del future
+            assert service.lease_count(client) == 0
+            session.close()
+            line = session._reader.line
+
+            assert line is None or line.has_ended
+
+    @REMOTE
+    def test_gives_the_room_of_a_payload_that_was_acquired_back_at_once(
+        self, service: Service, transports: tuple[tl.Transport]
+    ) -> None:
+        with (
+            service.session() as (_, writer),
+            writer.score(IDS).result() as payload,
+            service.session(transports) as (client, session),
+        ):
+            self.be_late_once(session)
+            with pytest.raises(DeadlinePassedError, match="late"):
+                session.acquire(payload_id=payload.payload.payload_id)
+
+            assert service.lease_count(client) == 1
 
 
 class TestReuseUnderAReader:

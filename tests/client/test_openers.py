@@ -2,7 +2,11 @@
 
 import mmap
 import os
+import queue
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import crc32c
@@ -35,7 +39,7 @@ from teacher_logits_client.fallback import (
     next_transport,
     pause_before_resuming,
 )
-from teacher_logits_client.openers import pages
+from teacher_logits_client.openers import pages, shared_memory
 from teacher_logits_client.openers.local import LocalOpener
 from teacher_logits_client.openers.own import OwnPayload
 from teacher_logits_client.openers.shared_memory import SharedMemoryOpener
@@ -152,6 +156,79 @@ class TestSharedMemory:
         assert first.vacate() == 0
         assert second.buffer[0] == ord("!")
         assert second.vacate() == PAGE
+
+    def test_a_second_lease_does_not_see_what_was_written_under_the_first(
+        self, writer: Writer, opener: SharedMemoryOpener
+    ) -> None:
+        writer.lease(b"?" * PAGE, page=0)
+        lease = writer.lease(b"a" * 2 * PAGE, page=1)
+        first = opener.open(lease, until=NEVER)
+        first.buffer[:] = b"!" * 2 * PAGE
+
+        second, third = opener.open(lease, until=NEVER), opener.open(lease, until=NEVER)
+        assert bytes(second.buffer) == bytes(third.buffer) == b"a" * 2 * PAGE
+        second.buffer[0] = ord("2")
+
+        assert (first.buffer[0], second.buffer[0], third.buffer[0]) == tuple(b"!2a")
+        assert [each.vacate() for each in (third, second, first)] == [0, PAGE, 2 * PAGE]
+
+    def test_a_map_of_its_own_has_the_exit_check_too(
+        self, writer: Writer, opener: SharedMemoryOpener
+    ) -> None:
+        lease = writer.lease(b"a")
+        _first, second = opener.open(lease, until=NEVER), opener.open(lease, until=NEVER)
+        assert second.is_current()
+
+        writer.slab.mark(0, 3)
+
+        assert not second.is_current()
+
+    def test_only_a_lease_beside_another_is_mapped_anew(self) -> None:
+        writer = Writer(name="to-be-counted")
+        opener, lease = SharedMemoryOpener(writer.pass_fd), writer.lease(b"a")
+
+        def maps() -> int:
+            return Path("/proc/self/maps").read_text().count("to-be-counted")
+
+        opener.open(lease, until=NEVER).vacate()
+        first = opener.open(lease, until=NEVER)
+        alone = maps()
+        second = opener.open(lease, until=NEVER)
+        assert maps() == alone + 1
+        second.vacate()
+        del second
+        assert maps() == alone
+        first.vacate()
+        writer.slab.close()
+
+    def test_leases_of_memory_that_cannot_be_written_to_share_the_map(self) -> None:
+        writer = Writer(name="to-be-read")
+        opener = SharedMemoryOpener(writer.pass_fd, mode=MapMode.READ_ONLY)
+        lease = writer.lease(b"a")
+        first = opener.open(lease, until=NEVER)
+        before = Path("/proc/self/maps").read_text().count("to-be-read")
+
+        second = opener.open(lease, until=NEVER)
+
+        assert Path("/proc/self/maps").read_text().count("to-be-read") == before
+        assert bytes(first.buffer) == bytes(second.buffer)
+        writer.slab.close()
+
+    def test_what_could_not_be_dropped_is_not_shown_to_the_next_lease(
+        self, writer: Writer, opener: SharedMemoryOpener, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lease = writer.lease(b"a" * PAGE)
+        first = opener.open(lease, until=NEVER)
+        first.buffer[0] = ord("!")
+
+        def refuse(address: int, size_bytes: int) -> int:
+            raise OSError("madvise")
+
+        monkeypatch.setattr(shared_memory, "drop_dirtied", refuse)
+        with pytest.raises(OSError, match="madvise"):
+            first.vacate()
+
+        assert opener.open(lease, until=NEVER).buffer[0] == ord("a")
 
     def test_a_payload_that_was_only_read_costs_no_pages(
         self, writer: Writer, opener: SharedMemoryOpener
@@ -285,6 +362,89 @@ class TestSharedMemory:
 
         assert opened.buffer.readonly
         assert opened.vacate() == 0
+
+
+class SlowBroker:
+    """Passes slabs when the test lets it, and counts who asks."""
+
+    def __init__(self, writer: Writer) -> None:
+        self.writer = writer
+        self.asked: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+    def __call__(self, slab_id: str, timeout: float) -> int:
+        self.asked.put(slab_id)
+        error = self.answers.get(timeout=30)
+        if error is not None:
+            raise error
+        return self.writer.pass_fd(slab_id, timeout)
+
+
+class TestManyThreads:
+    """Opening the first payloads of a session at the same time."""
+
+    def test_a_slab_is_asked_for_by_one_of_them(self, writer: Writer) -> None:
+        broker = SlowBroker(writer)
+        opener, lease = SharedMemoryOpener(broker), writer.lease(b"abc")
+        with ThreadPoolExecutor(6) as threads:
+            calls = [threads.submit(opener.open, lease, until=NEVER) for _ in range(6)]
+            assert broker.asked.get(timeout=30) == "slab"
+            for _ in calls:
+                broker.answers.put(None)
+            opened = [call.result(30) for call in calls]
+
+        assert [bytes(each.buffer[:3]) for each in opened] == [b"abc"] * 6
+        assert (writer.opened, broker.asked.qsize()) == (1, 0)
+
+    def test_another_tries_when_the_one_that_asks_fails(self, writer: Writer) -> None:
+        broker = SlowBroker(writer)
+        opener, lease = SharedMemoryOpener(broker), writer.lease(b"abc")
+        with ThreadPoolExecutor(2) as threads:
+            first = threads.submit(opener.open, lease, until=NEVER)
+            broker.asked.get(timeout=30)
+            second = threads.submit(opener.open, lease, until=time.monotonic() + 30)
+            broker.answers.put(DeadlinePassedError("late"))
+            with pytest.raises(DeadlinePassedError, match="late"):
+                first.result(30)
+            broker.answers.put(None)
+
+            assert bytes(second.result(30).buffer[:3]) == b"abc"
+
+    def test_who_waits_for_another_waits_no_longer_than_its_own_deadline(
+        self, writer: Writer
+    ) -> None:
+        broker = SlowBroker(writer)
+        opener, lease = SharedMemoryOpener(broker), writer.lease(b"abc")
+        with ThreadPoolExecutor(1) as threads:
+            first = threads.submit(opener.open, lease, until=NEVER)
+            broker.asked.get(timeout=30)
+
+            with pytest.raises(DeadlinePassedError, match="slab slab, which another thread"):
+                opener.open(lease, until=time.monotonic() + 0.01)
+            assert not first.done()
+            broker.answers.put(None)
+            first.result(30)
+
+    def test_a_slab_that_does_not_come_holds_up_no_other(self, writer: Writer) -> None:
+        other = Writer(name="other")
+        broker = SlowBroker(writer)
+        there = other.lease(b"xyz")
+        assert there.extent is not None
+        there = replace(there, extent=replace(there.extent, slab_id="other"))
+
+        def get_slab(slab_id: str, timeout: float) -> int:
+            return broker(slab_id, timeout) if slab_id == "slab" else os.dup(other.slab.fd)
+
+        opener = SharedMemoryOpener(get_slab)
+        with ThreadPoolExecutor(1) as threads:
+            stuck = threads.submit(opener.open, writer.lease(b"abc"), until=NEVER)
+            broker.asked.get(timeout=30)
+
+            assert bytes(opener.open(there, until=NEVER).buffer[:3]) == b"xyz"
+            assert not stuck.done()
+            broker.answers.put(None)
+            stuck.result(30)
+        other.slab.close()
 
 
 class TestPages:

@@ -58,6 +58,7 @@ def test_a_server_runs_in_a_process_of_its_own_and_is_gone_afterwards() -> None:
     with testing.serve() as server:
         socket = Path(server.address.removeprefix("unix:"))
         assert server.pid != os.getpid()
+        assert repr(server) == f"<ServerProcess {server.pid} at {server.address} (running)>"
         assert socket.is_socket()
         assert "ready" in server.log_text()
         with tl.connect(server.address) as client, client.open_session(a_profile()) as session:
@@ -114,8 +115,11 @@ def test_an_engine_that_does_not_load_is_said_with_the_servers_words(tmp_path: P
 
 
 def test_a_setting_that_is_none_is_said_with_the_servers_words() -> None:
-    with pytest.raises(ConfigError, match="--no-such-thing"), testing.serve(no_such_thing=3):
+    with pytest.raises(ConfigError) as caught, testing.serve(no_such_thing=3):
         pass
+    reason = caught.value.message.partition(" (the server ended")[0]
+    assert reason.count("\n") == 0
+    assert "--no-such-thing" in reason
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from teacher_logits.errors import PayloadInvalidError, PoolFullError
+from teacher_logits.errors import PoolFullError
 from teacher_logits.payload import Extent
 from teacher_logits.pool import PAGE_BYTES as PAGE
 from teacher_logits.pool import Growth, Pool
@@ -74,11 +74,12 @@ class TestReserving:
         made = pool()
         made.check_fits(16 * PAGE)
 
-        with pytest.raises(PayloadInvalidError, match="--pool-size") as caught:
+        with pytest.raises(PoolFullError, match=r"never.*--pool-size") as caught:
             made.reserve(16 * PAGE + 1)
 
         assert caught.value.facts == {
             "need_bytes": 16 * PAGE + 1,
+            "free_bytes": 16 * PAGE,
             "budget_bytes": 16 * PAGE,
         }
 

@@ -267,13 +267,13 @@ class TestWhatIsRefused:
     def test_a_number_that_this_release_does_not_know(
         self, read: Callable[[int], object], number: int
     ) -> None:
-        with pytest.raises(RequestInvalidError, match=str(number)) as caught:
+        with pytest.raises(RequestInvalidError, match=str(number or "is not set")) as caught:
             read(number)
 
         assert caught.value.facts["number"] == number
 
     def test_a_student_that_says_nothing(self) -> None:
-        with pytest.raises(RequestInvalidError, match="VocabularyPolicy"):
+        with pytest.raises(RequestInvalidError, match="vocabulary_policy is not set"):
             wire.student_from_wire(profile_pb2.StudentProfile())
 
     @pytest.mark.parametrize(
@@ -337,3 +337,35 @@ def test_not_a_number_crosses_as_it_is() -> None:
     (there,) = wire.student_from_wire(sent(wire.student_to_wire(student))).temperatures
 
     assert math.isnan(there)
+
+
+@pytest.mark.parametrize(("field", "most"), [("columns", 64), ("transports", 16)])
+def test_a_list_of_a_profile_is_counted_before_it_is_read(field: str, most: int) -> None:
+    message = wire.student_to_wire(StudentProfile(batch_grid=GRID, top_k=8))
+    message.ClearField(field)
+    getattr(message, field).extend([1] * most)
+    assert len(getattr(wire.student_from_wire(message), field)) == most
+
+    getattr(message, field).append(99)
+    with pytest.raises(RequestInvalidError, match=field) as caught:
+        wire.student_from_wire(message)
+
+    assert (caught.value.facts["entries"], caught.value.facts["limit"]) == (most + 1, most)
+
+
+def test_more_temperatures_than_are_read_are_refused() -> None:
+    message = wire.student_to_wire(StudentProfile(batch_grid=GRID, top_k=8))
+    message.temperatures.extend([2.0] * 17)
+
+    with pytest.raises(RequestInvalidError, match="temperatures has 17 entries; give at most 16"):
+        wire.student_from_wire(message)
+
+
+def test_an_enum_that_is_not_set_is_named_by_its_field_with_its_members() -> None:
+    message = wire.student_to_wire(StudentProfile(batch_grid=GRID, top_k=8))
+    message.vocabulary_policy = profile_pb2.VOCABULARY_POLICY_UNSPECIFIED
+
+    with pytest.raises(
+        RequestInvalidError, match="vocabulary_policy is not set; give one of STRICT, TRUNCATE"
+    ):
+        wire.student_from_wire(message)

@@ -3,6 +3,7 @@
 Which RPCs there are comes from the schema, so that a new one is tried without being listed here.
 """
 
+import itertools
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ from teacher_logits.wire_errors import DETAILS_KEY, from_status
 
 TIMEOUT_SECONDS = 20
 REJECT = scoring_service_pb2.BAD_ROW_POLICY_REJECT
+_request_numbers = itertools.count()
 _SCHEMAS = (
     bulk_service_pb2,
     operator_service_pb2,
@@ -86,7 +88,7 @@ def a_request(session_id: str, /, **given: object) -> scoring_service_pb2.ScoreR
     """A request of two rows that is fine, but for what is given."""
     usual: dict[str, object] = {
         "session_id": session_id,
-        "request_id": "bad",
+        "request_id": f"bad-{next(_request_numbers)}",
         "input_ids": ids(1, 2, 3),
         "row_lengths": [2, 1],
         "bad_rows": REJECT,

@@ -297,6 +297,20 @@ def test_a_client_of_another_release_is_refused_with_both_versions(door: Door) -
     assert_refused(answer, ["protocol_version"], facts)
 
 
+def test_a_newer_client_hears_of_its_version_and_not_of_words_unknown_here(door: Door) -> None:
+    profile = student_to_wire(a_student())
+    profile.transports.append(99)  # type: ignore[arg-type]
+    request = teacher_logits_service_pb2.OpenSessionRequest(
+        request_id="newer", protocol_version=PROTOCOL_VERSION + 1, profile=profile
+    )
+    answer = refused(lambda: door(2).student.OpenSession(request, timeout=TIMEOUT_SECONDS))
+    facts: Facts = {
+        "client_version": PROTOCOL_VERSION + 1,
+        "server_version": PROTOCOL_VERSION,
+    }
+    assert_refused(answer, ["protocol_version"], facts)
+
+
 def assert_refused(answer: Refused, rules: list[str], facts: Facts) -> None:
     error = answer.error
     assert isinstance(error, SessionRefusedError)

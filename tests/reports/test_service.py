@@ -21,6 +21,7 @@ from teacher_logits.v1 import profile_pb2, teacher_logits_service_pb2, tensor_pb
 from teacher_logits.wire import student_to_wire
 
 USAGE = 2
+TOY = ("--engine", "teacher_logits_client.testing:toy_teacher")
 LONGEST_PATH_BYTES = 107
 WAIT_SECONDS = 0.3
 
@@ -103,7 +104,7 @@ def test_t37_a_path_too_long_for_the_broker_beside_it_names_the_brokers_flag(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = a_path(tmp_path, LONGEST_PATH_BYTES)
-    assert start("--listen", f"unix:{path}", "--model", "none") == USAGE
+    assert start("--listen", f"unix:{path}", *TOY) == USAGE
     said = capsys.readouterr().err
     assert "--broker" in said
     assert f"{LONGEST_PATH_BYTES + len('.broker')} bytes" in said
@@ -123,7 +124,7 @@ def test_t37_a_path_too_long_for_the_broker_beside_it_names_the_brokers_flag(
         (("--top-k", "0"), "--top-k 0: must be at least 1"),
         (("--chunk-size", "4MiB"), "cannot read the stream"),
         (("--listen", "0.0.0.0:0"), "--insecure"),
-        (("--listen", "127.0.0.1:{port}"), "Address already in use"),
+        (("--listen", "127.0.0.1:{port}", *TOY), "Address already in use"),
         (("--config", "{folder}/nothing"), "cannot be read"),
     ],
     ids=lambda each: " ".join(each) if isinstance(each, tuple) else "",

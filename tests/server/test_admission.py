@@ -370,6 +370,16 @@ class TestCapability:
         assert violation.rule == "top_k_too_large"
         assert violation.facts["top_k"] == 101
         assert violation.facts["teacher_top_k"] == 100
+        assert violation.message.endswith(
+            "ask for at most 100, or have the server's --top-k raised to 101"
+        )
+
+    def test_who_asks_for_more_entries_than_there_are_ids_is_told_the_most_that_can_be(
+        self,
+    ) -> None:
+        small = {"vocabulary_size": 100, "vocabulary_policy": VocabularyPolicy.TRUNCATE}
+        (violation,) = verdict({"top_k": 5000, **small}).violations
+        assert violation.message.endswith("ask for at most 100")
 
     def test_more_entries_than_ids_take_part_are_refused(self) -> None:
         truncated = {"vocabulary_size": 50, "vocabulary_policy": VocabularyPolicy.TRUNCATE}
@@ -389,12 +399,18 @@ class TestCapability:
         assert violation.facts["temperature_count"] == 5
         assert violation.facts["most_temperatures"] == 4
 
-    @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, math.inf])
+    @pytest.mark.parametrize(
+        "temperature", [0.0, -1.0, math.nan, math.inf, 1e300, 1e-300, 0.0099, 100.1]
+    )
     def test_what_can_be_no_temperature_is_refused(self, temperature: float) -> None:
         (violation,) = verdict({"temperatures": (temperature,)}).violations
 
         assert violation.rule == "temperature_unavailable"
         assert f"{temperature:g}" in violation.message
+
+    @pytest.mark.parametrize("temperature", [0.01, 100.0])
+    def test_the_extremes_are_temperatures(self, temperature: float) -> None:
+        assert rules(verdict({"temperatures": (temperature,)})) == []
 
     def test_a_temperature_the_teacher_has_not_is_refused_with_those_it_has(self) -> None:
         (violation,) = verdict({"temperatures": (0.7, 2.0)}, {"temperatures": (2.0,)}).violations

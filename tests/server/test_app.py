@@ -476,8 +476,8 @@ class TestScoring:
     @pytest.mark.parametrize(
         ("change", "named"),
         [
-            ({"bad_rows": 0}, "BadRows"),
-            ({"bad_rows": 77}, "BadRows"),
+            ({"bad_rows": 0}, "bad_rows"),
+            ({"bad_rows": 77}, "bad_rows"),
             ({"row_windows": [0, 1, 2]}, "row_windows"),
             ({"row_windows": [-1, 1]}, "window"),
             ({"row_lengths": [2**31 - 1]}, "add up"),

@@ -439,15 +439,21 @@ class TestSlabs:
             with pytest.raises(PermissionError):
                 mmap.mmap(student.descriptors[-1], 4096)
 
-    def test_a_slab_is_passed_once_a_line(self, rim: Rim) -> None:
+    def test_a_slab_is_passed_as_often_as_it_is_asked_for(self, rim: Rim) -> None:
         with Student(rim.path) as student:
             _, extent = self._settle(rim, student)
             request = line_pb2.GetSlabRequest(slab_id=extent.slab_id)
             student.call(get_slab=request)
+            before = len(os.listdir("/proc/self/fd"))
 
-            with pytest.raises(RequestInvalidError, match="passed on this line already"):
-                student.call(get_slab=request)
-            assert len(student.descriptors) == 2
+            student.call(get_slab=request)
+
+            first, second = (os.fstat(fd) for fd in student.descriptors[-2:])
+            assert (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
+            with pytest.raises(NotAllowedError):  # answered after that: nothing is on its way
+                student.call(get_slab=line_pb2.GetSlabRequest(slab_id="slab-of-mine"))
+            # One more at the student's end, and none at the broker's, in the same process.
+            assert len(os.listdir("/proc/self/fd")) == before + 1
 
     def test_a_slab_that_is_not_there_is_refused(self, rim: Rim) -> None:
         with Student(rim.path) as student:

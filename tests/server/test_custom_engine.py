@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import sys
 from array import array
-from types import ModuleType
+from dataclasses import replace
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,14 +14,14 @@ import torch
 
 from teacher_logits import keys
 from teacher_logits.clock import MonotonicClock
-from teacher_logits.errors import ConfigError
+from teacher_logits.errors import ConfigError, EngineError
 from teacher_logits.grid import BatchGrid
 from teacher_logits.layout import ColumnKind, ElementType
 from teacher_logits.profiles import PROTOCOL_VERSION, StudentProfile, TeacherProfile
 from teacher_logits.tensors import column_tensors
 from teacher_logits.transport import Transport
 from teacher_logits_server.config import ServerConfig
-from teacher_logits_server.engines import EngineProfile, Row, find_engine
+from teacher_logits_server.engines import EngineProfile, Row, find_engine, make_engine
 from teacher_logits_server.engines import transformers as built_in
 from teacher_logits_server.ledger import Ledger
 from teacher_logits_server.probe import probe_causality
@@ -28,7 +29,8 @@ from teacher_logits_server.scorer import ScoreJob, Scorer
 from teacher_logits_server.slabs import ServerSlabs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from teacher_logits.terms import SessionTerms
     from teacher_logits_server.engines import Engine
@@ -175,3 +177,61 @@ def test_a_name_that_leads_nowhere_is_refused_with_the_reason(
         find_engine(name)
     assert told.value.facts == {"flag": "--engine", "value": name}
     assert "package.module:function" in told.value.message
+
+
+def _of(**changed: object) -> EngineProfile:
+    return replace(CountingTeacher.profile, **changed)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (None, "returned None, which is no engine (does it lack its `return`?)"),
+        (SimpleNamespace(logits=print), "has no `profile`"),
+        (
+            SimpleNamespace(profile={}, logits=print),
+            "`profile` of type dict without name, vocabulary_size",
+        ),
+        (SimpleNamespace(profile=_of()), "has no method `logits`"),
+        (SimpleNamespace(profile=_of(head_rows=9), logits=print), "of 256 ids, 9 head rows"),
+        (SimpleNamespace(profile=_of(max_row_tokens=0), logits=print), "0 tokens a row"),
+    ],
+)
+def test_a_function_that_returns_no_engine_is_refused_with_what_is_amiss(
+    package: str, monkeypatch: pytest.MonkeyPatch, made: object, why: str
+) -> None:
+    monkeypatch.setattr(sys.modules[package], "make_teacher", lambda config: made)
+    with pytest.raises(ConfigError) as told:
+        make_engine(ServerConfig(engine=f"{package}:make_teacher"))
+    assert why in told.value.message
+    assert told.value.message.startswith("--engine 'their_engines:make_teacher' returned")
+
+
+@pytest.mark.parametrize("factory", [lambda: None, lambda config, path: None, lambda *, config: 0])
+def test_a_function_that_takes_other_arguments_is_refused_before_it_is_called(
+    package: str, monkeypatch: pytest.MonkeyPatch, factory: Callable[..., None]
+) -> None:
+    monkeypatch.setattr(sys.modules[package], "make_teacher", factory)
+    with pytest.raises(ConfigError, match="is called with one argument, the server's config"):
+        make_engine(ServerConfig(engine=f"{package}:make_teacher"))
+
+
+def test_a_function_that_fails_is_named_with_the_type_and_words_of_its_error_in_one_line(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(config: ServerConfig) -> None:
+        raise LookupError("no weights\nfor this card")
+
+    monkeypatch.setattr(sys.modules[package], "make_teacher", fails)
+    with pytest.raises(EngineError, match="LookupError: no weights for this card"):
+        make_engine(ServerConfig(engine=f"{package}:make_teacher"))
+
+
+def test_a_module_that_fails_while_it_is_imported_is_refused_with_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "half_an_engine.py").write_text("1 / 0\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="ZeroDivisionError: division by zero") as told:
+        find_engine("half_an_engine:make")
+    assert "looked" not in told.value.message

@@ -345,3 +345,47 @@ class TestHealth:
         assert isinstance(first, bytes)
         assert HealthCheckResponse.FromString(first).status == HealthCheckResponse.SERVING
         assert code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("method", [UNARY, "/teacher_logits.v1.ScoringService/Score"])
+def test_a_request_of_more_than_64_kib_is_refused_unread_unless_it_scores(method: str) -> None:
+    read: list[int] = []
+
+    def parse(raw: bytes) -> bytes:
+        read.append(len(raw))
+        return raw
+
+    async def scenario(size: int) -> None:
+        async def handle(request: bytes, context: object) -> bytes:
+            return b""
+
+        async def handler(details: object) -> grpc.RpcMethodHandler[bytes, bytes]:
+            return grpc.unary_unary_rpc_method_handler(handle, parse)
+
+        guard = Guard(is_ready=lambda: True)
+        guarded = await guard.intercept_service(
+            handler, cast("grpc.HandlerCallDetails", CallDetails(method))
+        )
+        assert guarded is not None
+        call = cast("Handle", guarded.unary_unary)
+        await call(b"x" * size, RefusingContext())
+
+    run(scenario(65536))
+    if method == UNARY:
+        with pytest.raises(RefusedError, match=r"65537 bytes .* at most 65536"):
+            run(scenario(65537))
+        assert read == [65536]
+    else:
+        run(scenario(65537))
+        assert read == [65536, 65537]
+
+
+class RefusedError(Exception):
+    """What an aborted call ends with."""
+
+
+class RefusingContext(TimedContext):
+    """A context whose calls end with what they are aborted for."""
+
+    async def abort(self, code: object, message: str, details: object) -> None:
+        raise RefusedError(message)

@@ -41,6 +41,7 @@ from teacher_logits.transport import (
 )
 from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.ledger import Ledger, OpenedSession
+from teacher_logits_server.requests import LIMIT
 from teacher_logits_server.sessions import Phase
 
 if TYPE_CHECKING:
@@ -405,6 +406,20 @@ class TestProving:
         with pytest.raises(SessionExpiredError):
             house.ledger.renew(opened.terms.session_id)
 
+    def test_who_wants_local_alone_from_elsewhere_is_told_what_would_work(
+        self, house: House
+    ) -> None:
+        opened = house.open(replace(STUDENT, transports=(Transport.LOCAL,)))
+
+        with pytest.raises(NoCommonTransportError, match="allow 'shared_memory' or 'stream'"):
+            house.prove(opened)
+
+    def test_who_wants_no_transport_is_told_that_the_list_is_empty(self, house: House) -> None:
+        opened = house.open(replace(STUDENT, transports=()))
+
+        with pytest.raises(NoCommonTransportError, match="its list of transports is empty"):
+            house.prove(opened)
+
     def test_local_is_not_offered_without_a_secret(self) -> None:
         house = House(local_secret=b"")
 
@@ -457,8 +472,9 @@ class TestRoom:
         self, house: House
     ) -> None:
         house.ledger.check_fits(16 * PAGE)
-        with pytest.raises(PayloadInvalidError, match="--pool-size"):
+        with pytest.raises(PoolFullError, match=r"never.*--pool-size") as caught:
             house.ledger.check_fits(16 * PAGE + 1)
+        assert caught.value.retry_after is None
 
     def test_idle_slabs_are_dropped_and_named_once(self, house: House) -> None:
         extent = house.room()
@@ -518,8 +534,10 @@ class TestRoom:
     def test_what_can_never_fit_is_not_told_to_wait(self, house: House) -> None:
         quarantined(house, pages=9)
 
-        with pytest.raises(PayloadInvalidError):
+        with pytest.raises(PoolFullError, match="never") as caught:
             house.ledger.reserve(17 * PAGE)
+
+        assert caught.value.retry_after is None
 
 
 def quarantined(house: House, *, pages: int) -> None:
@@ -1042,3 +1060,76 @@ def test_threads_share_the_ledger_without_losing_room() -> None:
     assert failures == []
     assert house.used() == (0, 0)
     assert len(set(house.slots.marks.values())) > 1
+
+
+class TestGivingARequestUp:
+    def test_gives_back_what_it_was_granted(self, house: House) -> None:
+        session = house.sharing()
+        house.publish(session, request_id="mine")
+
+        house.ledger.release_request(session, "mine")
+        house.ledger.release_request(session, "mine")
+
+        assert house.used() == (0, 0)
+        assert house.ledger.lease_count() == 0
+
+    def test_leaves_the_room_free_whenever_its_answer_comes(self, house: House) -> None:
+        session = house.sharing()
+        house.ledger.release_request(session, "mine")
+
+        with pytest.raises(RequestInvalidError, match="given up"):
+            house.publish(session, request_id="mine")
+
+        assert house.used() == (0, 0)
+
+    def test_grants_nothing_to_a_retry(self, house: House) -> None:
+        session = house.sharing()
+        lease, _ = house.publish(session)
+        house.ledger.release_request(session, "mine")
+
+        with pytest.raises(RequestInvalidError, match="given up"):
+            house.acquire(session, lease, request_id="mine")
+        with pytest.raises(RequestInvalidError, match="given up"):
+            house.ledger.find_request(session, "mine")
+
+    def test_frees_what_its_session_left_in_quarantine(self, house: House) -> None:
+        session = house.sharing()
+        house.publish(session, request_id="mine")
+        house.ledger.line_ended(session, process_alive=True)
+        assert house.used() == (0, 1)
+
+        house.ledger.release_request(session, "mine")
+
+        assert house.used() == (0, 0)
+
+    def test_touches_no_request_of_another_session(self, house: House) -> None:
+        house.publish(house.sharing(), request_id="mine")
+
+        house.ledger.release_request(house.sharing(), "mine")
+
+        assert house.used() == (1, 0)
+
+    def test_is_told_that_its_session_has_ended(self, house: House) -> None:
+        session = house.streaming()
+        house.ledger.close_session(session)
+
+        with pytest.raises(SessionExpiredError):
+            house.ledger.release_request(session, "mine")
+
+    def test_is_remembered_for_the_last_4096_of_a_session(self, house: House) -> None:
+        session = house.streaming()
+        for count in range(LIMIT + 1):
+            house.ledger.release_request(session, f"r{count}")
+
+        assert house.ledger.find_request(session, "r0") is None
+        with pytest.raises(RequestInvalidError, match="given up"):
+            house.ledger.find_request(session, "r1")
+
+
+def test_an_id_is_good_for_one_request_and_its_retries(house: House) -> None:
+    session = house.streaming()
+    house.ledger.note_request(session, "mine", b"one")
+    house.ledger.note_request(session, "mine", b"one")
+
+    with pytest.raises(RequestInvalidError, match="other rows"):
+        house.ledger.note_request(session, "mine", b"another")

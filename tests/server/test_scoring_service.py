@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -11,12 +12,19 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import pytest
 
 from teacher_logits.clock import ManualClock
-from teacher_logits.errors import DeadlinePassedError, DrainingError, SessionExpiredError
+from teacher_logits.errors import (
+    DeadlinePassedError,
+    DrainingError,
+    PayloadInvalidError,
+    RequestInvalidError,
+    SessionExpiredError,
+)
 from teacher_logits.layout import ColumnKind, ElementType, lay_out
 from teacher_logits.payload import Payload
 from teacher_logits.terms import LeaseTerms
 from teacher_logits.v1 import scoring_service_pb2
-from teacher_logits_server.services.scoring import ScoringService
+from teacher_logits_server.requests import Requests
+from teacher_logits_server.services.scoring import ScoringService, read_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -74,6 +82,11 @@ class Shelf:
     known: LeaseTerms | None = None
     released: list[str] = field(default_factory=list)
     has_ended: bool = False
+    max_request_tokens: int = 4096
+    requests: Requests = field(default_factory=Requests)
+
+    def note_request(self, session_id: str, request_id: str, digest: bytes) -> None:
+        self.requests.note(request_id, digest)
 
     def find_request(self, session_id: str, request_id: str) -> LeaseTerms | None:
         return self.known
@@ -207,7 +220,7 @@ def test_a_job_that_fails_as_the_call_gives_up_is_no_surprise() -> None:
 def test_a_call_that_waited_long_enough_is_told_how_long() -> None:
     async def scenario() -> bool:
         desk = Desk(longest_wait=0.01)
-        with pytest.raises(DeadlinePassedError, match=r"0\.0 s.*--default-wait, 0\.01 s"):
+        with pytest.raises(DeadlinePassedError, match=r"0\.01 s.*--default-wait, 0\.01 s"):
             await desk.call()
         return desk.scorer.futures[0].cancelled()
 
@@ -247,3 +260,79 @@ def test_a_drain_answers_a_retry() -> None:
         return (await desk.call()).lease.lease_id
 
     assert run(scenario()) == "l-1"
+
+
+def score_request(**given: object) -> scoring_service_pb2.ScoreRequest:
+    return scoring_service_pb2.ScoreRequest(
+        session_id="s-1",
+        request_id="r-1",
+        bad_rows=scoring_service_pb2.BAD_ROW_POLICY_REJECT,
+        **given,  # type: ignore[arg-type]
+    )
+
+
+def test_an_id_that_was_used_for_other_rows_is_refused() -> None:
+    async def scenario() -> list[ScoreJob]:
+        desk = Desk()
+        desk.scorer.on_submit = lambda future: future.set_result(LEASE)
+        context = cast("Context", Deadline())
+        for _ in range(2):
+            await desk.service.Score(score_request(input_ids=b"\1\0\0\0", row_lengths=[1]), context)
+        with pytest.raises(RequestInvalidError, match="other rows"):
+            await desk.service.Score(score_request(input_ids=b"\2\0\0\0", row_lengths=[1]), context)
+        return desk.scorer.jobs
+
+    assert len(run(scenario())) == 2
+
+
+@pytest.mark.parametrize(
+    ("field", "per_row"), [("row_lengths", 1), ("prefix_lengths", 1), ("row_windows", 2)]
+)
+def test_more_rows_than_the_server_takes_tokens_are_refused_by_their_count(
+    field: str, per_row: int
+) -> None:
+    read_job(score_request(**{field: [1] * per_row * 8}), deadline=1.0, max_tokens=8)
+
+    with pytest.raises(PayloadInvalidError, match=field) as caught:
+        read_job(score_request(**{field: [1] * per_row * 9}), deadline=1.0, max_tokens=8)
+
+    assert (caught.value.facts["entries"], caught.value.facts["limit"]) == (9, 8)
+
+
+MANY = score_request(row_lengths=[1] * 2000)
+
+
+def test_many_rows_are_submitted_off_the_loop() -> None:
+    async def scenario() -> set[bool]:
+        desk, here, threads = Desk(), threading.get_ident(), set[bool]()
+
+        def submitted(future: Future[LeaseTerms]) -> None:
+            threads.add(threading.get_ident() == here)
+            future.set_result(LEASE)
+
+        desk.scorer.on_submit = submitted
+        await desk.service.Score(MANY, cast("Context", Deadline()))
+        return threads
+
+    assert run(scenario()) == {False}
+
+
+def test_a_call_that_ends_while_its_many_rows_are_read_gives_its_job_up() -> None:
+    async def scenario() -> bool:
+        desk, begun, go_on = Desk(), threading.Event(), threading.Event()
+
+        def submitted(future: Future[LeaseTerms]) -> None:
+            begun.set()
+            go_on.wait(30)
+
+        desk.scorer.on_submit = submitted
+        call = asyncio.create_task(desk.service.Score(MANY, cast("Context", Deadline())))
+        await asyncio.to_thread(begun.wait, 30)
+        call.cancel()
+        await asyncio.wait([call])
+        go_on.set()
+        while not desk.scorer.futures[0].done():
+            await asyncio.sleep(0)
+        return desk.scorer.futures[0].cancelled()
+
+    assert run(scenario())

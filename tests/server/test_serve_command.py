@@ -338,6 +338,7 @@ class TestLoading:
         [
             ("os:nothing", "has no nothing"),
             ("no_such_module:load", "cannot be imported"),
+            ("os:getcwd", "is called with one argument"),
             ("transformers", "--model"),
         ],
     )
@@ -347,6 +348,55 @@ class TestLoading:
         assert named in refused(capsys, *unix(tmp_path), "--engine", engine)
         assert list(tmp_path.iterdir()) == []
 
+    def test_a_module_that_is_nowhere_is_refused_with_the_places_that_were_looked_in(
+        self, tmp_path: Path
+    ) -> None:
+        with started(tmp_path, *unix(tmp_path), "--engine", "no_such_module:load") as served:
+            assert served.wait() == 2
+            said = served.said()
+
+        assert f"in the current folder {tmp_path}" in said
+        assert len(said.splitlines()) == 1
+
+    def test_a_model_that_is_nowhere_is_refused_before_anybody_can_connect(
+        self, tmp_path: Path
+    ) -> None:
+        flags = ("--engine", "transformers", "--model", "some-lab/Some-135M")
+        with started(tmp_path, *unix(tmp_path), *flags) as served:
+            assert served.wait() == 2
+            [said] = served.said().splitlines()
+
+        assert said.startswith("teacher-logits serve: --model 'some-lab/Some-135M'")
+        assert "hf download some-lab/Some-135M --local-dir DIR" in said
+
+    def test_an_engine_that_fails_ends_it_with_its_words_and_a_traceback_only_for_debug(
+        self, tmp_path: Path
+    ) -> None:
+        (tmp_path / "failing.py").write_text("def load(config):\n    raise OSError('no disk')\n")
+        said = []
+        for level in ("info", "debug"):
+            flags = ("--engine", "failing:load", "--log-level", level)
+            with started(tmp_path, *unix(tmp_path), *flags) as served:
+                assert served.wait() == 1
+                said.append(served.said())
+
+        assert "failed while it made its engine: OSError: no disk" in said[0].splitlines()[-1]
+        assert ["Traceback" in each for each in said] == [False, True]
+
+    def test_an_engine_with_logits_of_another_width_than_it_said_ends_it(
+        self, tmp_path: Path
+    ) -> None:
+        narrow = ENGINE.replace("head_rows=64", "head_rows=65").replace("own_engine", "narrow")
+        (tmp_path / "narrow.py").write_text(narrow, encoding="utf-8")
+        with started(tmp_path, *unix(tmp_path), "--engine", "narrow:load") as served:
+            assert served.wait() == 1
+            said = served.said()
+
+        assert "Traceback" not in said
+        last = said.splitlines()[-1]
+        assert last.startswith("teacher-logits serve: engine counting failed on the first rows")
+        assert "not [c, 65]" in last
+
 
 class TestASecondServer:
     def test_is_refused_by_pid_and_address_and_the_first_goes_on(
@@ -354,8 +404,9 @@ class TestASecondServer:
     ) -> None:
         with ready(tmp_path, *unix(tmp_path), "--listen", "127.0.0.1:0") as (first, readiness):
             port = readiness["addresses"][1]  # type: ignore[index]
-            by_socket = refused(capsys, *unix(tmp_path))
-            by_port = refused(capsys, "--listen", port, "--broker", f"{tmp_path}/b")
+            own = ("--engine", ENGINE_HERE)
+            by_socket = refused(capsys, *unix(tmp_path), *own)
+            by_port = refused(capsys, *own, "--listen", port, "--broker", f"{tmp_path}/b")
             with grpc.insecure_channel(port) as channel:
                 lease_something(channel)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import sys
 from pathlib import Path
@@ -12,12 +13,14 @@ import gguf
 import pytest
 import torch
 import transformers
+from teacher_logits_server.engines.tokenizer import fingerprint_of
 from tokenizers import Tokenizer, models, normalizers
 
 from teacher_logits.digest import tokenizer_fingerprint
 from teacher_logits.errors import ConfigError
 from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.engines import EngineProfile, Row
+from teacher_logits_server.engines import transformers as built_in
 from teacher_logits_server.engines.head import MIN_CHUNK_POSITIONS, chunk_positions
 from teacher_logits_server.engines.transformers import (
     TransformersEngine,
@@ -255,6 +258,29 @@ def test_a_gguf_file_is_served_with_the_tokenizer_inside_it(tmp_path: Path) -> N
     assert engine.profile.revision != ""
 
 
+def test_loading_writes_nothing_into_the_log_and_leaves_the_librarys_settings(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "small.gguf"
+    write_gguf(path, vocabulary=["<|end|>", *"abcdefgh", "ab"])
+    switches = transformers.utils.logging
+    before = switches.get_verbosity(), switches.is_progress_bar_enabled()
+    capfd.readouterr()
+    switches.set_verbosity_info()
+    switches.enable_progress_bar()
+    try:
+        for model in (folder, path):
+            load_engine(str(model), device="cpu")
+        said = capfd.readouterr()
+        assert (said.out, said.err) == ("", "")
+        assert switches.get_verbosity() == logging.INFO
+        assert switches.is_progress_bar_enabled()
+    finally:
+        switches.set_verbosity(before[0])
+        if not before[1]:
+            switches.disable_progress_bar()
+
+
 class TestProfile:
     def test_it_says_what_the_folder_holds(self, folder: Path) -> None:
         profile = load_engine(str(folder), device="cpu").profile
@@ -268,6 +294,13 @@ class TestProfile:
             vocabulary={f"w{i}": i for i in range(V - 20)},
             added_tokens={},
             normalizer='{"type":"Lowercase"}',
+        )
+
+    def test_a_tokenizer_without_a_normaliser_says_nothing_of_one(self) -> None:
+        bare = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=bare)
+        assert fingerprint_of(tokenizer) == tokenizer_fingerprint(
+            vocabulary={"a": 0, "b": 1}, added_tokens={}
         )
 
     def test_without_a_tokenizer_all_rows_of_the_head_count(self, copy: Path) -> None:
@@ -355,6 +388,10 @@ class TestRefusals:
     def test_a_config_of_no_known_model(self, copy: Path) -> None:
         (copy / "config.json").write_text('{"model_type": "nonesuch"}')
         assert "does not load" in self.refused(copy)
+
+    def test_a_head_that_nobody_knows(self, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(built_in, "find_head", lambda *_, **__: None)
+        assert self.refused(copy).startswith("--model: the logits of a LlamaForCausalLM")
 
     def test_a_folder_that_wants_its_own_code_run(self, copy: Path, tmp_path: Path) -> None:
         proof = tmp_path / "it ran"

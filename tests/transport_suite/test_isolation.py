@@ -1,5 +1,7 @@
 """What a reader writes into its tensors stays with it, wherever its transport can keep it there."""
 
+from collections.abc import Mapping
+
 import pytest
 import torch
 from tests.transport_suite.conftest import OpenSession
@@ -24,7 +26,7 @@ def a_content(seed: int = 0) -> Content:
     )
 
 
-def spoil(columns: dict[str, torch.Tensor]) -> None:
+def spoil(columns: Mapping[str, torch.Tensor]) -> None:
     """Write into every column, in place, to its last byte."""
     for tensor in columns.values():
         tensor.view(torch.uint8).fill_(0xA5)

@@ -178,12 +178,14 @@ class Calls:
         )
         return lease_from_wire(reply.lease)
 
-    def release(self, session_id: str, lease_id: str, *, timeout: float) -> None:
-        """Return a lease."""
+    def release(
+        self, session_id: str, lease_id: str, *, timeout: float, request_id: str = ""
+    ) -> None:
+        """Return a lease, or, with no lease id, whatever a request was or will be granted."""
         self._call(
             self._service.ReleasePayload,
             teacher_logits_service_pb2.ReleasePayloadRequest(
-                session_id=session_id, lease_id=lease_id
+                session_id=session_id, lease_id=lease_id, request_id=request_id
             ),
             what="the return of a lease",
             timeout=timeout,
@@ -207,7 +209,8 @@ class Calls:
             ),
             timeout=timeout,
         )
-        return PendingLease(call, Waiting(what=what, address=self.address, seconds=timeout))
+        waiting = Waiting(what=what, address=self.address, seconds=timeout)
+        return PendingLease(call, waiting, request_id=scoring.request_id)
 
     def read_payload(
         self, session_id: str, lease_id: str, offset_bytes: int, *, timeout: float
@@ -226,7 +229,7 @@ class Calls:
         try:
             yield from stream
         except grpc.RpcError as error:
-            raise stream_error_of(error, waiting) from error
+            raise stream_error_of(error, waiting) from None
         finally:
             stream.cancel()
 
@@ -243,7 +246,7 @@ class Calls:
             return method(request, timeout=max(0.001, timeout))
         except grpc.RpcError as error:
             waiting = Waiting(what=what, address=self.address, seconds=timeout)
-            raise error_of(error, waiting) from error
+            raise error_of(error, waiting) from None
 
     def _check_open(self) -> None:
         if self.is_closed:

@@ -6,13 +6,22 @@ ignored, and connections are this client's own.
 
 from __future__ import annotations
 
+import errno
+import os
+import socket
+import stat
 import time
 from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health_pb2
 
-from teacher_logits.errors import NotAvailable, RequestInvalidError, ServerUnreachableError
+from teacher_logits.errors import (
+    ConfigError,
+    NotAvailable,
+    RequestInvalidError,
+    ServerUnreachableError,
+)
 from teacher_logits_client.calls.failures import Waiting, error_of
 
 if TYPE_CHECKING:
@@ -55,11 +64,13 @@ class Channels:
         """Wait until the server serves: it may be loading its teacher, or not be there yet.
 
         Raises:
+            ConfigError: what is at its path can be no server; see ``check_socket``.
             ServerUnreachableError: nobody answers at the address within ``timeout`` seconds.
             NotAvailable: it answers, and does not serve by then.
             RequestInvalidError: it is a server of another kind.
         """
         until = time.monotonic() + timeout
+        check_socket(self._address.path)
         try:
             grpc.channel_ready_future(self.control).result(timeout)
         except grpc.FutureTimeoutError:
@@ -84,7 +95,7 @@ class Channels:
                     )
         except grpc.RpcError as error:
             if watch.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise error_of(error, waiting) from error
+                raise error_of(error, waiting) from None
         finally:
             watch.cancel()
         raise NotAvailable(
@@ -99,3 +110,38 @@ class Channels:
             "and is this its address?",
             facts={"address": str(self._address), "deadline_seconds": timeout},
         )
+
+
+def check_socket(path: str) -> None:
+    """Refuse a path at which no server can answer; one where nothing is yet may be waited for.
+
+    Raises:
+        ConfigError: a folder or file is there, or a socket of packets, as a broker has.
+    """
+    try:
+        kind = stat.S_IFMT(os.stat(path).st_mode) if path else stat.S_IFSOCK
+    except OSError:
+        return
+    if kind != stat.S_IFSOCK:
+        what = "a folder" if kind == stat.S_IFDIR else "no socket"
+        raise ConfigError(
+            f"{path} is {what}: give the path of the server's own socket, which it writes when it "
+            "is ready",
+            facts={"path": path},
+        )
+    if path and _takes_packets(path):
+        raise ConfigError(
+            f"{path} is a broker's socket, which the client finds by itself: give the address "
+            "that the server listens on, as a rule the same path without .broker",
+            facts={"path": path},
+        )
+
+
+def _takes_packets(path: str) -> bool:
+    """Whether a socket is of the broker's type; a server's is left undisturbed."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+            probe.setblocking(False)
+            return probe.connect_ex(path) in (0, errno.EAGAIN)
+    except OSError:
+        return False

@@ -10,7 +10,8 @@ gRPC's own, or of a server that is none of ours:
     CANCELLED                       concurrent.futures.CancelledError
     anything else                   TeacherLogitsError, naming the code
 
-On a stream of bytes, what only says that the connection broke is a ``StreamBrokenError``.
+gRPC's code is among the facts; its own error is not shown beside ours. On a stream of bytes,
+what only says that the connection broke is a ``StreamBrokenError``.
 """
 
 from __future__ import annotations
@@ -61,7 +62,11 @@ def error_of(error: grpc.RpcError, waiting: Waiting) -> Exception:
         return sent
     code, said = _code(error), _details(error)
     what, where = waiting.what, f"the server at {waiting.address}"
-    facts: dict[str, Fact] = {"address": str(waiting.address), "deadline_seconds": waiting.seconds}
+    facts: dict[str, Fact] = {
+        "address": str(waiting.address),
+        "deadline_seconds": waiting.seconds,
+        "code": code.name,
+    }
     if code is Code.UNAVAILABLE:
         return ServerUnreachableError(
             f"{where} cannot be reached for {what}: {said}; is it running, and is this its "
@@ -83,9 +88,7 @@ def error_of(error: grpc.RpcError, waiting: Waiting) -> Exception:
             f"{what} is too large for one message ({said}): send fewer rows a request",
             facts=facts,
         )
-    return TeacherLogitsError(
-        f"{where} failed at {what} with {code.name}: {said}", facts={**facts, "code": code.name}
-    )
+    return TeacherLogitsError(f"{where} failed at {what} with {code.name}: {said}", facts=facts)
 
 
 def stream_error_of(error: grpc.RpcError, waiting: Waiting) -> Exception:
@@ -94,7 +97,7 @@ def stream_error_of(error: grpc.RpcError, waiting: Waiting) -> Exception:
     if sent is None and _code(error) in _BROKEN:
         return StreamBrokenError(
             f"{waiting.what} broke off: {_code(error).name}: {_details(error)}",
-            facts={"address": str(waiting.address)},
+            facts={"address": str(waiting.address), "code": _code(error).name},
         )
     return sent or error_of(error, waiting)
 

@@ -13,7 +13,7 @@ import grpc
 from teacher_logits.v1 import operator_service_pb2, operator_service_pb2_grpc
 from teacher_logits.wire import teacher_from_wire
 from teacher_logits.wire_session import settlement_from_wire
-from teacher_logits_client.calls.channels import Channels
+from teacher_logits_client.calls.channels import Channels, check_socket
 from teacher_logits_client.calls.failures import Waiting, error_of
 
 if TYPE_CHECKING:
@@ -101,10 +101,12 @@ def inspect_server(address: Address, *, timeout: float) -> ServerView:
     """Ask a server what it holds. A server that drains answers too.
 
     Raises:
+        ConfigError: what is at its path can be no server.
         ServerUnreachableError: nobody answers at the address.
         DeadlinePassedError: it did not answer within ``timeout`` seconds.
         RequestInvalidError: what answers is no teacher-logits server.
     """
+    check_socket(address.path)
     channels = Channels(address)
     waiting = Waiting(what="an inspection", address=address, seconds=timeout)
     try:
@@ -112,7 +114,7 @@ def inspect_server(address: Address, *, timeout: float) -> ServerView:
             operator_service_pb2.InspectRequest(), timeout=timeout
         )
     except grpc.RpcError as error:
-        raise error_of(error, waiting) from error
+        raise error_of(error, waiting) from None
     finally:
         channels.close()
     return view_from_wire(reply, address=str(address))

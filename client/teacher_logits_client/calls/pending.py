@@ -20,8 +20,16 @@ class PendingLease:
     """A scoring call under way: a future of the lease it is answered with."""
 
     def __init__(
-        self, call: grpc._CallFuture[scoring_service_pb2.ScoreResponse], waiting: Waiting
+        self,
+        call: grpc._CallFuture[scoring_service_pb2.ScoreResponse],
+        waiting: Waiting,
+        *,
+        request_id: str,
     ) -> None:
+        self.request_id = request_id
+        self.is_taken = False
+        """Whether ``result`` has handed the lease out."""
+        self.is_given_up = False
         self._call = call
         self._waiting = waiting
 
@@ -33,13 +41,15 @@ class PendingLease:
             CancelledError: the call was cancelled.
         """
         try:
-            return lease_from_wire(self._call.result(timeout).lease)
+            lease = lease_from_wire(self._call.result(timeout).lease)
+            self.is_taken = True
+            return lease
         except grpc.FutureTimeoutError:
             raise deadline_passed(replace(self._waiting, seconds=timeout or 0.0)) from None
         except grpc.FutureCancelledError:
             raise CancelledError(f"{self._waiting.what} was cancelled") from None
         except grpc.RpcError as error:
-            raise error_of(error, self._waiting) from error
+            raise error_of(error, self._waiting) from None
 
     def cancel(self) -> None:
         """Cancel the call; one that is done stays done."""
@@ -49,8 +59,6 @@ class PendingLease:
         """Whether the lease or an error is there, or the call was cancelled."""
         return bool(self._call.done())
 
-    def lease_if_granted(self) -> LeaseTerms | None:
-        """Return the lease if it has come; never waits."""
-        if not self._call.done() or self._call.code() is not grpc.StatusCode.OK:
-            return None
-        return lease_from_wire(self._call.result().lease)
+    def has_failed(self) -> bool:
+        """Whether the call has ended without a lease, as far as this side knows."""
+        return self._call.done() and self._call.code() is not grpc.StatusCode.OK

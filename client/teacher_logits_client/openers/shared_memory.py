@@ -4,9 +4,13 @@
     extents    private, writable     ``COW``: a page that is written into becomes the reader's
                shared, read-only     ``READ_ONLY``
 
-The bytes move for nobody. Pages that the reader dirtied are dropped when the last lease on
-their extent is vacated, so that the next payload there shows as it was written. A slab whose
-writer has let it go is unmapped with the last lease on it.
+The bytes move for nobody. Every lease shows what the writer wrote, whoever writes into
+another: pages that the reader dirtied are dropped when their lease is vacated, and a lease on
+room that another has in the slab's map gets a private map of its own. A slab whose writer
+has let it go is unmapped with the last lease on it.
+
+Any thread may open. A slab is asked for by one of them at a time; the others wait for it, each
+no longer than its own deadline, and then try themselves.
 """
 
 from __future__ import annotations
@@ -17,10 +21,12 @@ import mmap
 import os
 import threading
 import time
+import weakref
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import SlabOpenError
+from teacher_logits.errors import DeadlinePassedError, SlabOpenError
 from teacher_logits.slab import CONTROL_BYTES, HEADER_BYTES, check_extent, is_retired, read_header
 from teacher_logits.transport import Transport
 from teacher_logits_client.config import MapMode
@@ -34,55 +40,88 @@ if TYPE_CHECKING:
     from teacher_logits.terms import LeaseTerms
 
     GetSlab = Callable[[str, float], int]
+    _Place = tuple[str, int]
 
 # Linux numbers, which the standard library of Python 3.10 lacks.
 _MAP_NORESERVE = 0x4000
 _F_GET_SEALS, _F_SEAL_SHRINK = 1034, 0x2
 
 
+class Room:
+    """Bytes of a map. ``address`` is where they are, None in a map that cannot be written to."""
+
+    def __init__(self, view: memoryview, address: int | None) -> None:
+        self.view = view
+        self._address = address
+
+    def part(self, offset: int, size: int) -> Room:
+        """Return ``size`` bytes of it."""
+        address = None if self._address is None else self._address + offset
+        return Room(self.view[offset : offset + size], address)
+
+    def drop_dirtied(self) -> int:
+        """Drop the reader's own pages of room that nobody views; return their bytes."""
+        return 0 if self._address is None else drop_dirtied(self._address, len(self.view))
+
+
 class ReaderSlab:
     """A slab as its reader has it. Unmapped when the last tensor over it is gone."""
 
     def __init__(self, slab_id: str, fd: int, mode: MapMode) -> None:
-        """Map a slab; the descriptor stays the caller's, and is not needed afterwards.
+        """Map a slab, and take over its descriptor; that stays the caller's after an error.
 
         Raises:
             SlabOpenError: it cannot be mapped, is no slab, or its writer could shrink it,
                 which would kill its readers.
         """
         self.slab_id = slab_id
+        self._fd = fd
+        self.is_writable = mode is MapMode.COW
         try:
             total = os.fstat(fd).st_size
             if not fcntl.fcntl(fd, _F_GET_SEALS) & _F_SEAL_SHRINK:
                 raise SlabOpenError(f"slab {slab_id} is not sealed against shrinking")
             self.control = mmap.mmap(fd, CONTROL_BYTES, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-            self._map = _map(fd, total, mode)
         except (OSError, ValueError) as error:
-            raise SlabOpenError(
-                f"slab {slab_id} cannot be mapped: {error}", facts={"slab_id": slab_id}
-            ) from error
+            raise _unmappable(slab_id, error) from error
+        whole = self._map(0, total)
         self.size_bytes = read_header(self.control, slab_id=slab_id, total_bytes=total)
         self._slots = memoryview(self.control)[HEADER_BYTES:].cast("Q")
-        self._room = memoryview(self._map)[CONTROL_BYTES:]
-        self._address = (
-            ctypes.addressof(ctypes.c_char.from_buffer(self._map, CONTROL_BYTES))
-            if mode is MapMode.COW
-            else None
-        )
+        self._room = whole.part(CONTROL_BYTES, self.size_bytes)
+        weakref.finalize(self, os.close, fd).atexit = False
 
     def generation(self, slot: int) -> int:
         """Read a slot."""
         return self._slots[slot]
 
-    def room(self, extent: Extent) -> memoryview:
-        """Return the extent's bytes."""
-        return self._room[extent.offset_bytes : extent.offset_bytes + extent.size_bytes]
+    def room(self, extent: Extent) -> Room:
+        """Return the extent in the slab's map."""
+        return self._room.part(extent.offset_bytes, extent.size_bytes)
 
-    def drop_dirtied(self, extent: Extent) -> int:
-        """Drop the reader's own pages of an extent that nobody views; return their bytes."""
-        if self._address is None:
-            return 0
-        return drop_dirtied(self._address + extent.offset_bytes, extent.size_bytes)
+    def own_room(self, extent: Extent) -> Room:
+        """Return the extent in a new map of its own, unmapped with the last view of it.
+
+        Raises:
+            SlabOpenError: it cannot be mapped.
+        """
+        return self._map(CONTROL_BYTES + extent.offset_bytes, extent.size_bytes)
+
+    def _map(self, offset: int, size: int) -> Room:
+        try:
+            if not self.is_writable:
+                flags, prot = mmap.MAP_SHARED, mmap.PROT_READ
+            else:
+                flags = mmap.MAP_PRIVATE | _MAP_NORESERVE
+                prot = mmap.PROT_READ | mmap.PROT_WRITE
+            memory = mmap.mmap(self._fd, size, flags=flags, prot=prot, offset=offset)
+        except (OSError, ValueError) as error:
+            raise _unmappable(self.slab_id, error) from error
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory)) if self.is_writable else None
+        return Room(memoryview(memory), address)
+
+
+def _unmappable(slab_id: str, error: Exception) -> SlabOpenError:
+    return SlabOpenError(f"slab {slab_id} cannot be mapped: {error}", facts={"slab_id": slab_id})
 
 
 class SharedMemoryPayload:
@@ -93,26 +132,24 @@ class SharedMemoryPayload:
     def __init__(
         self,
         slab: ReaderSlab,
+        lease: LeaseTerms,
         extent: Extent,
-        size_bytes: int,
-        done: Callable[[ReaderSlab, Extent], int],
+        *,
+        room: Room,
+        vacate: Callable[[], int],
     ) -> None:
-        self.buffer = slab.room(extent)[:size_bytes]
+        self.buffer = room.view[: lease.payload.size_bytes]
         self._slab = slab
         self._extent = extent
-        self._done = done
+        self._vacate = vacate
 
     def is_current(self) -> bool:
         """Say whether the room still holds this payload."""
-        return self.generation() == self._extent.generation
-
-    def generation(self) -> int:
-        """Return what the payload's slot holds."""
-        return self._slab.generation(self._extent.slot)
+        return self._slab.generation(self._extent.slot) == self._extent.generation
 
     def vacate(self) -> int:
         """Drop the pages that were dirtied; return their bytes."""
-        return self._done(self._slab, self._extent)
+        return self._vacate()
 
 
 class SharedMemoryOpener:
@@ -130,10 +167,12 @@ class SharedMemoryOpener:
         self._get_slab = get_slab
         self._mode = mode
         self._slabs: dict[str, ReaderSlab] = {}
-        #: Leases open on each extent, by slab and slot: one wipes no edits of another.
-        self._readers: Counter[tuple[str, int]] = Counter()
-        #: Extents whose dirtied pages are being dropped.
-        self._vacating: set[tuple[str, int]] = set()
+        #: Slabs that some thread is asking for.
+        self._asked: set[str] = set()
+        #: Leases on each slab that are not vacated.
+        self._leases: Counter[str] = Counter()
+        #: Extents, by slab and slot, that a lease has in their slab's map until it is vacated.
+        self._taken: set[_Place] = set()
         self._changed = threading.Condition()
 
     @property
@@ -146,15 +185,18 @@ class SharedMemoryOpener:
         extent = extent_of(lease, self.transport)
         slab = self._slab(extent.slab_id, until)
         check_extent(extent, size_bytes=slab.size_bytes)
-        opened = SharedMemoryPayload(slab, extent, lease.payload.size_bytes, self._done)
-        if not opened.is_current():
-            raise stale(lease, expected=extent.generation, found=opened.generation())
+        found = slab.generation(extent.slot)
+        if found != extent.generation:
+            raise stale(lease, expected=extent.generation, found=found)
         place = (extent.slab_id, extent.slot)
         with self._changed:
-            # A second lease on a payload whose first is just being vacated.
-            self._changed.wait_for(lambda: place not in self._vacating)
-            self._readers[place] += 1
-        return opened
+            shares = not slab.is_writable or place not in self._taken
+            room = slab.room(extent) if shares else slab.own_room(extent)
+            self._leases[extent.slab_id] += 1
+            if shares:
+                self._taken.add(place)
+        vacate = partial(self._vacated, room, place, shares=shares)
+        return SharedMemoryPayload(slab, lease, extent, room=room, vacate=vacate)
 
     def close(self) -> None:
         """Forget all slabs; each is unmapped when no tensor views it any more."""
@@ -162,47 +204,58 @@ class SharedMemoryOpener:
             self._slabs.clear()
 
     def _slab(self, slab_id: str, until: float) -> ReaderSlab:
-        slab = self._slabs.get(slab_id)
-        if slab is not None:
+        with self._changed:
+            while slab_id not in self._slabs:
+                if slab_id not in self._asked:
+                    self._asked.add(slab_id)
+                    break
+                left = min(until - time.monotonic(), threading.TIMEOUT_MAX)
+                if left <= 0:
+                    raise DeadlinePassedError(
+                        f"slab {slab_id}, which another thread asks for, had not come when the "
+                        "deadline passed: the server is stopped, or gone",
+                        facts={"slab_id": slab_id},
+                    )
+                self._changed.wait(left)
+            else:
+                return self._slabs[slab_id]
+        try:
+            slab = self._ask(slab_id, until)
+            with self._changed:
+                self._forget_retired()
+                self._slabs[slab_id] = slab
             return slab
-        fd = self._get_slab(slab_id, until - time.monotonic())
-        try:
-            slab = ReaderSlab(slab_id, fd, self._mode)
-        finally:
-            os.close(fd)
-        with self._changed:
-            self._forget_retired()
-            return self._slabs.setdefault(slab_id, slab)
-
-    def _done(self, slab: ReaderSlab, extent: Extent) -> int:
-        place = (extent.slab_id, extent.slot)
-        with self._changed:
-            self._readers[place] -= 1
-            if self._readers[place] > 0:
-                return 0
-            del self._readers[place]
-            self._vacating.add(place)
-            self._forget_retired()
-        try:
-            return slab.drop_dirtied(extent)
         finally:
             with self._changed:
-                self._vacating.discard(place)
+                self._asked.discard(slab_id)
                 self._changed.notify_all()
 
+    def _ask(self, slab_id: str, until: float) -> ReaderSlab:
+        fd = self._get_slab(slab_id, until - time.monotonic())
+        try:
+            return ReaderSlab(slab_id, fd, self._mode)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def _vacated(self, room: Room, place: _Place, *, shares: bool) -> int:
+        try:
+            dropped = room.drop_dirtied()
+        except OSError:
+            if shares:
+                raise  # and the place stays taken: what is leased there next is mapped anew
+            dropped = 0  # this map is nobody else's, and goes
+        slab_id, _ = place
+        with self._changed:
+            if shares:
+                self._taken.discard(place)
+            self._leases[slab_id] -= 1
+            if not self._leases[slab_id]:
+                del self._leases[slab_id]
+            self._forget_retired()
+        return dropped
+
     def _forget_retired(self) -> None:
-        in_use = {slab_id for slab_id, _ in self._readers}
         for slab_id, slab in list(self._slabs.items()):
-            if slab_id not in in_use and is_retired(slab.control):
+            if slab_id not in self._leases and is_retired(slab.control):
                 del self._slabs[slab_id]
-
-
-def _map(fd: int, total: int, mode: MapMode) -> mmap.mmap:
-    if mode is MapMode.COW:
-        return mmap.mmap(
-            fd,
-            total,
-            flags=mmap.MAP_PRIVATE | _MAP_NORESERVE,
-            prot=mmap.PROT_READ | mmap.PROT_WRITE,
-        )
-    return mmap.mmap(fd, total, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)

@@ -95,12 +95,14 @@ class AcquirePayloadResponse(_message.Message):
     def __init__(self, lease: _Optional[_Union[_payload_pb2.Lease, _Mapping]] = ...) -> None: ...
 
 class ReleasePayloadRequest(_message.Message):
-    __slots__ = ("session_id", "lease_id")
+    __slots__ = ("session_id", "lease_id", "request_id")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     lease_id: str
-    def __init__(self, session_id: _Optional[str] = ..., lease_id: _Optional[str] = ...) -> None: ...
+    request_id: str
+    def __init__(self, session_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class ReleasePayloadResponse(_message.Message):
     __slots__ = ()

@@ -117,7 +117,8 @@ class TeacherLogitsServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReleasePayload(self, request, context):
-        """Returns a lease. Returning one twice is not an error.
+        """Returns a lease, or gives a request up whose lease never came. Either one
+        twice is not an error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -56,7 +56,9 @@ class TeacherLogitsServiceStub:
     AcquirePayload: _grpc.UnaryUnaryMultiCallable[_teacher_logits_service_pb2.AcquirePayloadRequest, _teacher_logits_service_pb2.AcquirePayloadResponse]
     """Leases a sealed payload."""
     ReleasePayload: _grpc.UnaryUnaryMultiCallable[_teacher_logits_service_pb2.ReleasePayloadRequest, _teacher_logits_service_pb2.ReleasePayloadResponse]
-    """Returns a lease. Returning one twice is not an error."""
+    """Returns a lease, or gives a request up whose lease never came. Either one
+    twice is not an error.
+    """
 
 @_typing.type_check_only
 class TeacherLogitsServiceAsyncStub(TeacherLogitsServiceStub):
@@ -86,7 +88,9 @@ class TeacherLogitsServiceAsyncStub(TeacherLogitsServiceStub):
     AcquirePayload: _aio.UnaryUnaryMultiCallable[_teacher_logits_service_pb2.AcquirePayloadRequest, _teacher_logits_service_pb2.AcquirePayloadResponse]  # type: ignore[assignment]
     """Leases a sealed payload."""
     ReleasePayload: _aio.UnaryUnaryMultiCallable[_teacher_logits_service_pb2.ReleasePayloadRequest, _teacher_logits_service_pb2.ReleasePayloadResponse]  # type: ignore[assignment]
-    """Returns a lease. Returning one twice is not an error."""
+    """Returns a lease, or gives a request up whose lease never came. Either one
+    twice is not an error.
+    """
 
 class TeacherLogitsServiceServicer(metaclass=_abc_1.ABCMeta):
     """Admits student ranks and lends them payloads.
@@ -149,6 +153,8 @@ class TeacherLogitsServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _teacher_logits_service_pb2.ReleasePayloadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_teacher_logits_service_pb2.ReleasePayloadResponse, _abc.Awaitable[_teacher_logits_service_pb2.ReleasePayloadResponse]]:
-        """Returns a lease. Returning one twice is not an error."""
+        """Returns a lease, or gives a request up whose lease never came. Either one
+        twice is not an error.
+        """
 
 def add_TeacherLogitsServiceServicer_to_server(servicer: TeacherLogitsServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -6,17 +6,23 @@ calls it on one thread, one pass at a time, and selects from each chunk before i
 next. An engine of your own is a class with ``profile`` and ``logits``, and a function that
 makes it from the server's config: ``serve --engine package.module:function``.
 
-Refuses an engine name that leads nowhere (``find_engine``).
+Refuses an engine name that leads nowhere (``find_engine``) and a function that makes no engine
+(``make_engine``); ``check_settings`` sees what can be seen before anything is loaded.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import inspect
+import os
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
-from teacher_logits.errors import ConfigError
+from teacher_logits.errors import ConfigError, EngineError, TeacherLogitsError
+from teacher_logits_server.engines.model_files import find_model, find_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,6 +32,9 @@ if TYPE_CHECKING:
     from teacher_logits_server.config import ServerConfig
 
 BUILT_IN = {"transformers": "teacher_logits_server.engines.transformers:from_config"}
+_BUILT_IN_NEEDS = ("torch", "transformers")
+MAX_WORDS = 300
+"""Most characters of somebody else's error that a message of ours repeats."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +54,10 @@ class EngineProfile:
     arithmetic_type: str
     revision: str = ""
     tokenizer_fingerprint: str = ""
+
+
+# By its fields and not its class: an engine need not import anything of the server.
+_PROFILE = [(each.name, int if each.type == "int" else str) for each in fields(EngineProfile)]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,20 +98,141 @@ def find_engine(name: str) -> EngineFactory:
     """Return the function that makes an engine: ``transformers``, or ``package.module:function``.
 
     Raises:
-        ConfigError: the module cannot be imported, or has no such function.
+        ConfigError: the module is not found, fails while it is imported, or has no such function.
     """
     module_name, colon, attribute = BUILT_IN.get(name, name).partition(":")
     if not colon or not module_name or not attribute:
         raise _unknown(name, f"the engines here are {', '.join(BUILT_IN)}")
     try:
-        found = getattr(importlib.import_module(module_name), attribute)
-    except ImportError as error:
-        raise _unknown(name, f"module {module_name} cannot be imported ({error})") from error
-    except AttributeError as error:
-        raise _unknown(name, f"module {module_name} has no {attribute}") from error
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        why = f"module {module_name} cannot be imported ({words_of(error)})"
+        if _is_not_found(error, module_name):
+            why += f"; looked {_where_modules_are()}"
+        raise _unknown(name, why) from error
+    found = getattr(module, attribute, None)
+    if found is None:
+        raise _unknown(name, f"module {module_name} has no {attribute}")
     if not callable(found):
         raise _unknown(name, f"{attribute} cannot be called")
     return cast("EngineFactory", found)
+
+
+def check_settings(config: ServerConfig) -> None:
+    """Refuse what would not load, as far as a look tells; an own engine's module is imported.
+
+    Raises:
+        ConfigError: naming the flag: of the engine, or of the model or tokenizer it is to load.
+    """
+    if config.engine not in BUILT_IN:
+        _check_takes_config(config.engine, find_engine(config.engine))
+        return
+    missing = [name for name in _BUILT_IN_NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"--engine {config.engine} needs {' and '.join(missing)}, not installed here: install "
+            "teacher-logits[transformers]",
+            facts={"flag": "--engine", "value": config.engine, "missing": ", ".join(missing)},
+        )
+    find_model(config.model)
+    if config.tokenizer:
+        find_tokenizer(config.tokenizer)
+
+
+def make_engine(config: ServerConfig) -> Engine:
+    """Make the engine that a server was told to serve.
+
+    Raises:
+        ConfigError: the name leads nowhere, or to a function that takes other arguments or
+            returns no engine.
+        EngineError: the function failed, with its error's type and words.
+    """
+    name = config.engine
+    factory = find_engine(name)
+    _check_takes_config(name, factory)
+    try:
+        engine = factory(config)
+        profile = getattr(engine, "profile", None)
+    except TeacherLogitsError:
+        raise
+    except Exception as error:
+        raise EngineError(
+            f"--engine {name!r} failed while it made its engine: {words_of(error)}; mend it, or "
+            "serve with --log-level debug to see where",
+            facts={"flag": "--engine", "value": name, "error": type(error).__name__},
+        ) from error
+    _check_is_engine(name, engine, profile)
+    return engine
+
+
+def words_of(error: Exception) -> str:
+    """Return an error's type and text as one line."""
+    said = " ".join(str(error).split())[:MAX_WORDS]
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def _check_takes_config(name: str, factory: EngineFactory) -> None:
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):
+        return  # written in C: calling it will tell
+    try:
+        signature.bind(object())
+    except TypeError as error:
+        raise ConfigError(
+            f"--engine {name!r} cannot make an engine: it takes {signature} and is called with "
+            f"one argument, the server's config ({error}); give a function that takes the config",
+            facts={"flag": "--engine", "value": name},
+        ) from None
+
+
+def _check_is_engine(name: str, engine: object, profile: object) -> None:
+    made = "None" if engine is None else f"an object of type {type(engine).__name__}"
+    why = ""
+    if engine is None:
+        why = "is no engine (does it lack its `return`?)"
+    elif profile is None:
+        why = "has no `profile`"
+    elif lacking := [name for name, kind in _PROFILE if not _has(profile, name, kind)]:
+        why = f"has a `profile` of type {type(profile).__name__} without {', '.join(lacking)}"
+    elif not callable(getattr(engine, "logits", None)):
+        why = "has no method `logits`"
+    else:
+        why = _why_sizes(cast("EngineProfile", profile))
+    if why:
+        raise ConfigError(
+            f"--engine {name!r} returned {made}, which {why}; an engine has `profile`, an "
+            "EngineProfile, and `logits(rows)`, which yields tensors [positions, head_rows]",
+            facts={"flag": "--engine", "value": name, "returned": type(engine).__name__},
+        )
+
+
+def _has(profile: object, name: str, kind: type) -> bool:
+    value = getattr(profile, name, None)
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _why_sizes(profile: EngineProfile) -> str:
+    ids, rows, tokens = profile.vocabulary_size, profile.head_rows, profile.max_row_tokens
+    if 1 <= ids <= rows and tokens >= 1:
+        return ""
+    return (
+        f"has a `profile` of {ids} ids, {rows} head rows and {tokens} tokens a row: at least 1 "
+        "each, and no more ids than rows"
+    )
+
+
+def _is_not_found(error: Exception, module_name: str) -> bool:
+    """Whether it is the module itself, or a package around it, that is nowhere."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return False
+    return f"{module_name}.".startswith(f"{error.name}.")
+
+
+def _where_modules_are() -> str:
+    here = os.getcwd()
+    in_folder = f" and in the current folder {here}" if {here, ""} & set(sys.path) else ""
+    return f"in PYTHONPATH, among the packages of {sys.executable}{in_folder}"
 
 
 def _unknown(name: str, why: str) -> ConfigError:

@@ -7,16 +7,16 @@ said of it is in the message.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import torch
 
 from teacher_logits.errors import ConfigError
-from teacher_logits_server.engines.model_files import ModelFiles, holds_tokenizer
+from teacher_logits_server.engines.model_files import ModelFiles, find_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from transformers import PreTrainedModel
 
@@ -27,6 +27,8 @@ _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+
+_GGUF_BAR = "tqdm"
 
 
 def load_model(files: ModelFiles, *, device: str, dtype: str) -> PreTrainedModel:
@@ -58,13 +60,7 @@ def load_tokenizer(files: ModelFiles, *, path: str) -> Tokenizer | None:
     """
     folder, gguf_file = files.folder, files.gguf_file
     if path:
-        place = Path(path)
-        if not holds_tokenizer(place) and not place.is_file():
-            raise ConfigError(
-                f"--tokenizer {path!r}: there is no tokenizer there",
-                facts={"flag": "--tokenizer", "value": path},
-            )
-        folder, gguf_file = (place.parent, place.name) if place.is_file() else (place, "")
+        folder, gguf_file = find_tokenizer(path)
     elif not files.has_tokenizer:
         return None
     with loading(folder / gguf_file, flag="--tokenizer"):
@@ -144,13 +140,20 @@ def loading(path: Path, *, flag: str = "--model") -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep progress bars out of the server's log."""
+    """Keep progress bars and notes out of the server's log; what was set comes back."""
+    from transformers import modeling_gguf_pytorch_utils as gguf
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    bar = getattr(gguf, _GGUF_BAR, logging.tqdm)
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    # It takes its bar past the library's own switch.
+    setattr(gguf, _GGUF_BAR, logging.tqdm)
     try:
         yield
     finally:
+        setattr(gguf, _GGUF_BAR, bar)
+        logging.set_verbosity(verbosity)
         if shown:
             logging.enable_progress_bar()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from teacher_logits.errors import ConfigError
 
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _GGUF_MAGIC = b"GGUF"
+_HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
@@ -55,9 +57,14 @@ def find_model(path: str) -> ModelFiles:
         ConfigError: nothing is there, the config or weights are missing, or the weights are
             pickled.
     """
+    if not path:
+        raise ConfigError(
+            "--model is missing: give the folder or the GGUF file of a causal language model",
+            facts={"flag": "--model"},
+        )
     place = Path(path)
-    if not path or not place.exists():
-        raise _refuse(path, "there is no such folder or file")
+    if not place.exists():
+        raise _refuse(path, _why_nothing(path))
     if place.is_file():
         with place.open("rb") as file:
             if file.read(len(_GGUF_MAGIC)) != _GGUF_MAGIC:
@@ -69,6 +76,23 @@ def find_model(path: str) -> ModelFiles:
     if not (place / "config.json").is_file():
         raise _refuse(path, "the folder has weights and no config.json, so nobody knows the model")
     return ModelFiles(folder=place, weights=weights)
+
+
+def find_tokenizer(path: str) -> tuple[Path, str]:
+    """Return the folder of a tokenizer, and the name of its file where it is not the folder.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    place = Path(path)
+    if place.is_file():
+        return place.parent, place.name
+    if holds_tokenizer(place):
+        return place, ""
+    raise ConfigError(
+        f"--tokenizer {path!r}: there is no tokenizer there",
+        facts={"flag": "--tokenizer", "value": path},
+    )
 
 
 def revision_of(files: ModelFiles) -> str:
@@ -107,6 +131,16 @@ def _safetensors(folder: Path) -> tuple[Path, ...]:
             str(folder), f"{len(missing)} of {len(names)} weight files are missing: {missing[0]}"
         )
     return tuple(folder / name for name in names)
+
+
+def _why_nothing(path: str) -> str:
+    why = "there is no such folder or file"
+    if _HUB_NAME.fullmatch(path):
+        why += (
+            ", and names of a model hub are not taken, since a server fetches nothing: download "
+            f"it first, `hf download {path} --local-dir DIR`, and give --model DIR"
+        )
+    return why
 
 
 def _why_no_weights(folder: Path) -> str:

@@ -214,12 +214,12 @@ def too_late(work: Work, now: float, *, for_room: bool) -> TeacherLogitsError:
     full = work.room_error
     if for_room and full is not None:
         return PoolFullError(
-            f"after {waited:.1f} s of waiting for room: {full.message}",
+            f"after {waited:.3g} s of waiting for room: {full.message}",
             facts={**full.facts, "waited_seconds": waited},
             retry_after=full.retry_after,
         )
     return DeadlinePassedError(
-        f"the teacher had not scored {work.plan.request.token_count} tokens after {waited:.1f} s, "
+        f"the teacher had not scored {work.plan.request.token_count} tokens after {waited:.3g} s, "
         "when the call's deadline came: allow more time, send fewer rows a call, or look with "
         "`teacher-logits inspect` at what it is busy with",
         facts={"waited_seconds": waited, "tokens": work.plan.request.token_count},

@@ -8,7 +8,9 @@ with the same request id joins the call under way, or gets the lease that it got
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import (
@@ -24,8 +26,10 @@ from teacher_logits.wire_session import lease_to_wire
 from teacher_logits_server.scorer import BadRows, ScoreJob
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from concurrent.futures import Future
     from datetime import timedelta
+    from typing import TypeAlias
 
     from grpc.aio import ServicerContext
 
@@ -35,11 +39,14 @@ if TYPE_CHECKING:
     from teacher_logits_server.scorer import Scorer
 
     Context = ServicerContext[messages.ScoreRequest, messages.ScoreResponse]
+    _Submitted: TypeAlias = tuple[ScoreJob, Future[LeaseTerms]]
 
 
 #: An answer, an error too, leaves this long before the caller's deadline: one that arrives
 #: with it is lost, and the caller hears of a deadline and not of what it waited for.
 _ANSWER_MARGIN_SECONDS = 0.25
+#: Requests of more rows are read and checked off the loop: each row costs microseconds there.
+_ROWS_ON_LOOP = 1024
 
 
 @dataclass(kw_only=True)
@@ -81,20 +88,45 @@ class ScoringService(stubs.ScoringServiceServicer):
         margin = min(_ANSWER_MARGIN_SECONDS, remaining / 10)
         wait = min(remaining - margin, self._longest_wait)
         # The job gives up first: it knows whether it waited for room or for the teacher.
-        job = read_job(request, deadline=self._clock.now() + wait - margin)
-        key = job.session_id, job.request_id
+        deadline = self._clock.now() + wait - margin
+        key = request.session_id, request.request_id
         calls = self._calls.setdefault(key, _Calls())
         calls.waiting += 1
         try:
-            lease = await self._scored(job, wait, calls)
+            submit = partial(self._submit, request, deadline)
+            if len(request.row_lengths) <= _ROWS_ON_LOOP:
+                job, future = submit()
+            else:
+                job, future = await self._in_thread(submit, calls)
+            lease = await self._scored(job, future, wait, calls)
         finally:
             calls.waiting -= 1
             if not calls.waiting:
                 self._calls.pop(key, None)
         return messages.ScoreResponse(lease=lease_to_wire(lease))
 
-    async def _scored(self, job: ScoreJob, wait: float, calls: _Calls) -> LeaseTerms:
-        future = self._scorer.submit(job)
+    def _submit(self, request: messages.ScoreRequest, deadline: float) -> _Submitted:
+        job = read_job(request, deadline=deadline, max_tokens=self._ledger.max_request_tokens)
+        self._ledger.note_request(job.session_id, job.request_id, digest_of(request))
+        return job, self._scorer.submit(job)
+
+    async def _in_thread(self, submit: Callable[[], _Submitted], calls: _Calls) -> _Submitted:
+        """Submit where many rows would hold up the loop; a call that ends meanwhile gives up."""
+        submitting = asyncio.ensure_future(asyncio.to_thread(submit))
+
+        def give_up(done: asyncio.Future[_Submitted]) -> None:
+            if not done.cancelled() and done.exception() is None:
+                self._give_up(*done.result(), others=calls.waiting)
+
+        try:
+            return await asyncio.shield(submitting)
+        except asyncio.CancelledError:
+            submitting.add_done_callback(give_up)
+            raise
+
+    async def _scored(
+        self, job: ScoreJob, future: Future[LeaseTerms], wait: float, calls: _Calls
+    ) -> LeaseTerms:
         waiter = asyncio.wrap_future(future)
         try:
             # `wait` cancels nothing of its own accord, as `wait_for` would.
@@ -114,11 +146,11 @@ class ScoringService(stubs.ScoringServiceServicer):
         finally:
             if not calls.answered:
                 waiter.cancel()
-                self._give_up(job, future, calls)
+                self._give_up(job, future, others=calls.waiting - 1)
 
-    def _give_up(self, job: ScoreJob, future: Future[LeaseTerms], calls: _Calls) -> None:
+    def _give_up(self, job: ScoreJob, future: Future[LeaseTerms], *, others: int) -> None:
         """Cancel a job; where its lease came first, take that back if no other call wants it."""
-        if future.cancel() or future.exception() is not None or calls.waiting > 1:
+        if future.cancel() or future.exception() is not None or others:
             return
         try:
             self._ledger.release(job.session_id, future.result().lease_id)
@@ -133,7 +165,7 @@ class ScoringService(stubs.ScoringServiceServicer):
 
     def _too_late(self, waited: float) -> DeadlinePassedError:
         return DeadlinePassedError(
-            f"the teacher was not done after {waited:.1f} s, which is as long as the call may "
+            f"the teacher was not done after {waited:.3g} s, which is as long as the call may "
             f"wait (the shorter of its deadline and --default-wait, {self._longest_wait:g} s): "
             "send fewer rows a call, or allow more",
             facts={"waited_seconds": waited, "longest_wait_seconds": self._longest_wait},
@@ -147,14 +179,30 @@ def _draining() -> DrainingError:
     )
 
 
-def read_job(request: messages.ScoreRequest, *, deadline: float) -> ScoreJob:
+def digest_of(request: messages.ScoreRequest) -> bytes:
+    """Return what tells one scoring request from another, its ids among the rest."""
+    return hashlib.blake2b(request.SerializeToString(deterministic=True), digest_size=16).digest()
+
+
+def read_job(request: messages.ScoreRequest, *, deadline: float, max_tokens: int) -> ScoreJob:
     """Return the job of a message; ``deadline`` is a time of the server's clock.
 
     Raises:
-        PayloadInvalidError: its windows are no pairs.
+        PayloadInvalidError: it has more rows than ``max_tokens``, or its windows are no pairs.
         RequestInvalidError: it does not say what to do about bad rows.
     """
     windows = request.row_windows
+    for field, count in (
+        ("row_lengths", len(request.row_lengths)),
+        ("prefix_lengths", len(request.prefix_lengths)),
+        ("row_windows", len(windows) // 2),
+    ):
+        if count > max_tokens:
+            raise PayloadInvalidError(
+                f"{field} speaks of {count} rows, and the server takes {max_tokens} tokens at a "
+                "time: send fewer rows a request",
+                facts={"field": field, "entries": count, "limit": max_tokens},
+            )
     if len(windows) % 2:
         raise PayloadInvalidError(
             f"row_windows has {len(windows)} numbers: give a first position and a count a row",
@@ -169,7 +217,7 @@ def read_job(request: messages.ScoreRequest, *, deadline: float) -> ScoreJob:
         prefix_lengths=tuple(request.prefix_lengths),
         row_windows=tuple(zip(windows[::2], windows[1::2], strict=True)),
         bad_rows=enum_from_wire(
-            request.bad_rows, messages.BadRowPolicy, "BAD_ROW_POLICY_", BadRows
+            request.bad_rows, messages.BadRowPolicy, "BAD_ROW_POLICY_", BadRows, field="bad_rows"
         ),
         deadline=deadline,
     )

@@ -15,6 +15,7 @@ from teacher_logits.v1 import teacher_logits_service_pb2 as messages
 from teacher_logits.v1 import teacher_logits_service_pb2_grpc as stubs
 from teacher_logits.wire import student_from_wire, transport_from_wire
 from teacher_logits.wire_session import lease_to_wire, refusal_from_wire, session_to_wire
+from teacher_logits_server.capability import check_protocol
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
@@ -46,6 +47,10 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
         context: ServicerContext[messages.OpenSessionRequest, messages.OpenSessionResponse],
     ) -> messages.OpenSessionResponse:
         """Admit a student rank, or refuse it with every rule that it breaks."""
+        # First of all: another release's words are not known here, and its version says why.
+        violations = check_protocol(request.protocol_version)
+        if violations:
+            raise SessionRefusedError(violations)
         profile = student_from_wire(request.profile)
         try:
             opened = self._ledger.open_session(
@@ -145,8 +150,11 @@ def acquire(
 def release(
     ledger: Ledger, request: messages.ReleasePayloadRequest
 ) -> messages.ReleasePayloadResponse:
-    """Return a lease; doing so twice is fine."""
-    ledger.release(request.session_id, request.lease_id)
+    """Return a lease, or give a request up; doing so twice is fine."""
+    if request.lease_id or not request.request_id:
+        ledger.release(request.session_id, request.lease_id)
+    if request.request_id:
+        ledger.release_request(request.session_id, request.request_id)
     return messages.ReleasePayloadResponse()
 
 
