@@ -13,11 +13,11 @@ import gguf
 import pytest
 import torch
 import transformers
-from teacher_logits_server.engines.tokenizer import fingerprint_of
 from tokenizers import Tokenizer, models, normalizers
 
 from teacher_logits.digest import tokenizer_fingerprint
 from teacher_logits.errors import ConfigError
+from teacher_logits.tokenizer import fingerprint_of
 from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.engines import EngineProfile, Row
 from teacher_logits_server.engines import transformers as built_in

@@ -118,6 +118,7 @@ def plan_job(job: ScoreJob, *, ledger: Ledger, max_request_tokens: int) -> Plan:
 
     Raises:
         PayloadInvalidError: by row, with the numbers, the rule and the way out.
+        PoolFullError: no pool of this size can hold the payload.
         SessionExpiredError, EpochChangedError: the session has ended.
     """
     profile, terms = ledger.profile(job.session_id), ledger.terms(job.session_id)

@@ -118,7 +118,7 @@ class Scorer:
 
         Raises:
             PayloadInvalidError: it can never be scored; nothing was computed.
-            PoolFullError: too many jobs wait.
+            PoolFullError: no pool of this size can hold its payload, or too many jobs wait.
             SessionExpiredError, EpochChangedError: the session has ended.
             DrainingError, EngineError: the scorer takes no more jobs.
         """
