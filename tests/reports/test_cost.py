@@ -12,7 +12,12 @@ from tests.reports.raw import TIMEOUT_SECONDS, a_request, refused
 from tests.transport_suite.dense_teacher import MAX_ROW_TOKENS, VOCABULARY_SIZE
 from tests.transport_suite.writing import a_profile
 
-from teacher_logits.errors import PayloadInvalidError, SessionRefusedError
+from teacher_logits.errors import (
+    PayloadInvalidError,
+    PoolFullError,
+    SessionRefusedError,
+    TeacherLogitsError,
+)
 from teacher_logits_client import Transport
 
 FEW, MANY = 512, 2048
@@ -57,15 +62,15 @@ def test_r07_k_of_the_vocabulary_is_refused_at_the_door(tried: Tried) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "facts"),
+    ("rows", "kind", "facts"),
     [
-        (25, {"tokens": 25 * MAX_ROW_TOKENS, "limit": 65536}),
-        (16, {"budget_bytes": POOL_BYTES}),
+        (25, PayloadInvalidError, {"tokens": 25 * MAX_ROW_TOKENS, "limit": 65536}),
+        (16, PoolFullError, {"budget_bytes": POOL_BYTES}),
     ],
     ids=["100k-tokens", "64k-tokens-of-1024-entries"],
 )
 def test_r07_a_request_of_gigabytes_is_refused_before_anything_is_made_for_it(
-    tried: Tried, rows: int, facts: dict[str, int]
+    tried: Tried, rows: int, kind: type[TeacherLogitsError], facts: dict[str, int]
 ) -> None:
     profile = a_profile(top_k=1024, transports=(Transport.STREAM,))
     with tried.client.open_session(profile) as session:
@@ -76,7 +81,7 @@ def test_r07_a_request_of_gigabytes_is_refused_before_anything_is_made_for_it(
             row_lengths=[MAX_ROW_TOKENS] * rows,
         )
         answer = refused(lambda: tried.raw.scoring.Score(request, timeout=TIMEOUT_SECONDS))
-        assert isinstance(answer.error, PayloadInvalidError)
+        assert isinstance(answer.error, kind)
         assert facts.items() <= answer.error.facts.items()
         assert (tried.teacher.passes, tried.server.usage) == (passes, before)
 
