@@ -21,8 +21,8 @@ BENCHES   = $(notdir $(basename $(shell grep -l '^def main\>' benchmarks/*.py 2>
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-all check lint format types floors \
-        proto proto-check proto-release wheel bench clean
+.PHONY: help venv demo test test-all check lint format types floors dockerfile \
+        proto proto-check proto-release wheel image-check bench clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,7 +53,7 @@ test: lint types floors proto-check  ## all static checks and the suite without 
 test-all: lint types floors proto-check  ## the same with the slow tier
 	$(PY) -m pytest $(ARGS)
 
-check: lint types floors proto-check wheel  ## all static checks, and the wheel builds
+check: lint types floors proto-check dockerfile wheel  ## all static checks, and the wheel builds
 
 lint: $(READY)  ## ruff: rules and format
 	$(BIN)/ruff check
@@ -68,6 +68,9 @@ types: $(READY)  ## mypy --strict
 
 floors: $(READY)  ## import-linter: who may import whom
 	$(BIN)/lint-imports --no-logo
+
+dockerfile: $(READY)  ## hadolint: deploy/Dockerfile
+	$(BIN)/hadolint deploy/Dockerfile
 
 # --- the schema --------------------------------------------------------------
 
@@ -102,6 +105,12 @@ proto-release: proto-check  ## keep the schema of this release, for buf breaking
 
 wheel: $(READY)  ## build dist/*.whl
 	$(PY) -m build --wheel
+
+# Without Docker: root, and Debian's buildah, debootstrap and runc. The torch that pip finds
+# has to be the build that the Dockerfile asks for: PIP_ARGS, or
+# ARGS="--build-arg TORCH_BUILD=...".
+image-check: $(READY)  ## build deploy/Dockerfile in a clean root, and score with it
+	$(PY) -m deploy.image_check --build-arg PIP_ARGS="$(PIP_ARGS)" $(ARGS)
 
 bench: $(READY)  ## run the benchmarks, one JSON object a line (BENCHES=scoring, ARGS=...)
 	@test -n "$(BENCHES)" || { echo "No benchmarks/*.py with a main()."; exit 1; }

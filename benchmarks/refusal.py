@@ -94,9 +94,10 @@ def _open_scorer(
 ) -> tuple[Callable[[bytes, tuple[int, ...]], object], Callable[[], int]]:
     """Return a scorer's submission, for a session with K = V, and the bytes of its slabs."""
     config, clock = ServerConfig(max_request_tokens=max_request_tokens), MonotonicClock()
-    slabs = ServerSlabs(epoch=keys.new_epoch())
+    epoch = keys.new_epoch()
+    slabs = ServerSlabs(epoch=epoch)
     ledger = Ledger(
-        epoch=keys.new_epoch(),
+        epoch=epoch,
         limits=config,
         teacher=TeacherProfile(
             teacher_id="idle",

@@ -1,6 +1,6 @@
 """A student that learns from a served teacher, rows of differing lengths and all.
 
-    python train.py unix:/tmp/own/teacher.sock
+    python train.py unix:/tmp/own/teacher.sock      (own_engine.py starts one there)
 
 The student is one table of next-token logits, so that the file is about the hand-over: scores
 are asked for ahead of the step that needs them, and each lease ends before the next step.
@@ -60,5 +60,7 @@ def main(address: str) -> list[float]:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python train.py ADDRESS      such as unix:/tmp/own/teacher.sock")
     found = main(sys.argv[1])
     sys.stdout.write(f"loss {found[0]:.3f} -> {found[-1]:.3f} nats a position\n")

@@ -14,7 +14,10 @@
             with future.result(timeout=30) as payload:
                 loss_sum, count = tl.losses.forward_kl(student_logits, payload.targets, mask)
 
-``testing`` starts a server of its own for tests; it is imported when it is first asked for.
+``testing`` starts a server of its own for tests.
+
+Importing this package imports neither torch nor gRPC: what needs them is imported when it is
+first asked for, so that commands answer ``--help`` at once. Type checkers see it all.
 """
 
 from __future__ import annotations
@@ -30,32 +33,39 @@ from teacher_logits.profiles import NodeHints, StudentProfile, TeacherProfile, V
 from teacher_logits.terms import Check, Verdict
 from teacher_logits.tokenizer import fingerprint_of, id_count
 from teacher_logits.transport import Locality, Refusal, Transport
-from teacher_logits_client import losses
-from teacher_logits_client.client import Client, connect
 from teacher_logits_client.config import MapMode
-from teacher_logits_client.futures import ScoreFuture
 from teacher_logits_client.leased import ClientStatistics
-from teacher_logits_client.payloads import LeasedPayload
-from teacher_logits_client.student import Session
-from teacher_logits_client.targets import Targets
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
-    import teacher_logits_client.testing as testing
+    from teacher_logits.selection import select_top_k
+    from teacher_logits_client import losses, testing
+    from teacher_logits_client.batch import Batch
+    from teacher_logits_client.client import Client, connect
+    from teacher_logits_client.drafts import Draft
+    from teacher_logits_client.futures import ScoreFuture
+    from teacher_logits_client.labels import labels_mask
+    from teacher_logits_client.micro_batches import MicroBatch
+    from teacher_logits_client.payloads import LeasedPayload
+    from teacher_logits_client.publisher import Publisher
+    from teacher_logits_client.student import Session
+    from teacher_logits_client.targets import Targets
 
 __all__ = [
+    "Batch",
     "BatchGrid",
     "Check",
     "Client",
     "ClientStatistics",
     "ColumnKind",
+    "Draft",
     "ElementType",
     "LeasedPayload",
     "Locality",
     "MapMode",
+    "MicroBatch",
     "ModelGrid",
     "NodeHints",
+    "Publisher",
     "Refusal",
     "RowStatus",
     "ScoreFuture",
@@ -71,12 +81,44 @@ __all__ = [
     "errors",
     "fingerprint_of",
     "id_count",
+    "labels_mask",
     "losses",
+    "select_top_k",
     "testing",
 ]
 
+_HOMES = {
+    "Batch": "batch",
+    "Client": "client",
+    "Draft": "drafts",
+    "LeasedPayload": "payloads",
+    "MicroBatch": "micro_batches",
+    "Publisher": "publisher",
+    "ScoreFuture": "futures",
+    "Session": "student",
+    "Targets": "targets",
+    "connect": "client",
+    "labels_mask": "labels",
+    "losses": "",
+    "select_top_k": "teacher_logits.selection",
+    "testing": "",
+}
+"""Names imported when first asked for, each with its module; "" for one that is a module."""
 
-def __getattr__(name: str) -> ModuleType:
-    if name == "testing":
-        return importlib.import_module("teacher_logits_client.testing")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def _find(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = _HOMES[name] or name
+    module = importlib.import_module(home if "." in home else f"{__name__}.{home}")
+    found: object = getattr(module, name) if _HOMES[name] else module
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
+
+
+if not TYPE_CHECKING:  # or a misspelt name would pass as an object
+    __getattr__ = _find

@@ -1,4 +1,4 @@
-"""The handshake: from a student's profile to a settled session.
+"""The handshake: from a profile to a settled session, a student's or a publisher's.
 
     1  OpenSession      admitted, or every broken rule        -> terms, nonce, broker's path
     2  broker line      hello with the nonce                  -> a page with a challenge
@@ -16,26 +16,28 @@ import platform
 import secrets
 import socket
 import time
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from teacher_logits import __version__, inprocess
-from teacher_logits.errors import NotAvailable, TeacherLogitsError, TransportFailure
+from teacher_logits import __version__
+from teacher_logits.errors import NoCommonTransportError, TeacherLogitsError
 from teacher_logits.profiles import NodeHints
-from teacher_logits.transport import Refusal, RefusalReason, Transport, proof_of
-from teacher_logits_client.line import Line
+from teacher_logits.transport import RefusalReason, Transport
+from teacher_logits_client.evidence import OPENABLE, gather, not_openable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
     from teacher_logits.inprocess import Resident
-    from teacher_logits.profiles import StudentProfile
+    from teacher_logits.profiles import StudentProfile, TeacherProfile
     from teacher_logits.terms import SessionTerms
-    from teacher_logits_client.calls import Calls, OpenedSession
-
-OPENABLE = frozenset({Transport.LOCAL, Transport.SHARED_MEMORY, Transport.STREAM})
-"""Transports that this release of the client has an opener for."""
+    from teacher_logits.transport import Refusal
+    from teacher_logits_client.calls import Calls
+    from teacher_logits_client.calls.opened import OpenedSession
+    from teacher_logits_client.evidence import Evidence, MakeLine
+    from teacher_logits_client.line import Line
 
 _NAMESPACES = ("pid", "ipc", "net", "mnt")
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -52,15 +54,15 @@ class Agreed:
     resident: Resident | None
 
 
-@dataclass
-class _Evidence:
-    proofs: dict[Transport, bytes] = field(default_factory=dict)
-    failures: list[Refusal] = field(default_factory=list)
-    line: Line | None = None
-    resident: Resident | None = None
+@dataclass(frozen=True, kw_only=True)
+class AgreedPublisher:
+    """What a publisher's handshake came to. ``line`` is set where it writes slabs of its own."""
 
-    def fail(self, transport: Transport, reason: RefusalReason, message: str) -> None:
-        self.failures.append(Refusal(transport=transport, reason=reason, message=message))
+    terms: SessionTerms
+    profile: TeacherProfile
+    transport: Transport
+    refusals: tuple[Refusal, ...]
+    line: Line | None
 
 
 def shake_hands(
@@ -68,11 +70,11 @@ def shake_hands(
     profile: StudentProfile,
     *,
     timeout: float,
-    late_lease: Callable[[str], None],
+    make_line: MakeLine,
 ) -> Agreed:
     """Open a session for a profile and settle its transports.
 
-    ``late_lease`` is told of leases whose acquisition had been given up when they came.
+    ``make_line`` connects to the broker at a path, within some seconds.
 
     Raises:
         SessionRefusedError: with every rule that the profile breaks.
@@ -83,7 +85,69 @@ def shake_hands(
     asked = _asked(profile)
     request_id = secrets.token_hex(12)
     opened = calls.open_session(asked, request_id=request_id, timeout=timeout)
-    evidence = _gather(opened, asked, calls.address.path, late_lease, until)
+    evidence = gather(opened, asked.transports, calls.address.path, make_line, until)
+    terms, line = _prove(calls, opened, evidence, until)
+    return Agreed(
+        terms=terms,
+        profile=asked,
+        refusals=_refusals(profile, terms),
+        line=line,
+        resident=evidence.resident,
+    )
+
+
+def shake_hands_as_publisher(
+    calls: Calls,
+    profile: TeacherProfile,
+    transports: Sequence[Transport],
+    *,
+    timeout: float,
+    make_line: MakeLine,
+) -> AgreedPublisher:
+    """Open a publisher's session and settle where it writes.
+
+    Raises:
+        SessionRefusedError: with every rule that the profile breaks.
+        NoCommonTransportError: it is settled on none of ``transports``, with the refusals.
+        NotAvailable: the server did not answer within ``timeout`` seconds.
+    """
+    until = time.monotonic() + timeout
+    if profile.hints == NodeHints():
+        profile = replace(profile, hints=node_hints())
+    opened = calls.registry.open_publisher(
+        profile, request_id=secrets.token_hex(12), timeout=timeout
+    )
+    evidence = gather(opened, transports, calls.address.path, make_line, until)
+    terms, line = _prove(calls, opened, evidence, until)
+    settled = {settlement.transport for settlement in terms.settlements}
+    refusals = tuple(
+        refusal
+        for s in terms.settlements
+        for refusal in s.refusals
+        if refusal.transport in transports
+    )
+    for transport in transports:
+        if transport in settled:
+            return AgreedPublisher(
+                terms=terms, profile=profile, transport=transport, refusals=refusals, line=line
+            )
+    if line is not None:
+        line.close()
+    with suppress(TeacherLogitsError):  # its TTL will end it
+        calls.close_session(terms.session_id, timeout=until - time.monotonic())
+    wanted = ", ".join(t.value for t in transports) or "nothing"
+    said = "; ".join(f"{each.transport.value}: {each.message}" for each in refusals)
+    raise NoCommonTransportError(
+        f"the publisher wants {wanted}, and that is not to be had ({said or 'no reason given'}): "
+        "allow 'stream', or mend what stands in the way",
+        facts={each.transport.value: each.reason.value for each in refusals},
+    )
+
+
+def _prove(
+    calls: Calls, opened: OpenedSession, evidence: Evidence, until: float
+) -> tuple[SessionTerms, Line | None]:
+    """Show what was read; return the settled terms, and the line if the session lives by it."""
     try:
         terms = calls.prove_locality(
             opened.terms.session_id,
@@ -100,13 +164,7 @@ def shake_hands(
     if line is not None and not settled & {Transport.SHARED_MEMORY, Transport.LOCAL}:
         line.close()  # a streamed session lives by its TTL
         line = None
-    return Agreed(
-        terms=terms,
-        profile=asked,
-        refusals=_refusals(profile, terms),
-        line=line,
-        resident=evidence.resident,
-    )
+    return terms, line
 
 
 def _asked(profile: StudentProfile) -> StudentProfile:
@@ -116,6 +174,13 @@ def _asked(profile: StudentProfile) -> StudentProfile:
     """
     hints = profile.hints if profile.hints != NodeHints() else node_hints()
     transports = tuple(t for t in profile.transports if t in OPENABLE or t.is_local)
+    if not transports:
+        wanted = ", ".join(t.value for t in profile.transports)
+        raise NoCommonTransportError(
+            f"this client (release {__version__}) can open none of the transports that the "
+            f"profile wants ({wanted}); allow 'shared_memory' or 'stream'",
+            facts={t.value: RefusalReason.PLATFORM.value for t in profile.transports},
+        )
     return replace(profile, hints=hints, transports=transports)
 
 
@@ -126,117 +191,16 @@ def _refusals(profile: StudentProfile, terms: SessionTerms) -> tuple[Refusal, ..
     for transport in profile.transports:
         if transport in settled:
             break
-        found.setdefault(transport, _not_openable(transport))
+        found.setdefault(transport, not_openable(transport))
     return tuple(found[t] for t in profile.transports if t in found)
-
-
-def _not_openable(transport: Transport) -> Refusal:
-    return Refusal(
-        transport=transport,
-        reason=RefusalReason.PLATFORM,
-        message=f"this client (release {__version__}) cannot open it",
-    )
-
-
-def _gather(
-    opened: OpenedSession,
-    profile: StudentProfile,
-    socket_path: str,
-    late_lease: Callable[[str], None],
-    until: float,
-) -> _Evidence:
-    """Read what proves that this process shares memory with the server."""
-    evidence = _Evidence()
-    nonce = opened.nonce
-    for transport in profile.transports:
-        if transport is Transport.LOCAL:
-            evidence.resident = inprocess.find(opened.terms.epoch)
-            if evidence.resident is None:
-                evidence.fail(
-                    transport,
-                    RefusalReason.OTHER_PROCESS,
-                    f"the server does not live in process {os.getpid()}",
-                )
-            else:
-                secret = evidence.resident.secret
-                evidence.proofs[transport] = proof_of(secret, nonce=nonce, transport=transport)
-        elif transport is Transport.SHARED_MEMORY:
-            challenge = _read_challenge(opened, socket_path, evidence, late_lease, until)
-            if challenge is not None:
-                evidence.proofs[transport] = proof_of(challenge, nonce=nonce, transport=transport)
-        elif transport not in OPENABLE:
-            evidence.failures.append(_not_openable(transport))
-    return evidence
-
-
-def _read_challenge(
-    opened: OpenedSession,
-    socket_path: str,
-    evidence: _Evidence,
-    late_lease: Callable[[str], None],
-    until: float,
-) -> bytes | None:
-    """Open the line and read the page that came over it; None where either failed."""
-    transport = Transport.SHARED_MEMORY
-    if not opened.broker_path:
-        evidence.fail(transport, RefusalReason.BROKER_UNREACHABLE, "the server has no broker")
-        return None
-    try:
-        line = _connect(opened.broker_path, socket_path, late_lease, until)
-    except OSError as error:
-        evidence.fail(
-            transport,
-            RefusalReason.BROKER_UNREACHABLE,
-            f"connect {opened.broker_path}: {error.strerror or error}; on one node, give both "
-            "sides the folder of this socket",
-        )
-        return None
-    try:
-        challenge = line.hello(
-            opened.terms.session_id, opened.nonce, timeout=until - time.monotonic()
-        )
-    except TeacherLogitsError as error:
-        line.close()
-        evidence.fail(transport, _why(error), error.message)
-        return None
-    evidence.line = line
-    return challenge
-
-
-def _connect(
-    broker_path: str, socket_path: str, late_lease: Callable[[str], None], until: float
-) -> Line:
-    """Connect to the broker where the server sees it, or beside the socket that we came by.
-
-    Containers often have one folder under two names.
-    """
-    left = max(0.001, until - time.monotonic())
-    try:
-        return Line(broker_path, timeout=left, late_lease=late_lease)
-    except OSError:
-        beside = os.path.join(os.path.dirname(socket_path), os.path.basename(broker_path))
-        if not socket_path or beside == broker_path:
-            raise
-        try:
-            return Line(beside, timeout=left, late_lease=late_lease)
-        except OSError:
-            pass  # the name that the server gave is the one to speak of
-        raise
-
-
-def _why(error: TeacherLogitsError) -> RefusalReason:
-    if isinstance(error, TransportFailure):
-        return RefusalReason.SLAB_NOT_MAPPABLE
-    if isinstance(error, NotAvailable):
-        return RefusalReason.BROKER_UNREACHABLE
-    return RefusalReason.BROKER_REFUSED
 
 
 def node_hints() -> NodeHints:
     """Return what this process can say of where it runs; nothing of it is believed."""
     versions = {"python": platform.python_version(), "teacher-logits": __version__}
     for name in ("torch", "grpcio", "protobuf"):
-        versions[name] = metadata.version(name)
+        with suppress(metadata.PackageNotFoundError):  # built by hand: it works, and has no name
+            versions[name] = metadata.version(name)
     return NodeHints(
         host_name=socket.gethostname(),
         boot_id=_first_line(_BOOT_ID),

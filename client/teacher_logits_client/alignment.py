@@ -114,6 +114,7 @@ def check_lookup_identity(
     next_ids: torch.Tensor,
     *,
     tolerance: float | None = None,
+    first_row: int = 0,
 ) -> LookupCheck:
     """Refuse a payload whose position s does not score the token that comes next.
 
@@ -121,7 +122,8 @@ def check_lookup_identity(
     ``row_offsets``, and ``row_status`` where it is there; rows that are not OK are left out.
     ``next_ids`` [P] is the student's own ids[s+1] at each position, -1 where none comes next.
     ``tolerance`` in nats replaces the one that the element type of ``topk_logprobs`` implies.
-    Nothing was checked where the answer's ``checked`` is 0, as without ``actual_logprob``.
+    ``first_row`` as for ``compare_digests``. Nothing was checked where the answer's ``checked``
+    is 0, as without ``actual_logprob``.
 
     Raises:
         AlignmentError: naming the first row and position, and whether the data is shifted.
@@ -155,7 +157,9 @@ def check_lookup_identity(
     places = faulty.nonzero()
     if len(places):
         shift = _shift(lookup, wanted, rows)
-        raise _misaligned(lookup, wanted, offsets, places.flatten(), shift)
+        raise _misaligned(
+            lookup, wanted, offsets, places.flatten(), shift=shift, first_row=first_row
+        )
     return LookupCheck(checked=int((wanted >= 0).sum()), among_k=int(found.sum()))
 
 
@@ -199,11 +203,14 @@ def _misaligned(
     wanted: torch.Tensor,
     offsets: torch.Tensor,
     places: torch.Tensor,
+    *,
     shift: int | None,
+    first_row: int,
 ) -> AlignmentError:
     place = int(places[0])
     row = int(torch.searchsorted(offsets, place, right=True)) - 1
     position, token = place - int(offsets[row]), int(wanted[place])
+    row += first_row
     actual, total = float(lookup.actual[place]), int((wanted >= 0).sum())
     entries = dict(zip(lookup.ids[place].tolist(), lookup.logprobs[place].tolist(), strict=True))
     entries.pop(-1, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from functools import partial
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
     from teacher_logits.profiles import StudentProfile
     from teacher_logits.terms import LeaseTerms, SessionTerms
+    from teacher_logits_client.calls import Calls
     from teacher_logits_client.calls.pending import PendingLease
     from teacher_logits_client.liveness import Liveness
     from teacher_logits_client.payloads import LeasedPayload
@@ -33,6 +35,7 @@ class Answers:
         liveness: Liveness,
         returner: Returner,
     ) -> None:
+        self._session_id = terms.session_id
         self.default_seconds = terms.default_wait.total_seconds()
         self._profile = profile
         self._reader = reader
@@ -64,6 +67,23 @@ class Answers:
         for pending in list(self._pending):
             if not pending.is_taken:
                 self.give_up(pending)
+
+    def acquire(
+        self,
+        payload_id: str,
+        *,
+        batch: RowBatch | None,
+        until: float,
+        seconds: float,
+        calls: Calls,
+    ) -> LeasedPayload:
+        """Lease a payload over the line, or by a call where there is none; see ``open``."""
+        request_id = secrets.token_hex(12)
+        with self.asking(request_id):
+            lease = (self._reader.line or calls).acquire(
+                self._session_id, request_id=request_id, payload_id=payload_id, timeout=seconds
+            )
+        return self.open(lease, until=until, batch=batch, reject_bad_rows=False)
 
     @contextmanager
     def asking(self, request_id: str) -> Iterator[None]:

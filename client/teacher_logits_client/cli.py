@@ -115,7 +115,8 @@ def inspect(argv: Sequence[str]) -> int:
     from teacher_logits_client.inspect_view import as_json, as_text
 
     view = inspect_server(address, timeout=timeout)
-    _write(as_json(view) if flags.json else as_text(view))
+    show = as_json if flags.json else as_text
+    _write(show(view, address=str(address)))
     return EXIT_OK
 
 

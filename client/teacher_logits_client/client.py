@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from teacher_logits.errors import RequestInvalidError, ServerUnreachableError
 from teacher_logits.profiles import StudentProfile, word_of
+from teacher_logits.transport import Transport
 from teacher_logits_client.agreement import shake_hands
 from teacher_logits_client.calls import Calls
 from teacher_logits_client.config import (
@@ -17,17 +18,29 @@ from teacher_logits_client.config import (
     parse_address,
 )
 from teacher_logits_client.forks import refuse_to_travel
+from teacher_logits_client.line import Line
+from teacher_logits_client.mailbox import Mailbox
 from teacher_logits_client.openers.stream import BufferPool
+from teacher_logits_client.publishing import (
+    DEFAULT_POOL_BYTES,
+    DEFAULT_SLAB_BYTES,
+    WRITABLE,
+    PublisherSettings,
+    open_publisher,
+)
 from teacher_logits_client.reader import Reader
 from teacher_logits_client.returns import Returner
 from teacher_logits_client.student import Session
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Sequence
     from types import TracebackType
 
+    from teacher_logits.profiles import TeacherProfile
     from teacher_logits_client.config import Address
     from teacher_logits_client.leased import ClientStatistics
+    from teacher_logits_client.publisher import Publisher
 
 
 def connect(
@@ -41,7 +54,8 @@ def connect(
     Args:
         address: ``unix:/path`` or ``host:port``; an absolute path alone is a Unix socket's.
         timeout: seconds to wait for a server that is not there yet or loads its teacher; and
-            the deadline of every later call that is not given its own.
+            the deadline of later handshakes and farewells that are not given their own. Scores
+            and payloads are waited for as long as the server's ``default_wait`` says.
         insecure: allow an address that is not on this host; nothing is encrypted.
 
     Raises:
@@ -73,9 +87,11 @@ class Client:
         self._calls = calls
         self._timeout = timeout
         self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
-        self._returner = Returner(finish=partial(_finish, calls, self._readers))
+        self._returner = Returner(
+            finish=partial(_finish, calls, self._readers), hang_up=calls.close
+        )
         self._buffers = BufferPool()
-        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._sessions: weakref.WeakSet[Session | Publisher] = weakref.WeakSet()
         # A client that is dropped must not leave its thread behind.
         self._end = weakref.finalize(self, self._returner.stop)
         self._end.atexit = False
@@ -92,6 +108,7 @@ class Client:
         timeout: float | None = None,
         mode: MapMode = MapMode.COW,
         check_digest: bool = False,
+        prefetch: int = 1,
     ) -> Session:
         """Be admitted as a student rank, and settle how payloads come.
 
@@ -102,9 +119,13 @@ class Client:
             check_digest: compare the digest of each payload at the end of its lease with the
                 one at its start. Reads every byte twice; for ``local``, where nothing else
                 keeps a reader from writing into the writer's memory.
+            prefetch: registered steps that are asked for ahead of the one acquired, 0 to 15:
+                each holds its room from when it is ready, and where bytes are streamed they
+                come in the background.
 
         Raises:
-            RequestInvalidError: ``profile`` is none, or wants no transport at all.
+            RequestInvalidError: ``profile`` is none, or wants no transport at all, or
+                ``prefetch`` is no such number.
             SessionRefusedError: with every rule that the profile breaks.
             NoCommonTransportError: with every refusal.
             UnknownTeacherError: with the teachers there are.
@@ -113,8 +134,9 @@ class Client:
         _check_profile(profile)
         mode = word_of(MapMode, mode, what="mode")
         seconds = self._timeout if timeout is None else check_timeout(timeout, what="open_session")
-        late = _LateLeases()
-        agreed = shake_hands(self._calls, profile, timeout=seconds, late_lease=late)
+        late, mailbox = _LateLeases(), Mailbox(prefetch)
+        make_line = partial(_make_line, late, mailbox)
+        agreed = shake_hands(self._calls, profile, timeout=seconds, make_line=make_line)
         reader = Reader(
             agreed,
             calls=self._calls,
@@ -130,11 +152,61 @@ class Client:
             calls=self._calls,
             returner=self._returner,
             reader=reader,
+            mailbox=mailbox,
             owner=self,
             timeout=self._timeout,
         )
         self._sessions.add(session)
         return session
+
+    def open_publisher(
+        self,
+        profile: TeacherProfile,
+        *,
+        timeout: float | None = None,
+        pool_size_bytes: int = DEFAULT_POOL_BYTES,
+        slab_size_bytes: int = DEFAULT_SLAB_BYTES,
+        transports: Sequence[Transport | str] = WRITABLE,
+    ) -> Publisher:
+        """Be admitted as a publisher: one data-parallel rank of a teacher.
+
+        Args:
+            profile: what the teacher says of itself, alike for all of its ranks but for
+                ``data_parallel_rank``; it has a ``batch_grid``.
+            timeout: seconds for the whole handshake; the client's where not given.
+            pool_size_bytes: most bytes of its own slabs, where it shares memory with the server:
+                room for the steps that students have not all read yet.
+            slab_size_bytes: usual size of a slab; a larger payload has one of its own size.
+            transports: ``shared_memory`` writes slabs of its own, ``stream`` sends bytes; the
+                first that is proven is taken.
+
+        Raises:
+            RequestInvalidError: ``profile`` is none, or a transport is none of these.
+            SessionRefusedError: with every rule that the profile breaks, among them those of
+                the teacher's other publishers.
+            NoCommonTransportError: with every refusal.
+        """
+        self._check()
+        seconds = (
+            self._timeout if timeout is None else check_timeout(timeout, what="open_publisher")
+        )
+        wanted = (transports,) if isinstance(transports, str | Transport) else transports
+        publisher = open_publisher(
+            self._calls,
+            profile,
+            PublisherSettings(
+                transports=tuple(word_of(Transport, t, what="transports") for t in wanted),
+                pool_size_bytes=pool_size_bytes,
+                slab_size_bytes=slab_size_bytes,
+                timeout=seconds,
+            ),
+            returner=self._returner,
+            buffers=self._buffers,
+            owner=self,
+            control_timeout=self._timeout,
+        )
+        self._sessions.add(publisher)
+        return publisher
 
     def statistics(self) -> ClientStatistics:
         """Return what this client has and had, at this instant."""
@@ -165,8 +237,8 @@ class Client:
     ) -> None:
         self.close()
 
-    def __reduce__(self) -> NoReturn:
-        refuse_to_travel("client")
+    def __reduce__(self) -> tuple[object, ...]:
+        return refuse_to_travel("a client")
 
     def __repr__(self) -> str:
         return f"<Client of {self.address} ({'open' if self._end.alive else 'closed'})>"
@@ -204,6 +276,10 @@ class _LateLeases:
         reader = self.reader() if self.reader is not None else None
         if reader is not None:
             reader.discard(lease_id)
+
+
+def _make_line(late: _LateLeases, mailbox: Mailbox, path: str, timeout: float) -> Line:
+    return Line(path, timeout=timeout, late_lease=late, on_mail=mailbox.put)
 
 
 def _finish(calls: Calls, readers: weakref.WeakSet[Reader]) -> None:

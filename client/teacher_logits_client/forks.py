@@ -13,14 +13,19 @@ import itertools
 import os
 import threading
 import weakref
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from teacher_logits.errors import ForkedClientError, RequestInvalidError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _IN_THE_CHILD = (
     "make the client inside the child (for a DataLoader: in worker_init_fn, or on first use in "
     "the worker)"
 )
+#: The name that ``multiprocessing`` gives the thread which pickles what is put on a queue.
+_FEEDER = "QueueFeederThread"
 
 
 class Home:
@@ -48,17 +53,30 @@ class Home:
             )
 
 
-def refuse_to_travel(what: str) -> NoReturn:
-    """Refuse to be copied or pickled.
+def refuse_to_travel(
+    what: str, way: str = f"hand on the server's address, and {_IN_THE_CHILD}"
+) -> tuple[Callable[[str, int], NoReturn], tuple[str, int]]:
+    """Refuse to be copied or pickled; for ``__reduce__``, which returns what this does.
+
+    On the thread that feeds a queue of ``multiprocessing`` an error is only printed, and who
+    reads the queue, such as a ``DataLoader``, waits for ever. There the refusal itself is what
+    travels, and it is raised where it arrives.
 
     Raises:
-        RequestInvalidError: naming ``what`` and the way out.
+        RequestInvalidError: naming ``what`` and the ``way`` out.
     """
-    raise RequestInvalidError(
-        f"a {what} cannot be pickled or copied, since its connections and memory belong to one "
-        f"process: hand on the server's address, and {_IN_THE_CHILD}",
-        facts={"pid": os.getpid()},
+    text = (
+        f"{what} cannot be pickled or copied, since connections and leased memory belong to one "
+        f"process: {way}"
     )
+    if threading.current_thread().name != _FEEDER:
+        raise_refusal(text, os.getpid())
+    return raise_refusal, (text, os.getpid())
+
+
+def raise_refusal(text: str, pid: int) -> NoReturn:
+    """Raise what ``refuse_to_travel`` says; ``pid`` is the process that it speaks of."""
+    raise RequestInvalidError(text, facts={"pid": pid})
 
 
 class Forkable(Protocol):
@@ -87,7 +105,8 @@ _kept: list[object] = []
 
 def watch(forkable: Forkable) -> None:
     """Tell an object of the forks of this process, for as long as it lives."""
-    _watched.add(forkable)
+    with _one_fork:  # a fork under way goes through them
+        _watched.add(forkable)
 
 
 def _before() -> None:
@@ -101,17 +120,19 @@ def _before() -> None:
 
 
 def _in_parent() -> None:
-    for each in _told:
-        each.after_fork()
-    if _pipe:
-        os.close(_pipe[1])
-        threading.Thread(
-            target=_await_end,
-            args=(_pipe[0], *_holders[0]),
-            name="teacher-logits-fork",
-            daemon=True,
-        ).start()
-    _forget()
+    try:
+        for each in _told:
+            each.after_fork()
+        if _pipe:
+            os.close(_pipe[1])
+            threading.Thread(
+                target=_await_end,
+                args=(_pipe[0], *_holders[0]),
+                name="teacher-logits-fork",
+                daemon=True,
+            ).start()
+    finally:  # no thread may be had: what the child reads is then held for good, and forks go on
+        _forget()
 
 
 def _in_child() -> None:

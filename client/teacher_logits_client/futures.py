@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from concurrent.futures import CancelledError
+from contextlib import contextmanager, suppress
 from copy import copy
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
+from teacher_logits.clock import span_text
 from teacher_logits.errors import DeadlinePassedError, TeacherLogitsError
 from teacher_logits_client.config import check_timeout
 from teacher_logits_client.forks import refuse_to_travel
 
 if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
     from teacher_logits_client.answers import Answers
     from teacher_logits_client.calls.pending import PendingLease
     from teacher_logits_client.payloads import LeasedPayload
@@ -60,13 +65,13 @@ class ScoreFuture:
         self._answers.check_here()
         seconds = None if timeout is None else check_timeout(timeout, what="result")
         started = time.monotonic()
-        with self._lock:
+        with self._turn(seconds) as left_to_wait:
             if self._failure is not None:
-                raise self._failure
+                raise copy(self._failure)  # anew: what is raised holds its caller's frames
             if self._payload is None:
                 if not self._is_owed:
                     raise CancelledError("the future was cancelled, and its lease given back")
-                lease = self._answers.wait_for(self._pending, seconds)
+                lease = self._answers.wait_for(self._pending, left_to_wait)
                 self._is_owed = False
                 left = self._answers.default_seconds if seconds is None else seconds
                 until = (time.monotonic() if seconds is None else started) + left
@@ -88,6 +93,27 @@ class ScoreFuture:
                     raise
             return self._payload
 
+    def __await__(self) -> Generator[object, None, LeasedPayload]:
+        """Wait on an event loop, which goes on meanwhile, until it is scored; then as ``result``.
+
+        What comes over ``stream`` is read on the loop's own thread, and holds it up.
+        """
+        loop = asyncio.get_running_loop()
+        scored: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not scored.done():  # whoever waited may have been cancelled
+                scored.set_result(None)
+
+        def tell() -> None:
+            with suppress(RuntimeError):  # the loop is closed, and nobody waits
+                loop.call_soon_threadsafe(wake)
+
+        self._answers.check_here()
+        self._pending.when_done(tell)
+        yield from scored.__await__()
+        return self.result()
+
     def done(self) -> bool:
         """Whether ``result`` would not have to wait for the teacher."""
         self._answers.check_here()
@@ -100,8 +126,25 @@ class ScoreFuture:
             self._is_owed = False
             self._answers.give_up(self._pending)
 
-    def __reduce__(self) -> NoReturn:
-        refuse_to_travel("future")
+    @contextmanager
+    def _turn(self, seconds: float | None) -> Iterator[float | None]:
+        """Be the one thread that asks; what is left of ``seconds`` by then comes out."""
+        started, left = time.monotonic(), seconds
+        if not self._lock.acquire(blocking=False):
+            if not self._lock.acquire(timeout=-1 if seconds is None else seconds):
+                raise DeadlinePassedError(
+                    f"waited {span_text(seconds or 0.0)} for scores that another thread waits for "
+                    "too: allow more time, or ask in one thread",
+                    facts={"deadline_seconds": seconds or 0.0},
+                )
+            left = None if seconds is None else max(0.0, started + seconds - time.monotonic())
+        try:
+            yield left
+        finally:
+            self._lock.release()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return refuse_to_travel("a future")
 
     def __del__(self) -> None:
         if self._is_owed:

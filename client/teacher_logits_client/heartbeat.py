@@ -8,9 +8,12 @@ what became of them stands in ``SessionLife``.
 from __future__ import annotations
 
 import threading
+from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import TeacherLogitsError
+from teacher_logits.errors import ServerUnreachableError, TeacherLogitsError
+from teacher_logits_client import exits
+from teacher_logits_client.forks import Home
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +45,7 @@ class Heartbeat:
         self._renew = renew
         self._lock = lock
         self._clock = clock
+        self._home = Home()
         self._stopped = threading.Event()
         self._wait = wait or self._stopped.wait
         self._thread = threading.Thread(
@@ -51,10 +55,31 @@ class Heartbeat:
     def start(self) -> None:
         """Begin, on a thread of its own."""
         self._thread.start()
+        exits.watch(self)
 
     def stop(self) -> None:
         """Renew no more. Does not wait for a renewal that is under way."""
         self._stopped.set()
+
+    # The end of the program (see ``exits.Stoppable``)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the process that it beats in, and no fork of it."""
+        return self._home.is_here
+
+    def stop_at_exit(self) -> None:
+        """Renew no more; the session ends with its TTL."""
+        self.stop()
+
+    def tear_loose(self) -> None:
+        """Do nothing more: whoever has the connection hangs up."""
+
+    def join(self, timeout: float) -> None:
+        """Wait for the thread's end."""
+        self._thread.join(timeout)
+
+    # On the thread
 
     def run(self) -> None:
         """Renew until the end; the thread's own work."""
@@ -72,8 +97,15 @@ class Heartbeat:
         try:
             self._renew(timeout)
         except TeacherLogitsError as error:
-            with self._lock:
-                self._life.renewal_failed(error, now=self._clock.now())
+            self._failed(error)
+        except CancelledError as error:
+            # The connection went while the renewal was under way: this client or the server
+            # let go of it. Which of them, the next try will tell, if there is to be one.
+            self._failed(ServerUnreachableError(str(error)))
         else:
             with self._lock:
                 self._life.renewed(sent=sent)
+
+    def _failed(self, problem: TeacherLogitsError) -> None:
+        with self._lock:
+            self._life.renewal_failed(problem, now=self._clock.now())

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from teacher_logits_client.units import size_text, span_text
+from teacher_logits.clock import span_text
+from teacher_logits_client.units import size_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from teacher_logits.profiles import TeacherProfile
-    from teacher_logits_client.calls.inspection import LeaseView, ServerView, SessionView
+    from teacher_logits.views import LeaseView, ServerView, SessionView
 
 Json = str | int | float | bool | None | list["Json"] | dict[str, "Json"]
 
@@ -23,11 +24,11 @@ _MAX_LEASES = 20
 """Leases that the text lists; the JSON has all."""
 
 
-def as_json(view: ServerView) -> str:
-    """Return the view as one JSON object."""
+def as_json(view: ServerView, *, address: str) -> str:
+    """Return the view of the server at an address as one JSON object."""
     pool, queue = view.pool, view.queue
     document: Json = {
-        "address": view.address,
+        "address": address,
         "epoch": view.epoch,
         "version": view.version,
         "uptime_seconds": view.uptime.total_seconds(),
@@ -55,12 +56,12 @@ def as_json(view: ServerView) -> str:
     return json.dumps(document, indent=2)
 
 
-def as_text(view: ServerView) -> str:
-    """Return the view as a few aligned tables."""
+def as_text(view: ServerView, *, address: str) -> str:
+    """Return the view of the server at an address as a few aligned tables."""
     state = "draining: no new work, leases run out" if view.draining else "serving"
     pool, queue = view.pool, view.queue
     parts = [
-        f"server    {view.address}, {state}, up {span_text(view.uptime)}, release {view.version}, "
+        f"server    {address}, {state}, up {span_text(view.uptime)}, release {view.version}, "
         f"epoch {view.epoch}",
         *(_teacher_line(teacher) for teacher in view.teachers),
         f"pool      {size_text(pool.used_bytes)} used, {size_text(pool.quarantined_bytes)} in "

@@ -56,6 +56,19 @@ def position_mask(
     return token_mask.roll(-1).masked_fill(~has_next.to(token_mask.device), 0)
 
 
+def labels_mask(labels: torch.Tensor, *, ignore_index: int = -100) -> torch.Tensor:
+    """Return which positions count, bool [N,S], by the labels of the tokens themselves.
+
+    ``labels`` [N,S] (or [S], of one row) are as trainers of ``transformers`` and TRL have them:
+    beside ``input_ids`` and not shifted, ``ignore_index`` where a token is none to learn.
+    Position s predicts token s+1, so it counts where ``labels[:, s + 1]`` does; a row's last
+    position has no next token, and never counts. It is the ``mask`` that a loss takes.
+    """
+    mask = torch.zeros_like(labels, dtype=torch.bool)
+    mask[..., :-1] = labels[..., 1:] != ignore_index
+    return mask
+
+
 def _has_next(
     positions: int, cu_seqlens: torch.Tensor, padded_cu_seqlens: torch.Tensor | None
 ) -> torch.Tensor:

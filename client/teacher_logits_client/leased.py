@@ -78,9 +78,17 @@ class LeaseTable:
         self._outlived = 0
         self._dropped = 0
 
-    def open(self, lease_id: str, *, views: Iterable[str], copied: bool) -> None:
-        """Enter a lease; ``views`` names what of it tensors will view."""
+    def open(self, lease_id: str, *, copied: bool, views: Iterable[str] = ()) -> None:
+        """Enter a lease; ``views`` names what of it tensors view already."""
         self._leases[lease_id] = _Lease(views=set(views), copied=copied)
+
+    def viewed(self, lease_id: str, name: str) -> bool:
+        """Note that tensors are to view one more column; False where the lease is closed."""
+        lease = self._leases.get(lease_id)
+        if lease is None or lease.closed:
+            return False
+        lease.views.add(name)
+        return True
 
     def close(self, lease_id: str, *, outlived: bool = False, dropped: bool = False) -> Due:
         """Note that the owner is done with a lease. Twice is fine.

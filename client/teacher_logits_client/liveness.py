@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from teacher_logits.clock import MonotonicClock
 from teacher_logits.errors import (
@@ -24,14 +23,23 @@ from teacher_logits_client.heartbeat import Heartbeat
 from teacher_logits_client.session import SessionLife
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from types import TracebackType
 
     from teacher_logits.terms import SessionTerms
     from teacher_logits_client.calls import Calls
-    from teacher_logits_client.reader import Reader
+    from teacher_logits_client.line import Line
     from teacher_logits_client.returns import Returner
 
 _log = logging.getLogger("teacher_logits_client")
+
+
+class LineHolder(Protocol):
+    """What has a session's line, if there is one: a student's reader, a publisher's way."""
+
+    line: Line | None
+
+    def close(self) -> None:
+        """Let go of all that the session holds here, as soon as that can be."""
 
 
 class Liveness:
@@ -43,7 +51,7 @@ class Liveness:
         *,
         calls: Calls,
         returner: Returner,
-        reader: Reader,
+        reader: LineHolder,
         timeout: float,
     ) -> None:
         self._calls = calls
@@ -85,20 +93,26 @@ class Liveness:
                 self._life.end(_line_lost(self._session_id))
             self._life.check(self._clock.now())
 
-    @contextmanager
-    def noting(self) -> Iterator[None]:
-        """Note an error of the block that says that the session has ended."""
-        try:
-            yield
-        except (SessionExpiredError, EpochChangedError) as error:
+    def noting(self) -> Liveness:
+        """Note an error of the ``with`` block that says that the session has ended."""
+        return self
+
+    def __enter__(self) -> None:
+        """Begin to note; nested and on many threads is fine, since nothing is kept."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, SessionExpiredError | EpochChangedError):
             # One that names our own epoch speaks of an older payload, not of this session.
             if error.facts.get("epoch") != self._epoch:
                 with self._lock:
                     self._life.end(error)
-            raise
-        except ServerUnreachableError:
+        elif isinstance(error, ServerUnreachableError):
             self.check()  # where the line has ended, that is the better thing to say
-            raise
 
     def end(self) -> None:
         """End the session here, and tell the server soon; safe in a finaliser.
@@ -120,7 +134,7 @@ def _close(life: SessionLife, lock: threading.Lock) -> None:
         life.close()
 
 
-def _end(calls: Calls, reader: Reader, session_id: str, timeout: float) -> None:
+def _end(calls: Calls, reader: LineHolder, session_id: str, timeout: float) -> None:
     try:
         calls.close_session(session_id, timeout=timeout)
     except TeacherLogitsError as error:

@@ -6,7 +6,10 @@ import array
 import select
 import socket
 import time
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _MAX_PACKET_BYTES = 1 << 16
 _MAX_DESCRIPTORS = 4
@@ -37,9 +40,16 @@ def connect(path: str, timeout: float) -> socket.socket:
     return connection
 
 
-def send(connection: socket.socket, packet: bytes) -> None:
-    """Send a packet; BlockingIOError where the other side's buffer is full."""
-    connection.send(packet, socket.MSG_NOSIGNAL)
+def send(connection: socket.socket, packet: bytes, descriptors: Sequence[int] = ()) -> None:
+    """Send a packet; BlockingIOError where the other side's buffer is full.
+
+    ``descriptors`` go beside it: the other side gets its own, and these stay the caller's.
+    """
+    if not descriptors:
+        connection.send(packet, socket.MSG_NOSIGNAL)
+        return
+    beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+    connection.sendmsg([packet], beside, socket.MSG_NOSIGNAL)
 
 
 def receive(connection: socket.socket) -> Packet:

@@ -11,23 +11,23 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, NoReturn
+from functools import partial
+from typing import TYPE_CHECKING
 
 from teacher_logits.digest import payload_digest
-from teacher_logits.errors import LeaseLostError, StalePayloadError
+from teacher_logits.errors import StalePayloadError
 from teacher_logits.layout import ColumnKind
-from teacher_logits.tensors import column_tensor
+from teacher_logits_client.columns import LeasedColumns, NamedColumns
 from teacher_logits_client.forks import refuse_to_travel
 from teacher_logits_client.guards import check_scored
-from teacher_logits_client.leased_targets import LeasedTargets, Made, empty_all, lease_targets
+from teacher_logits_client.leased_targets import LeasedTargets, Made, lease_targets
 from teacher_logits_client.openers.own import OwnPayload
-from teacher_logits_client.targets import Targets, make_targets
+from teacher_logits_client.row_columns import Part
+from teacher_logits_client.targets import Targets, check_temperature, make_targets
 
 if TYPE_CHECKING:
-    import weakref
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     import torch
@@ -67,28 +67,23 @@ class LeasedPayload:
         self.checks: tuple[Check, ...] = ()
         self._opened = opened
         self._returner = returner
-        self._kinds: dict[ColumnKind, torch.Tensor] = {}
-        self._columns = _Columns(lease)
-        self._made: Made = []
+        self._made = Made(
+            what=f"lease {lease.lease_id} of payload {lease.payload.payload_id}",
+            again="the payload",
+            facts={"lease_id": lease.lease_id, "payload_id": lease.payload.payload_id},
+        )
+        returner.adopt(lease.lease_id, opened, give_back=give_back)
+        self._closed = False
+        own = isinstance(opened, OwnPayload)
+        self._kinds = LeasedColumns(
+            lease.payload,
+            opened.buffer,
+            self._made,
+            watch=None if own else partial(returner.watch, lease.lease_id),
+        )
         self._at_temperature: dict[float, LeasedTargets] = {}
         self._lengths: torch.Tensor | None = None
-        watched = [] if isinstance(opened, OwnPayload) else lease.payload.columns
-        names = [column.kind.value for column in watched if column.size_bytes]
-        returner.adopt(lease.lease_id, opened, views=names, give_back=give_back)
-        self._closed = False
-        self._views = self._view_columns(set(names))
         self._digest = self.digest() if check_digest else None
-
-    def _view_columns(self, watched: set[str]) -> dict[str, weakref.ref[memoryview]]:
-        views: dict[str, weakref.ref[memoryview]] = {}
-        for column in self.payload.columns:
-            # An object of its own, which the column's tensors keep alive, and nothing else.
-            view = memoryview(self._opened.buffer)
-            name = column.kind.value
-            if name in watched:
-                views[name] = self._returner.watch(self.lease_id, name, view)
-            self._kinds[column.kind] = self._columns.tensors[name] = column_tensor(view, column)
-        return views
 
     @property
     def columns(self) -> Mapping[str, torch.Tensor]:
@@ -97,7 +92,7 @@ class LeasedPayload:
         Whoever keeps the mapping past the close has a ``LeaseLostError`` from it.
         """
         self._check_open()
-        return self._columns
+        return NamedColumns(self._kinds, self._made)
 
     @property
     def row_offsets(self) -> torch.Tensor:
@@ -117,6 +112,7 @@ class LeasedPayload:
             PayloadInvalidError: the payload has no such temperature; it says which it has.
         """
         self._check_open()
+        check_temperature(temperature)
         if temperature not in self._at_temperature:
             made = make_targets(
                 self._kinds,
@@ -126,6 +122,11 @@ class LeasedPayload:
             )
             self._at_temperature[temperature] = lease_targets(made, self._made)
         return self._at_temperature[temperature]
+
+    def part(self, first: int, row_count: int) -> Part:
+        """Return some of the payload's rows as views, which end with the lease."""
+        self._check_open()
+        return Part(self.payload, self._kinds, first=first, row_count=row_count)
 
     def digest(self) -> str:
         """Return the digest of the columns as they are now: the same over every transport."""
@@ -157,14 +158,8 @@ class LeasedPayload:
 
     def _close(self, *, warn_level: int) -> None:
         """Close; ``warn_level`` is the caller to name in a warning, 0 for none."""
-        if self._closed or not self._returner.is_here:
-            return
-        problem = self._exit_check()
-        outliving = self._empty()
-        self._closed = True
-        self._returner.close(self.lease_id, outlived=bool(outliving))
+        problem, outliving = self.let_go()
         if problem is not None:
-            self._returner.count("stale_payloads")
             raise problem
         if outliving and warn_level:
             warnings.warn(
@@ -174,6 +169,27 @@ class LeasedPayload:
                 ResourceWarning,
                 stacklevel=warn_level,
             )
+
+    def let_go(self) -> tuple[StalePayloadError | None, list[str]]:
+        """Close, and say what the exit check found, and which columns others still view.
+
+        For who closes several payloads at once; the others ``close`` it.
+        """
+        if self._closed or not self._returner.is_here:
+            return None, []
+        problem = self._exit_check()
+        self._at_temperature.clear()
+        outliving = self._kinds.empty()
+        self._closed = True
+        self._returner.close(self.lease_id, outlived=bool(outliving))
+        if problem is not None:
+            self._returner.count("stale_payloads")
+        return problem, outliving
+
+    def drop(self) -> None:
+        """Note that the owner went without closing it; safe in a finaliser, which may not wait."""
+        self._closed = self._made.is_over = True
+        self._returner.drop(self.lease_id)
 
     def __enter__(self) -> LeasedPayload:
         self._check_open()
@@ -196,8 +212,7 @@ class LeasedPayload:
     def __del__(self) -> None:
         if self._closed or not self._returner.is_here:
             return
-        self._closed = True
-        self._returner.drop(self.lease_id)
+        self.drop()
         warnings.warn(
             f"lease {self.lease_id} of payload {self.payload.payload_id} was dropped without "
             "being closed: use it in a `with` block",
@@ -206,8 +221,8 @@ class LeasedPayload:
             source=self,
         )
 
-    def __reduce__(self) -> NoReturn:
-        refuse_to_travel("lease")
+    def __reduce__(self) -> tuple[object, ...]:
+        return refuse_to_travel("a lease", "hand on clones, such as payload.targets.clone()")
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else self.transport.value
@@ -234,8 +249,9 @@ class LeasedPayload:
         facts = {"lease_id": self.lease_id, "payload_id": self.payload.payload_id}
         if not self._opened.is_current():
             return StalePayloadError(
-                f"the room of payload {self.payload.payload_id} was reused while lease "
-                f"{self.lease_id} was open: discard everything that was computed from it",
+                f"the room of payload {self.payload.payload_id} was reused, or taken back by an "
+                f"operator's reclaim, while lease {self.lease_id} was open: discard everything "
+                "that was computed from it",
                 facts=facts,
             )
         if self._digest is not None and self.digest() != self._digest:
@@ -246,53 +262,7 @@ class LeasedPayload:
             )
         return None
 
-    def _empty(self) -> list[str]:
-        """Let go of all tensors; return the names of columns that others still view."""
-        self._columns.empty()
-        self._kinds.clear()
-        self._at_temperature.clear()
-        empty_all(self._made)
-        return [name for name, view in self._views.items() if view() is not None]
-
     def _check_open(self) -> None:
         self._returner.check_here("lease")
         if self._closed:
-            raise _lost(self.lease_id, self.payload.payload_id)
-
-
-class _Columns(Mapping[str, "torch.Tensor"]):
-    """Tensors by the names of their columns, until the lease is closed."""
-
-    def __init__(self, lease: LeaseTerms) -> None:
-        self.tensors: dict[str, torch.Tensor] = {}
-        self._ids = (lease.lease_id, lease.payload.payload_id)
-        self._is_empty = False
-
-    def empty(self) -> None:
-        """Let go of the tensors; the mapping is of no use from now on."""
-        self._is_empty = True
-        self.tensors.clear()
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self._open()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._open())
-
-    def __len__(self) -> int:
-        return len(self._open())
-
-    def __repr__(self) -> str:
-        return "<columns of a closed lease>" if self._is_empty else repr(self.tensors)
-
-    def _open(self) -> dict[str, torch.Tensor]:
-        if self._is_empty:
-            raise _lost(*self._ids)
-        return self.tensors
-
-
-def _lost(lease_id: str, payload_id: str) -> LeaseLostError:
-    return LeaseLostError(
-        f"lease {lease_id} of payload {payload_id} is closed; acquire the payload again",
-        facts={"lease_id": lease_id, "payload_id": payload_id},
-    )
+            raise self._made.lost()

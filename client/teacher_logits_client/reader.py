@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import (
@@ -27,9 +29,10 @@ from teacher_logits_client.openers.stream import BufferPool, StreamOpener
 from teacher_logits_client.payloads import LeasedPayload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from teacher_logits.terms import LeaseTerms
+    from teacher_logits.transport import Settlement
     from teacher_logits_client.agreement import Agreed
     from teacher_logits_client.calls import Calls
     from teacher_logits_client.openers import OpenedPayload, Opener
@@ -39,6 +42,15 @@ _log = logging.getLogger("teacher_logits_client")
 
 RETURN_TIMEOUT_SECONDS = 5.0
 """How long one try to return a lease may take; it is tried again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedLease:
+    """A lease with its memory, and how the bytes came."""
+
+    lease: LeaseTerms
+    memory: OpenedPayload
+    transport: Transport
 
 
 class Reader:
@@ -71,6 +83,8 @@ class Reader:
         self._out: set[str] = set()
         self._closed = False
         self._has_fallen_back = False
+        self.when_returned: Callable[[], None] = lambda: None
+        """Called on the returner's thread after each return, while nobody waits."""
 
     def _make_openers(self, agreed: Agreed, buffers: BufferPool) -> dict[Transport, Opener]:
         openers: dict[Transport, Opener] = {
@@ -82,10 +96,22 @@ class Reader:
         }
         if agreed.line is not None:
             mode = MapMode.COW if self._mode is MapMode.COW else MapMode.READ_ONLY
-            openers[Transport.SHARED_MEMORY] = SharedMemoryOpener(agreed.line.get_slab, mode=mode)
+            openers[Transport.SHARED_MEMORY] = SharedMemoryOpener(
+                agreed.line.get_slab, mode=mode, is_revoked=agreed.line.is_revoked
+            )
         if agreed.resident is not None:
             openers[Transport.LOCAL] = LocalOpener(agreed.resident)
         return openers
+
+    @property
+    def transports(self) -> dict[str, Transport | None]:
+        """The settled transport of each writer, by its id."""
+        return dict(self._settled)
+
+    def settle(self, settlements: Sequence[Settlement]) -> None:
+        """Learn of writers that came after the handshake, or came back from elsewhere."""
+        for settlement in settlements:
+            self._settled = {**self._settled, settlement.writer_id: settlement.transport}
 
     def open(self, lease: LeaseTerms, *, until: float, keep_if_late: bool = False) -> LeasedPayload:
         """Return a lease's payload; a lease that cannot be opened is given back.
@@ -97,26 +123,62 @@ class Reader:
             TransportFailure: no transport that the session may use brought the bytes.
             StalePayloadError, DeadlinePassedError: see ``Opener.open``.
         """
-        with self._lock:
-            self._out.add(lease.lease_id)
         try:
-            opened, transport = self._open(lease, until)
-            if self._mode is MapMode.COPY:
-                opened = OwnPayload(opened)
-        except BaseException as error:
-            if keep_if_late and isinstance(error, DeadlinePassedError):
-                self._no_longer_out(lease.lease_id)
-            else:
+            (opened,) = self.open_bytes([lease], until=until)
+        except DeadlinePassedError:
+            if not keep_if_late:
                 self.discard(lease.lease_id)
             raise
+        return self.adopt(opened)
+
+    def open_bytes(
+        self, leases: Sequence[LeaseTerms], *, until: float, keep: bool = False
+    ) -> list[OpenedLease]:
+        """Return the memory of leases that belong together, to be adopted or put away.
+
+        Where one cannot be opened all are given back, unless the deadline has passed or
+        ``keep`` says so: then all stay the caller's.
+
+        Raises:
+            TransportFailure, StalePayloadError, DeadlinePassedError: as for ``open``.
+        """
+        with self._lock:
+            self._out.update(lease.lease_id for lease in leases)
+        opened: list[OpenedLease] = []
+        try:
+            for lease in leases:
+                memory, transport = self._open(lease, until)
+                opened.append(OpenedLease(lease=lease, memory=memory, transport=transport))
+                if self._mode is MapMode.COPY:
+                    opened[-1] = replace(opened[-1], memory=OwnPayload(memory))
+        except BaseException as error:
+            for each in opened:
+                each.memory.vacate()
+            for lease in leases:
+                if keep or isinstance(error, DeadlinePassedError):
+                    self._no_longer_out(lease.lease_id)
+                else:
+                    self.discard(lease.lease_id)
+            raise
+        return opened
+
+    def adopt(self, opened: OpenedLease) -> LeasedPayload:
+        """Return the payload of an opened lease, which is its owner's from now on."""
+        lease_id = opened.lease.lease_id
         return LeasedPayload(
-            lease=lease,
-            opened=opened,
-            transport=transport,
+            lease=opened.lease,
+            opened=opened.memory,
+            transport=opened.transport,
             returner=self._returner,
-            give_back=lambda: self._give_back(lease.lease_id),
+            give_back=partial(self._give_back, lease_id),
             check_digest=self._check_digest,
         )
+
+    def put_away(self, opened: Sequence[OpenedLease]) -> None:
+        """Let go of memory that nobody adopted; its leases stay the session's, unread."""
+        for each in opened:
+            each.memory.vacate()
+            self._no_longer_out(each.lease.lease_id)
 
     def discard(self, lease_id: str) -> None:
         """Give back a lease that nobody has opened; safe in a finaliser."""
@@ -183,6 +245,7 @@ class Reader:
             # The server ended the lease or the session, or lives anew: nothing is owed.
             _log.debug("%s is gone already: %s", lease_id or request_id, error.message)
         self._no_longer_out(lease_id or request_id)
+        self.when_returned()
 
     def _no_longer_out(self, what: str) -> None:
         with self._lock:

@@ -3,7 +3,8 @@
 Finalisers and owners only put events on a queue; the thread asks the table (``leased``) what
 they come to, drops dirtied pages, and then tells the server, in that order. What cannot be
 delivered because the server does not answer is tried again; what the server no longer knows
-is done with. A forked child returns nothing.
+is done with. A forked child returns nothing. At the end of the program the thread does what
+was put before, briefly, and ends: what nobody closed, the end of the process returns.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ import time
 import weakref
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import NotAvailable
+from teacher_logits_client import exits
 from teacher_logits_client.forks import Home, watch
 from teacher_logits_client.leased import ClientStatistics, LeaseTable, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from teacher_logits_client.leased import Due
     from teacher_logits_client.openers import OpenedPayload
@@ -48,10 +51,17 @@ class Returner:
     Args:
         finish: called last of all, on the thread. What it belongs to is kept in a forked
             child, which must not tear it down.
+        hang_up: breaks off the calls that ``give_back`` may be in, at the end of the program.
     """
 
-    def __init__(self, *, finish: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        *,
+        finish: Callable[[], None] = lambda: None,
+        hang_up: Callable[[], None] = lambda: None,
+    ) -> None:
         self._finish = finish
+        self._hang_up = hang_up
         self._home = Home()
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -61,11 +71,13 @@ class Returner:
         #: Returns that found no server, to be tried again. The thread's own.
         self._undelivered: list[Callable[[], None]] = []
         self._stopped_at: float | None = None
+        self._leaving = False
         watch(self)
         self._thread = threading.Thread(
             target=self._run, name="teacher-logits-returns", daemon=True
         )
         self._thread.start()
+        exits.watch(self)
 
     @property
     def is_here(self) -> bool:
@@ -83,24 +95,29 @@ class Returner:
         lease_id: str,
         opened: OpenedPayload,
         *,
-        views: Iterable[str],
         give_back: Callable[[], None],
     ) -> None:
         """Take charge of a lease that its owner has open.
 
-        ``views`` names the columns that ``watch`` will be called for. ``give_back`` tells the
-        server, on this object's thread.
+        ``give_back`` tells the server, on this object's thread.
         """
         with self._lock:
             self._ways[lease_id] = _Way(opened, give_back)
-            self._table.open(lease_id, views=views, copied=opened.copied)
+            self._table.open(lease_id, copied=opened.copied)
 
-    def watch(self, lease_id: str, name: str, view: memoryview) -> weakref.ref[memoryview]:
-        """Learn when the last tensor over ``view`` is gone; the caller may ask the reference."""
+    def watch(self, lease_id: str, name: str, view: memoryview) -> weakref.ref[memoryview] | None:
+        """Learn when the last tensor over ``view`` is gone; the caller may ask the reference.
+
+        ``name`` is that of a column, which is watched once. None where the lease is not open
+        any more: then nobody may view its memory.
+        """
 
         def gone() -> None:
             self._put(lambda: self._apply(lambda: self._table.view_gone(lease_id, name)))
 
+        with self._lock:
+            if not self._table.viewed(lease_id, name):
+                return None
         weakref.finalize(view, gone).atexit = False
         return weakref.ref(view)
 
@@ -124,7 +141,12 @@ class Returner:
             self._counts[name] += by
 
     def wait(self, timeout: float) -> bool:
-        """Wait until all that was put so far is done; False where it is not by then."""
+        """Wait until all that was put so far is done; False where it is not by then.
+
+        At the end of the program nothing is waited for any more.
+        """
+        if self._leaving:
+            return True
         done = threading.Event()
         self._put(done.set)
         return done.wait(timeout)
@@ -153,6 +175,22 @@ class Returner:
         """Let go of what a child held."""
         self._put(lambda: self._apply(lambda: self._table.child_ended(child)))
 
+    # The end of the program (see ``exits.Stoppable``)
+
+    def stop_at_exit(self) -> None:
+        """Have the thread end behind what was put; what it belongs to is left as it is."""
+        self._put(self._leave)
+
+    def tear_loose(self) -> None:
+        """Have it end now, returns undelivered or not."""
+        self._leave()
+        self._put(self._leave)
+        self._hang_up()
+
+    def join(self, timeout: float) -> None:
+        """Wait for the thread's end."""
+        self._thread.join(timeout)
+
     # On the thread
 
     def _put(self, event: Callable[[], None]) -> None:
@@ -174,18 +212,20 @@ class Returner:
             if self._undelivered and time.monotonic() >= retry_at:
                 self._retry()
                 retry_at = time.monotonic() + _RETRY_SECONDS
-        self._finish()
+        if not self._leaving:  # or views may be left, which the line stands for
+            self._finish()
 
     def _do(self, event: Callable[[], None]) -> None:
         try:
             event()
         except Exception:
             # A fault of ours in one return must not keep all the others from going back.
-            _log.exception("a return failed")
+            if not self._leaving:
+                _log.exception("a return failed")
 
     def _is_finished(self) -> bool:
-        if self._stopped_at is None:
-            return False
+        if self._leaving or self._stopped_at is None:
+            return self._leaving
         # Once stopped, no longer than this for a server that does not answer: the end of the
         # line, or the TTL, will tell it.
         wait_on = self._undelivered and time.monotonic() < self._stopped_at + _LAST_TRIES_SECONDS
@@ -208,6 +248,8 @@ class Returner:
     def _carry_out(self, steps: list[tuple[_Way, Step]]) -> None:
         kept: list[_Way] = []
         for way, step in steps:
+            if self._leaving:
+                return
             if step is Step.RETURN and way not in kept:
                 self._try(way.give_back)
             elif step is Step.VACATE and not self._vacate(way):
@@ -232,7 +274,10 @@ class Returner:
     def _retry(self) -> None:
         jobs, self._undelivered = self._undelivered, []
         for job in jobs:
-            self._try(job)
+            self._do(partial(self._try, job))
+
+    def _leave(self) -> None:
+        self._leaving = True
 
     def _stop(self) -> None:
         self._stopped_at = time.monotonic()

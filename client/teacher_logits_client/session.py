@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from teacher_logits.clock import span_text
 from teacher_logits.errors import SessionExpiredError, StaleReference
 
 if TYPE_CHECKING:
@@ -101,8 +102,8 @@ class SessionLife:
         self.end(
             SessionExpiredError(
                 f"session {self.session_id} ended: no renewal got through for "
-                f"{now - self._heard:.3g} s, and its TTL is {self._ttl:.3g} s ({self._failed} "
-                f"tries failed{why}); open a new one",
+                f"{span_text(now - self._heard)}, and its TTL is {span_text(self._ttl)} "
+                f"({self._failed} tries failed{why}); open a new one",
                 facts={
                     "session_id": self.session_id,
                     "ttl_seconds": self._ttl,

@@ -1,46 +1,30 @@
-"""A student rank's session: what was agreed in the handshake, and what can be asked under it.
-
-Prints nothing. Refuses to be used after its end, and in a forked child of its process. A
-session that is dropped unclosed is named in a ``ResourceWarning`` and ended.
-"""
+"""A student rank's session: what can be asked under it."""
 
 from __future__ import annotations
 
-import logging
-import secrets
 import time
-import warnings
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, overload
 
-from teacher_logits.errors import PayloadInvalidError, SessionExpiredError
-from teacher_logits_client.answers import Answers
-from teacher_logits_client.calls import Scoring
+from teacher_logits.errors import PayloadInvalidError, RequestInvalidError
+from teacher_logits.grid import is_whole
+from teacher_logits_client.admitted import Admitted
+from teacher_logits_client.asking import check_size, scoring_of
 from teacher_logits_client.config import check_timeout
-from teacher_logits_client.forks import refuse_to_travel
 from teacher_logits_client.futures import ScoreFuture
-from teacher_logits_client.liveness import Liveness
 from teacher_logits_client.rows import make_row_batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
     import torch
 
-    from teacher_logits.profiles import StudentProfile, TeacherProfile
-    from teacher_logits.terms import Check, SessionTerms
-    from teacher_logits.transport import Refusal, Transport
-    from teacher_logits_client.agreement import Agreed
-    from teacher_logits_client.calls import Calls
+    from teacher_logits_client.batch import Batch
+    from teacher_logits_client.flat_rows import Mask, Numbers, Rows
     from teacher_logits_client.payloads import LeasedPayload
-    from teacher_logits_client.reader import Reader
-    from teacher_logits_client.returns import Returner
-    from teacher_logits_client.rows import Numbers, RowBatch, Rows
-
-_log = logging.getLogger("teacher_logits_client")
+    from teacher_logits_client.rows import RowBatch
 
 
-class Session:
+class Session(Admitted):
     """An admitted student rank. A context manager; ``Client.open_session`` makes one.
 
     ``terms`` is what the server granted, ``profile`` what was said to it, hints included.
@@ -48,65 +32,12 @@ class Session:
     ``checks`` what became of each check of the handshake.
     """
 
-    _closed = True
-
-    def __init__(
-        self,
-        agreed: Agreed,
-        *,
-        calls: Calls,
-        returner: Returner,
-        reader: Reader,
-        owner: object,
-        timeout: float,
-    ) -> None:
-        """Take over an agreed session; ``Client``, its owner, does this."""
-        self._owner = owner
-        self.terms: SessionTerms = agreed.terms
-        self.profile: StudentProfile = agreed.profile
-        self.refusals: tuple[Refusal, ...] = agreed.refusals
-        self._calls = calls
-        self._returner = returner
-        self._reader = reader
-        self._timeout = timeout
-        self._liveness = Liveness(
-            agreed.terms, calls=calls, returner=returner, reader=reader, timeout=timeout
-        )
-        self._answers = Answers(
-            agreed.terms,
-            agreed.profile,
-            reader=reader,
-            liveness=self._liveness,
-            returner=returner,
-        )
-        self._closed = False
-
-    @property
-    def teacher(self) -> TeacherProfile:
-        """What the teacher says of itself."""
-        return self.terms.teacher
-
-    @property
-    def checks(self) -> tuple[Check, ...]:
-        """Every check of the handshake: passed, or unchecked where its data was not given."""
-        return self.terms.checks
-
-    @property
-    def transports(self) -> dict[str, Transport | None]:
-        """The settled transport of each writer, by its id."""
-        return {s.writer_id: s.transport for s in self.terms.settlements}
-
-    @property
-    def transport(self) -> Transport | None:
-        """The transport that all writers share; None where they do not."""
-        settled = set(self.transports.values())
-        return settled.pop() if len(settled) == 1 else None
-
     def score(
         self,
         input_ids: Rows,
         lengths: Numbers | None = None,
         *,
+        attention_mask: Mask | None = None,
         prefix_ids: Rows | None = None,
         prefix_lengths: Numbers | None = None,
         windows: torch.Tensor | Sequence[Sequence[int]] | None = None,
@@ -116,8 +47,10 @@ class Session:
         """Have the teacher score rows of token ids; returns at once.
 
         Args:
-            input_ids: integers [N,S], or a list of N rows without padding.
+            input_ids: integers [N,S], padded on the right, or a list of N rows without padding.
             lengths: true tokens of each row of a rectangle; all S where not given.
+            attention_mask: [N,S] instead of ``lengths``: 1 at tokens, 0 at the padding behind
+                them. A row that is padded on the left, or has a gap, is refused.
             prefix_ids, prefix_lengths: tokens that only the teacher sees, in front of each
                 row; positions count from the student's own first token.
             windows: [N,2], first position and count wanted of each row; all where not given.
@@ -139,143 +72,129 @@ class Session:
         batch = make_row_batch(
             input_ids,
             lengths,
+            attention_mask=attention_mask,
             prefix_ids=prefix_ids,
             prefix_lengths=prefix_lengths,
             windows=windows,
             vocabulary_size=self.terms.vocabulary_size,
             prefix_vocabulary_size=self.teacher.vocabulary_size,
         )
-        self._check_size(batch)
-        pending = self._calls.score(
-            self._scoring(batch, mask_bad_rows=bad_rows == "mask"),
-            what=f"the scores of {batch.rows.row_count} rows with {batch.token_count} tokens",
-            timeout=seconds,
-        )
+        check_size(batch, self.terms.max_request_tokens)
+        scoring = scoring_of(batch, self.terms.session_id, mask_bad_rows=bad_rows == "mask")
+        with self._answers.asking(scoring.request_id):  # an interrupt may come after the request
+            pending = self._calls.score(
+                scoring,
+                what=f"the scores of {batch.rows.row_count} rows with {batch.token_count} tokens",
+                timeout=seconds,
+            )
         self._answers.expect(pending)
         return ScoreFuture(
             self._answers, pending, batch, reject_bad_rows=bad_rows == "reject", owner=self
         )
 
+    @overload
+    def acquire(
+        self,
+        *,
+        step: int,
+        input_ids: Rows | None = None,
+        lengths: Numbers | None = None,
+        attention_mask: Mask | None = None,
+        windows: torch.Tensor | Sequence[Sequence[int]] | None = None,
+        timeout: float | None = None,
+    ) -> Batch: ...
+
+    @overload
     def acquire(
         self,
         *,
         payload_id: str,
         input_ids: Rows | None = None,
         lengths: Numbers | None = None,
+        attention_mask: Mask | None = None,
         windows: torch.Tensor | Sequence[Sequence[int]] | None = None,
         timeout: float | None = None,
-    ) -> LeasedPayload:
-        """Lease a payload that another session has scored and still leases.
+    ) -> LeasedPayload: ...
 
-        With the rows that were scored (see ``score``), the payload is compared with them.
+    def acquire(
+        self,
+        *,
+        step: int | None = None,
+        payload_id: str | None = None,
+        input_ids: Rows | None = None,
+        lengths: Numbers | None = None,
+        attention_mask: Mask | None = None,
+        windows: torch.Tensor | Sequence[Sequence[int]] | None = None,
+        timeout: float | None = None,
+    ) -> Batch | LeasedPayload:
+        """Lease this rank's rows of a registered step, or a payload that was scored.
+
+        A step is waited for until all its shards are sealed; those behind it are asked for
+        ahead (``open_session(prefetch=...)``). A payload is one that another session has
+        scored and still leases.
+
+        Args:
+            step: the step, from 0 on.
+            payload_id: the payload; give this or ``step``.
+            input_ids, lengths, attention_mask, windows: the rows that were scored, to compare
+                with (see ``score``); of a step this rank's own rows in order, with or without
+                the padding of a partial batch.
+            timeout: seconds to wait; the server's ``default_wait`` where not given.
 
         Raises:
-            PayloadRetiredError: nobody leases it any more.
+            PayloadRetiredError: it is over: nobody leases it, or all readers have read it.
+            ProducerLostError: a publisher died with some of the step.
+            DeadlinePassedError: the step was not complete by then, or the server is stopped.
             AlignmentError: it is about other rows than those given.
+            PayloadInvalidError: it has less than was asked for, or ``input_ids`` other rows.
         """
-        self._check()
+        # A step that was sent ahead is had without a look at the line, which tells its end
+        # by itself.
+        self._check(look=step is None)
+        _check_asked(step, payload_id)
         seconds = self._seconds(timeout)
         until = time.monotonic() + seconds
-        batch = None
+        batch = self._rows_to_compare(input_ids, lengths, attention_mask, windows)
+        if step is not None:
+            return self._steps.acquire(step, batch=batch, seconds=seconds)
+        return self._answers.acquire(
+            str(payload_id), batch=batch, until=until, seconds=seconds, calls=self._calls
+        )
+
+    def _rows_to_compare(
+        self,
+        input_ids: Rows | None,
+        lengths: Numbers | None,
+        attention_mask: Mask | None,
+        windows: torch.Tensor | Sequence[Sequence[int]] | None,
+    ) -> RowBatch | None:
         if input_ids is not None:
-            batch = make_row_batch(
+            return make_row_batch(
                 input_ids,
                 lengths,
+                attention_mask=attention_mask,
                 windows=windows,
                 vocabulary_size=self.terms.vocabulary_size,
                 prefix_vocabulary_size=self.teacher.vocabulary_size,
             )
-        way = self._reader.line or self._calls
-        request_id = secrets.token_hex(12)
-        with self._answers.asking(request_id):
-            lease = way.acquire(
-                self.terms.session_id,
-                request_id=request_id,
-                payload_id=payload_id,
-                timeout=seconds,
+        if not (lengths is attention_mask is windows is None):
+            raise PayloadInvalidError(
+                "lengths, attention_mask or windows came without input_ids: give those too"
             )
-        return self._answers.open(lease, until=until, batch=batch, reject_bad_rows=False)
-
-    def close(self) -> None:
-        """End the session; twice is fine, and in a forked child nothing happens.
-
-        Open leases stay good, and so does the memory of views: what the session holds, here
-        and on the server, is let go with the last of them.
-        """
-        if self._closed or not self._returner.is_here:
-            return
-        self._closed = True
-        self._answers.give_up_all()
-        self._liveness.end()
-        if not self._returner.wait(self._timeout):
-            _log.warning(
-                "session %s: the server did not hear of its end within %.3g s",
-                self.terms.session_id,
-                self._timeout,
-            )
-
-    def __enter__(self) -> Session:
-        self._check()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if self._closed or not self._returner.is_here:
-            return
-        self._closed = True
-        self._liveness.end()
-        warnings.warn(
-            f"session {self.terms.session_id} was dropped without being closed: use it in a "
-            "`with` block",
-            ResourceWarning,
-            stacklevel=2,
-            source=self,
-        )
-
-    def __reduce__(self) -> NoReturn:
-        refuse_to_travel("session")
-
-    def __repr__(self) -> str:
-        transport = self.transport.value if self.transport else "several transports"
-        return f"<Session {self.terms.session_id} ({'closed' if self._closed else transport})>"
-
-    def _check(self) -> None:
-        self._answers.check_here()
-        if self._closed:
-            raise SessionExpiredError(
-                f"session {self.terms.session_id} was closed by this client; open a new one",
-                facts={"session_id": self.terms.session_id},
-            )
-        self._liveness.check()
-
-    def _scoring(self, batch: RowBatch, *, mask_bad_rows: bool) -> Scoring:
-        return Scoring(
-            session_id=self.terms.session_id,
-            request_id=secrets.token_hex(12),
-            input_ids=batch.ids_bytes,
-            row_lengths=batch.rows.lengths.tolist(),
-            prefix_ids=batch.prefix_bytes,
-            prefix_lengths=batch.prefix.lengths.tolist() if batch.prefix else (),
-            row_windows=batch.windows.flatten().tolist() if batch.has_windows else (),
-            mask_bad_rows=mask_bad_rows,
-        )
+        return None
 
     def _seconds(self, timeout: float | None) -> float:
         default = self._answers.default_seconds
         return default if timeout is None else check_timeout(timeout, what="a call")
 
-    def _check_size(self, batch: RowBatch) -> None:
-        limit = self.terms.max_request_tokens
-        if batch.token_count > limit:
-            raise PayloadInvalidError(
-                f"the request holds {batch.token_count} tokens, and the server takes {limit} at "
-                "a time: send fewer rows a request, or raise --max-request-tokens on the server",
-                facts={"tokens": batch.token_count, "limit": limit},
-            )
+
+def _check_asked(step: int | None, payload_id: str | None) -> None:
+    if (step is None) == (payload_id is None):
+        raise RequestInvalidError(
+            f"acquire was given step={step!r} and payload_id={payload_id!r}: give one of them",
+            facts={"step": repr(step), "payload_id": repr(payload_id)},
+        )
+    if step is not None and (not is_whole(step) or step < 0):
+        raise RequestInvalidError(
+            f"step {step!r} is none: steps are whole numbers from 0 on", facts={"step": repr(step)}
+        )

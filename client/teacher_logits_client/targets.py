@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,7 +27,7 @@ from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import ColumnKind, RowStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 ABSENT_LOGPROB = -1e4
 """Log-probability of what is not there. Its exponential is 0 in every element type."""
@@ -42,7 +43,7 @@ class Targets:
     ``valid`` bool [P], the positions to learn from; ``row_offsets`` int64 [N+1], where each
     row's positions start; ``row_firsts`` int64 [N], which position of its row is the first of
     them (None where that is 0 for each). ``topk_ids`` may be a view of the payload, the rest is
-    never one.
+    never one. Those of a lease end with it; ``clone`` gives some that do not.
     """
 
     topk_ids: torch.Tensor
@@ -69,12 +70,52 @@ class Targets:
         """Bool, of the shape of ``topk_ids``: the entries that exist."""
         return self.topk_ids >= 0
 
+    def check_open(self) -> None:
+        """Let targets pass that may be read; these always may, those of a lease while it is open.
+
+        Raises:
+            LeaseLostError: they are of a lease that is closed (``LeasedTargets``).
+        """
+
+    def clone(self) -> Targets:
+        """Return a copy of everything, on the same device, which outlives any lease.
+
+        It may be pickled, as what a data loader's worker returns.
+
+        Raises:
+            LeaseLostError: see ``check_open``.
+        """
+        return self._changed(lambda tensor: tensor.detach().clone())
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Targets:
+        """Return a copy on another device, or on the same: like ``clone``, it outlives any lease.
+
+        ``non_blocking`` as for ``torch.Tensor.to``: the lease has to stay open until the copy is
+        complete.
+
+        Raises:
+            LeaseLostError: see ``check_open``.
+        """
+        return self._changed(
+            lambda tensor: tensor.detach().to(device, non_blocking=non_blocking, copy=True)
+        )
+
+    def _changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Targets:
+        self.check_open()
+        values = {each.name: getattr(self, each.name) for each in fields(Targets)}
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor):
+                values[name] = change(value)
+        return Targets(**values)
+
     def rectangular(self) -> Targets:
         """Return views as [N,S,K] and [N,S], for rows of equal length S. Nothing is copied.
 
         Raises:
             PayloadInvalidError: the rows differ in length, with the first that does.
+            LeaseLostError: see ``check_open``.
         """
+        self.check_open()
         lengths = self.row_offsets.diff()
         different = (lengths != lengths[:1]).nonzero()
         if len(lengths) == 0 or len(different):
@@ -152,15 +193,30 @@ def make_targets(
     )
 
 
+def check_temperature(temperature: object) -> None:
+    """Let a number pass.
+
+    Raises:
+        PayloadInvalidError: it is none.
+    """
+    if not isinstance(temperature, Real):
+        raise PayloadInvalidError(
+            f"the temperature is {temperature!r}, a {type(temperature).__name__}: give a number, "
+            "such as targets_at(2.0)",
+            facts={"given": type(temperature).__name__},
+        )
+
+
 def _at_temperature(
     columns: Mapping[ColumnKind, torch.Tensor], temperature: float, temperatures: Sequence[float]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return log-probabilities [P,K] and tail [P] at a temperature of the payload."""
+    check_temperature(temperature)
     if temperature not in temperatures:
         has = ", ".join(f"{t:g}" for t in temperatures)
         raise PayloadInvalidError(
             f"the payload has no temperature {temperature:g}; it has {has}: name it when the "
-            "session is opened",
+            f"session is opened, StudentProfile(temperatures=({temperature:g},))",
             facts={"temperature": temperature, "temperatures": has},
         )
     column = list(temperatures).index(temperature)

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from teacher_logits.clock import span_text
 from teacher_logits.errors import ConfigError, DeadlinePassedError, ServerUnreachableError
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ def _await_ready(
         ready, _, _ = select.select([reading], [], [], max(0.0, until - time.monotonic()))
         if not ready:
             raise DeadlinePassedError(
-                f"waited {timeout:.3g} s for the server to be ready{_tail(log)}",
+                f"waited {span_text(timeout)} for the server to be ready{_tail(log)}",
                 facts={"deadline_seconds": timeout},
             )
         part = os.read(reading, 65536)

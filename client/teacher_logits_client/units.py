@@ -1,14 +1,10 @@
-"""Bytes, spans and shares as people read them. Programs read the JSON forms instead."""
+"""Bytes as people write and read them. Programs read the JSON forms instead."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from teacher_logits.errors import ConfigError
-
-if TYPE_CHECKING:
-    from datetime import timedelta
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])i?)?B?\Z", re.IGNORECASE)
 _UNITS = "KMGT"
@@ -22,23 +18,6 @@ def size_text(size_bytes: int) -> str:
             return f"{size:.0f} B" if unit == "B" else f"{_three_digits(size)} {unit}"
         size /= 1024
     return f"{_three_digits(size)} TiB"
-
-
-def span_text(span: timedelta | float) -> str:
-    """Return a span of time with its two largest units: ``12.3 s``, ``4 min 5 s``, ``3 d 2 h``."""
-    seconds = span if isinstance(span, int | float) else span.total_seconds()
-    if seconds < 60:
-        return f"{seconds:.3g} s" if round(seconds, 2) < 10 else f"{seconds:.0f} s"
-    whole = round(seconds)
-    for size, unit, lesser_size, lesser in (
-        (86400, "d", 3600, "h"),
-        (3600, "h", 60, "min"),
-        (60, "min", 1, "s"),
-    ):
-        if whole >= size:
-            rest = whole % size // lesser_size
-            return f"{whole // size} {unit}" + (f" {rest} {lesser}" if rest else "")
-    return f"{whole} s"
 
 
 def size_of(text: str, *, flag: str) -> int:

@@ -14,13 +14,26 @@ from teacher_logits.errors import TeacherLogitsError
 
 GROUP = "teacher_logits.commands"
 
+_WORDS = {
+    "bench": "measure this machine",
+    "demo": "a teacher, and a student that learns from it, in a few minutes",
+    "doctor": "find what stands in the way of sharing memory, and how to mend it",
+    "inspect": "show what a running server holds",
+    "serve": "run a teacher's server",
+    "top": "watch a running server",
+}
+"""A few words on each command that is ours; others are listed by name."""
+
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command and return its exit code: 0 done, 1 failed, 2 called wrongly."""
+    """Run one command and return its exit code: 0 done, 1 failed, 2 called wrongly, 130 stopped.
+
+    A command may have further ones of its own.
+    """
     arguments = sys.argv[1:] if argv is None else argv
     commands = {point.name: point for point in entry_points(group=GROUP)}
     if not arguments or arguments[0] in {"-h", "--help"}:
@@ -44,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _usage(names: list[str]) -> str:
     lines = ["usage: teacher-logits COMMAND [options]", "", "commands:"]
-    lines += [f"  {name}" for name in names]
+    lines += [f"  {name:<9} {_WORDS.get(name, '')}".rstrip() for name in names]
     lines += ["", "`teacher-logits COMMAND --help` says what a command takes."]
     return "\n".join(lines)
 

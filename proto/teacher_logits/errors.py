@@ -253,7 +253,7 @@ class DeadlinePassedError(NotAvailable):
 
 
 class PoolFullError(NotAvailable):
-    """The byte budget is spent; ``facts`` has need, free, quarantined."""
+    """The byte budget is spent, or the queue of requests full; ``facts`` has the numbers."""
 
     reason = "POOL_FULL"
 

@@ -35,8 +35,11 @@ def check_invariants(
     *,
     vocab_size: int,
     temperatures: Sequence[float] = (1.0,),
+    first_row: int = 0,
 ) -> None:
     """Check the values of a payload of P positions in N rows.
+
+    ``first_row`` is what the first of them is called in messages.
 
     ``columns`` has at least ``topk_ids``, ``topk_logprobs``, ``log_tail`` and ``row_offsets``;
     ``logsumexp``, ``actual_logprob``, ``row_windows`` and ``row_status`` are checked where they
@@ -51,15 +54,17 @@ def check_invariants(
             f"the payload has no column {', '.join(missing)}", facts={"missing": ", ".join(missing)}
         )
     offsets = columns[ColumnKind.ROW_OFFSETS].cpu()
-    _check_rows(columns, offsets)
+    _check_rows(columns, offsets, first_row)
     good = _good_positions(columns, offsets)
     for rule, faulty in _rules(columns, vocab_size, temperatures):
         places = (faulty & good).nonzero()
         if len(places):
-            raise _fault(rule, int(places[0]), len(places), offsets)
+            raise _fault(rule, int(places[0]), len(places), offsets, first_row)
 
 
-def _check_rows(columns: Mapping[ColumnKind, torch.Tensor], offsets: torch.Tensor) -> None:
+def _check_rows(
+    columns: Mapping[ColumnKind, torch.Tensor], offsets: torch.Tensor, first_row: int
+) -> None:
     if len(offsets) == 0:
         raise PayloadInvalidError("row_offsets is empty; N rows have N+1 offsets")
     positions, first, last = len(columns[ColumnKind.TOPK_IDS]), int(offsets[0]), int(offsets[-1])
@@ -75,18 +80,21 @@ def _check_rows(columns: Mapping[ColumnKind, torch.Tensor], offsets: torch.Tenso
         _check_each_row(
             (windows[:, 1].cpu() != lengths) | (windows[:, 0].cpu() < 0),
             "its window is not of as many positions as it has, from 0 or later",
+            first_row,
         )
     status = columns.get(ColumnKind.ROW_STATUS)
     if status is not None:
         _check_each_row(
-            status.cpu() > max(RowStatus), f"its status is none of 0 to {max(RowStatus)}"
+            status.cpu() > max(RowStatus),
+            f"its status is none of 0 to {max(RowStatus)}",
+            first_row,
         )
 
 
-def _check_each_row(faulty: torch.Tensor, rule: str) -> None:
+def _check_each_row(faulty: torch.Tensor, rule: str, first_row: int) -> None:
     places = faulty.nonzero()
     if len(places):
-        row = int(places[0])
+        row = first_row + int(places[0])
         raise PayloadInvalidError(
             f"row {row}: {rule} ({len(places)} such rows)",
             facts={"row": row, "faulty_rows": len(places)},
@@ -160,10 +168,13 @@ def _sums_to_one(
     )
 
 
-def _fault(rule: str, place: int, count: int, offsets: torch.Tensor) -> PayloadInvalidError:
+def _fault(
+    rule: str, place: int, count: int, offsets: torch.Tensor, first_row: int
+) -> PayloadInvalidError:
     # The last row that starts at or before the place; rows without positions are stepped over.
     row = int(torch.searchsorted(offsets, place, right=True)) - 1
     position = place - int(offsets[row])
+    row += first_row
     return PayloadInvalidError(
         f"row {row}, position {position}: {rule} ({count} such positions of {int(offsets[-1])}); "
         "the payload is damaged or its teacher is at fault",

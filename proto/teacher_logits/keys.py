@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 from teacher_logits.errors import EpochChangedError, RequestInvalidError
 
+_WAYS_OUT = {"payload": "have its rows scored again, and acquire the payload that comes of it"}
+"""What to do about an id of an older epoch, by what it names; for the rest, open a new session."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}\Z")
 
 
@@ -44,7 +47,7 @@ def check_epoch(identifier: str, epoch: str, *, what: str) -> None:
     if len(parts) == 3 and parts[1] != epoch:
         raise EpochChangedError(
             f"{what} {identifier!r} belongs to epoch {parts[1]}, and the server is now in epoch "
-            f"{epoch}: it was restarted; open a new session",
+            f"{epoch}: it was restarted; {_WAYS_OUT.get(what, 'open a new session')}",
             facts={"epoch": epoch, "stale_epoch": parts[1]},
         )
 

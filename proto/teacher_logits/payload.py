@@ -86,13 +86,20 @@ def check_payload(payload: Payload) -> Payload:
             f"1.0 and there are at most {MAX_TEMPERATURES}",
             facts={"temperature_count": len(payload.temperatures)},
         )
+    sizes = {
+        "P": payload.position_count,
+        "N": payload.row_count,
+        "N+1": payload.row_count + 1,
+        "K": payload.top_k,
+        "T": len(payload.temperatures),
+    }
     end = 0
     seen: set[ColumnKind] = set()
     for column in payload.columns:
         if column.kind in seen:
             raise _bad(payload, column, "is there twice")
         seen.add(column.kind)
-        _check_column(payload, column, end)
+        _check_column(payload, column, end, sizes)
         end = column.end_bytes
     if end > payload.size_bytes:
         raise PayloadInvalidError(
@@ -120,18 +127,13 @@ def _check_counts(payload: Payload) -> None:
         )
 
 
-def _check_column(payload: Payload, column: Column, previous_end: int) -> None:
+def _check_column(
+    payload: Payload, column: Column, previous_end: int, sizes: dict[str, int]
+) -> None:
     types, axes = COLUMN_RULES[column.kind]
     if column.element_type not in types:
         allowed = ", ".join(sorted(t.value for t in types))
         raise _bad(payload, column, f"is {column.element_type.value}, and may be {allowed}")
-    sizes: dict[str, int] = {
-        "P": payload.position_count,
-        "N": payload.row_count,
-        "N+1": payload.row_count + 1,
-        "K": payload.top_k,
-        "T": len(payload.temperatures),
-    }
     expected = tuple(axis if isinstance(axis, int) else sizes.get(axis) for axis in axes)
     if len(column.shape) != len(expected) or any(
         size < 0 or (want is not None and size != want)

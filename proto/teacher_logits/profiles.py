@@ -7,18 +7,20 @@ admission; node locality is proven apart (``transport``), and hints serve messag
 from __future__ import annotations
 
 import enum
+import reprlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import TYPE_CHECKING, TypeVar
 
 from teacher_logits.errors import RequestInvalidError
+from teacher_logits.grid import BatchGrid, is_whole
 from teacher_logits.layout import ColumnKind, ElementType
+from teacher_logits.locality import ModelGrid
 from teacher_logits.transport import PREFERENCE, Locality, Transport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from teacher_logits.grid import BatchGrid
-    from teacher_logits.locality import ModelGrid
+    from collections.abc import Mapping
 
 PROTOCOL_VERSION = 1
 
@@ -66,6 +68,10 @@ class TeacherProfile:
     that the tokenizer can produce, ``head_rows`` the rows of the output head: columns past
     the first are masked. ``temperatures`` empty means any. ``max_row_tokens`` counts a
     row's prefix too.
+
+    A publisher also says which of the teacher's data-parallel ranks it is
+    (``data_parallel_rank``, which is the shard it writes), and in which element type it
+    writes log-probabilities (``value_type``); it needs a ``batch_grid``.
     """
 
     teacher_id: str
@@ -81,7 +87,14 @@ class TeacherProfile:
     columns: tuple[ColumnKind, ...] = SCORED_COLUMNS
     engine: str = ""
     arithmetic_type: str = ""
+    data_parallel_rank: int = 0
+    value_type: ElementType = ElementType.FLOAT16
     hints: NodeHints = field(default_factory=NodeHints)
+
+    def __post_init__(self) -> None:
+        value_type = word_of(ElementType, self.value_type, what="value_type")
+        object.__setattr__(self, "value_type", value_type)
+        object.__setattr__(self, "columns", _words_of(ColumnKind, self.columns, what="columns"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +116,8 @@ class StudentProfile:
         vocabulary_policy: ``strict`` refuses differing sizes, ``truncate`` has the
             teacher's columns beyond ``vocabulary_size`` masked before selection.
         top_k: entries a position.
-        temperatures: besides temperature 1, which is always there; four at most.
+        temperatures: besides temperature 1, which is always there; four at most. A number
+            alone is a tuple of one.
         columns: columns that this side cannot do without.
         value_type: element type of the log-probabilities.
         student_id: shared by all ranks of one training job.
@@ -113,7 +127,8 @@ class StudentProfile:
         locality: ``prefer``, ``require`` or ``rule``.
 
     Raises:
-        RequestInvalidError: a word is none of its choices, which it names.
+        RequestInvalidError: a word is none of its choices, which it names, or a field holds
+            something of another type. Sizes that are none are the handshake's to refuse.
     """
 
     batch_grid: BatchGrid
@@ -136,6 +151,8 @@ class StudentProfile:
     hints: NodeHints = field(default_factory=NodeHints)
 
     def __post_init__(self) -> None:
+        _check_types(self, _STUDENT_TYPES)
+        self._take("temperatures", _temperatures(self.temperatures))
         self._take(
             "vocabulary_policy",
             word_of(VocabularyPolicy, self.vocabulary_policy, what="vocabulary_policy"),
@@ -152,6 +169,50 @@ class StudentProfile:
     def all_temperatures(self) -> tuple[float, ...]:
         """Temperature 1, then the others asked for, without repeats."""
         return tuple(dict.fromkeys((1.0, *self.temperatures)))
+
+
+_STUDENT_TYPES: dict[str, type | None] = {
+    "batch_grid": BatchGrid,
+    "model_grid": ModelGrid,
+    **dict.fromkeys(("data_parallel_rank", "vocabulary_size", "top_k", "readers_per_rank")),
+    **dict.fromkeys(("teacher_id", "tokenizer_fingerprint", "student_id"), str),
+    **dict.fromkeys(("engine", "arithmetic_type"), str),
+}
+"""What the fields hold that are no words; None for a whole number, NumPy's included."""
+
+
+def _check_types(profile: StudentProfile, types: Mapping[str, type | None]) -> None:
+    for name, kind in types.items():
+        value: object = getattr(profile, name)
+        if is_whole(value) if kind is None else isinstance(value, kind):
+            continue
+        if name == "model_grid" and value is None:
+            continue
+        wanted = "a whole number" if kind is None else f"a {kind.__name__}"
+        raise RequestInvalidError(
+            f"{name} is {_shown(value)}: give {wanted}",
+            facts={"argument": name, "given": type(value).__name__},
+        )
+
+
+def _temperatures(given: object) -> tuple[float, ...]:
+    """Return the numbers that ``given`` lists; one alone is a tuple of one."""
+    listed: Iterable[object] = (given,)
+    if isinstance(given, Iterable) and not isinstance(given, str):
+        listed = given
+    found: list[float] = []
+    for each in listed:
+        if not isinstance(each, Real) or isinstance(each, bool):
+            raise RequestInvalidError(
+                f"temperatures has {_shown(each)}: give numbers, such as temperatures=(2.0,)",
+                facts={"argument": "temperatures", "given": type(each).__name__},
+            )
+        found.append(float(each))
+    return tuple(found)
+
+
+def _shown(value: object) -> str:
+    return f"{reprlib.repr(value)}, a {type(value).__name__}"
 
 
 def word_of(choices: type[Word], given: object, *, what: str) -> Word:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, overload
 
 import torch
 
@@ -26,6 +26,7 @@ from teacher_logits.complement import complement_sums, row_sums
 from teacher_logits.layout import RowStatus
 from teacher_logits.ranking import rank
 from teacher_logits.selection_checks import (
+    check_k_given,
     check_logits,
     check_next_ids,
     check_out,
@@ -69,29 +70,89 @@ class Selection:
             status=self.status[positions],
         )
 
+    def blank(self) -> None:
+        """Make all positions what those of a bad row are: ids -1, every float 0.
 
+        Their ``status`` stays.
+        """
+        self.topk_ids.fill_(-1)
+        for numbers in (self.topk_logprobs, self.log_tail, self.logsumexp, self.actual_logprob):
+            if numbers is not None:
+                numbers.zero_()
+
+
+class TakesSelection(Protocol):
+    """What takes a selection and knows what is to be kept of it, such as a publisher's draft."""
+
+    def select(
+        self,
+        logits: torch.Tensor,
+        *,
+        k: int | None,
+        temperatures: Sequence[float] | None,
+        vocab_size: int | None,
+        next_ids: torch.Tensor | None,
+    ) -> Selection:
+        """Select from logits into itself. What is None is its own to say; see ``select_top_k``.
+
+        Raises:
+            PayloadInvalidError: something is given that is not what it takes.
+        """
+
+
+@overload
 def select_top_k(
     logits: torch.Tensor,
     *,
     k: int,
-    temperatures: Sequence[float] = (1.0,),
+    temperatures: Sequence[float] = ...,
+    vocab_size: int | None = ...,
+    next_ids: torch.Tensor | None = ...,
+    out: Selection | None = ...,
+) -> Selection: ...
+
+
+@overload
+def select_top_k(
+    logits: torch.Tensor,
+    *,
+    k: int | None = ...,
+    temperatures: Sequence[float] | None = ...,
+    vocab_size: int | None = ...,
+    next_ids: torch.Tensor | None = ...,
+    out: TakesSelection,
+) -> Selection: ...
+
+
+def select_top_k(
+    logits: torch.Tensor,
+    *,
+    k: int | None = None,
+    temperatures: Sequence[float] | None = None,
     vocab_size: int | None = None,
     next_ids: torch.Tensor | None = None,
-    out: Selection | None = None,
+    out: Selection | TakesSelection | None = None,
 ) -> Selection:
     """Select the ``k`` best entries of every position of ``logits`` [P,V] or [N,S,V].
 
     Logits are fp32, bf16 or fp16 and stay as they are; the arithmetic is fp32. Columns from
     ``vocab_size`` on are padding: never selected and in no sum, whatever they hold. ``k`` may
-    exceed the vocabulary; what is not there is -1 and -inf. ``temperatures`` starts with 1.0
-    and names at most 4 more. ``next_ids`` [P] or [N,S] is the token that really comes next, -1
-    where none does: its ``actual_logprob`` is then 0. ``out`` takes the result: tensors of
-    these shapes, such as views of a slab, which stay the caller's; its ``topk_logprobs`` may
-    be fp32, bf16 or fp16.
+    exceed the vocabulary; what is not there is -1 and -inf. ``temperatures`` starts with 1.0,
+    which it is where not given, and names at most 4 more. ``next_ids`` [P] or [N,S] is the token
+    that really comes next, -1 where none does: its ``actual_logprob`` is then 0. ``out`` takes
+    the result: tensors of these shapes, such as views of a slab, which stay the caller's; its
+    ``topk_logprobs`` may be fp32, bf16 or fp16. A publisher's draft as ``out`` knows all the
+    others by itself.
 
     Raises:
         PayloadInvalidError: with the number that is wrong, the rule and what to give instead.
     """
+    if out is not None and not isinstance(out, Selection):
+        return out.select(
+            logits, k=k, temperatures=temperatures, vocab_size=vocab_size, next_ids=next_ids
+        )
+    k = check_k_given(k)
+    temperatures = (1.0,) if temperatures is None else temperatures
     width = check_logits(logits, vocab_size)
     check_settings(k, temperatures)
     following = None if next_ids is None else check_next_ids(next_ids, logits, width)

@@ -46,6 +46,13 @@ def check_logits(logits: torch.Tensor, vocab_size: int | None) -> int:
     return vocab_size
 
 
+def check_k_given(k: int | None) -> int:
+    """Return ``k``; only what takes the selection may know it instead."""
+    if k is None:
+        raise _invalid("k is not given: say how many entries a position are kept")
+    return k
+
+
 def check_settings(k: int, temperatures: Sequence[float]) -> None:
     """Refuse a ``k`` below 1, and temperatures that are not 1.0 and up to 4 others."""
     if k < 1:

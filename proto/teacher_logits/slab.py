@@ -92,16 +92,18 @@ class WriterSlab:
         """Return the extent's bytes, writable."""
         return self._bytes[extent.offset_bytes : extent.offset_bytes + extent.size_bytes]
 
-    def close(self) -> None:
+    def close(self, *, in_use: bool = False) -> None:
         """Give descriptor and mapping back; a mapping that tensors still view goes with the last.
 
-        Readers that have it mapped see by its magic number that they may let go too.
+        Readers that have it mapped see by its magic number that they may let go too, unless
+        it is ``in_use``: there are payloads in it that somebody may yet open.
         """
         if self.fd < 0:
             return
         os.close(self.fd)
         self.fd = -1
-        self._map[: len(_RETIRED)] = _RETIRED
+        if not in_use:
+            self._map[: len(_RETIRED)] = _RETIRED
         del self._slots
         self._bytes.release()
         try:

@@ -1,14 +1,19 @@
-"""What the server grants: the terms of a session, and leases with the place of their bytes."""
+"""What the server grants: the terms of a session, leases with the place of their bytes, steps.
+
+Steps are sent ahead to a local session over its broker line, and a publisher hears there of
+its freed room: ``Mail`` is all that can come so.
+"""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
+    from teacher_logits.errors import TeacherLogitsError
     from teacher_logits.payload import Extent, Payload
     from teacher_logits.profiles import TeacherProfile
     from teacher_logits.transport import Settlement
@@ -65,3 +70,57 @@ class LeaseTerms:
     payload: Payload
     writer_id: str
     extent: Extent | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepGrant:
+    """The right to read all that a step holds of a student rank's rows.
+
+    ``leases`` are in the order of their rows, one a payload that holds some of them; where the
+    bytes are streamed, the lease's payload has the rank's rows only. ``real_rows`` counts the
+    step's rows that are no padding. ``global_count`` are the positions of the whole step that
+    count, None where its publishers registered no masks. ``settlements`` name the writers that
+    the session has not been told of before.
+    """
+
+    step: int
+    leases: tuple[LeaseTerms, ...]
+    real_rows: int
+    global_count: int | None = None
+    settlements: tuple[Settlement, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepFailure:
+    """Why a step that a student wants cannot be had."""
+
+    step: int
+    error: TeacherLogitsError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoomFreed:
+    """Payloads of a publisher that nobody reads any more: their room is its own again.
+
+    ``lowest_open_step`` is the lowest step that lacks a shard.
+    """
+
+    payload_ids: tuple[str, ...]
+    lowest_open_step: int
+
+
+Mail: TypeAlias = "StepGrant | StepFailure | RoomFreed"
+"""What the server sends ahead over a line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reservation:
+    """The right to write one payload of a step.
+
+    ``is_repeat``: its rows were sealed before, and the seal is refused unless the bytes are
+    the same. ``lowest_open_step`` as in ``RoomFreed``.
+    """
+
+    payload_id: str
+    is_repeat: bool
+    lowest_open_step: int

@@ -10,6 +10,7 @@ import json
 from typing import Protocol
 
 from teacher_logits.digest import tokenizer_fingerprint
+from teacher_logits.errors import RequestInvalidError
 
 
 class Tokenizer(Protocol):
@@ -27,7 +28,11 @@ def fingerprint_of(tokenizer: Tokenizer) -> str:
 
     The normaliser is the JSON of the fast tokenizer's own, keys sorted and without spaces;
     empty where it has none, as with slow tokenizers.
+
+    Raises:
+        RequestInvalidError: it is no tokenizer, such as the name of one.
     """
+    _check(tokenizer)
     return tokenizer_fingerprint(
         vocabulary=tokenizer.get_vocab(),
         added_tokens=tokenizer.get_added_vocab(),
@@ -36,8 +41,22 @@ def fingerprint_of(tokenizer: Tokenizer) -> str:
 
 
 def id_count(tokenizer: Tokenizer) -> int:
-    """Return one more than the largest id: ``len`` would miss ids behind a gap."""
+    """Return one more than the largest id: ``len`` would miss ids behind a gap.
+
+    Raises:
+        RequestInvalidError: as for ``fingerprint_of``.
+    """
+    _check(tokenizer)
     return max(tokenizer.get_vocab().values(), default=-1) + 1
+
+
+def _check(tokenizer: object) -> None:
+    if not (hasattr(tokenizer, "get_vocab") and hasattr(tokenizer, "get_added_vocab")):
+        raise RequestInvalidError(
+            f"a {type(tokenizer).__name__} was given where a tokenizer is due: give the object "
+            "itself, such as transformers.AutoTokenizer.from_pretrained(...)",
+            facts={"given": type(tokenizer).__name__},
+        )
 
 
 def _normalizer(tokenizer: Tokenizer) -> str:

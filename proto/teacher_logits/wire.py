@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 E = TypeVar("E", bound=enum.Enum)
 
 MAX_COLUMNS, MAX_TRANSPORTS, MAX_WIRE_TEMPERATURES = 64, 16, 16
-"""Most entries of a student profile's lists; what is read at all, not what is granted."""
+"""Most entries of a profile's lists; what is read at all, not what is granted."""
 
 
 @contextmanager
@@ -196,11 +196,19 @@ def teacher_to_wire(teacher: TeacherProfile) -> profile_pb2.TeacherProfile:
         arithmetic_type=teacher.arithmetic_type,
         hints=hints_to_wire(teacher.hints),
         max_row_tokens=teacher.max_row_tokens,
+        data_parallel_rank=teacher.data_parallel_rank,
+        value_type=element_type_to_wire(teacher.value_type),
     )
 
 
 def teacher_from_wire(message: profile_pb2.TeacherProfile) -> TeacherProfile:
-    """Return the teacher profile of a message."""
+    """Return the teacher profile of a message.
+
+    Raises:
+        RequestInvalidError: a list is too long, or an enum is not set or not known.
+    """
+    check_count(message.columns, MAX_COLUMNS, field="columns")
+    check_count(message.temperatures, MAX_WIRE_TEMPERATURES, field="temperatures")
     return TeacherProfile(
         teacher_id=message.teacher_id,
         revision=message.revision,
@@ -220,6 +228,8 @@ def teacher_from_wire(message: profile_pb2.TeacherProfile) -> TeacherProfile:
         arithmetic_type=message.arithmetic_type,
         hints=hints_from_wire(message.hints),
         max_row_tokens=message.max_row_tokens,
+        data_parallel_rank=message.data_parallel_rank,
+        value_type=element_type_from_wire(message.value_type, field="value_type"),
     )
 
 

@@ -148,9 +148,9 @@ def from_status(status: status_pb2.Status) -> TeacherLogitsError | None:
         bad_request = _unpacked(status, error_details_pb2.BadRequest())
         retry = _unpacked(status, error_details_pb2.RetryInfo())
         retry_after = None if retry is None else retry.retry_delay.ToTimedelta()
+        facts = {name: _fact(text) for name, text in info.metadata.items()}
     except (DecodeError, OverflowError, ValueError):
         return None
-    facts = {name: _fact(text) for name, text in info.metadata.items()}
     kind = BY_REASON.get(info.reason, TeacherLogitsError)
     if not issubclass(kind, errors._RuleError):
         return kind(status.message, facts=facts, retry_after=retry_after)

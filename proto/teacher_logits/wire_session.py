@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from google.protobuf.duration_pb2 import Duration
@@ -164,16 +166,44 @@ def payload_to_wire(payload: Payload) -> payload_pb2.Payload:
 def payload_from_wire(message: payload_pb2.Payload) -> Payload:
     """Return a payload's description, checked.
 
+    Step after step they are the same but for payload id and key: what was read and checked of
+    late is not read and checked again.
+
     Raises:
         PayloadInvalidError: the description does not hold together.
     """
+    bare = payload_pb2.Payload()
+    bare.CopyFrom(message)
+    bare.ClearField("payload_id")
+    bare.ClearField("key")
+    try:
+        known = _payload_of(bare.SerializeToString(deterministic=True))
+    except PayloadInvalidError:
+        return _read_payload(message)  # fails again, with the payload's id
     key = message.key
+    return replace(
+        known,
+        payload_id=message.payload_id,
+        key=PayloadKey(teacher_id=key.teacher_id, step=key.step, shard=key.shard)
+        if message.HasField("key")
+        else None,
+    )
+
+
+_kind_of = lru_cache(maxsize=64)(column_kind_from_wire)
+_type_of = lru_cache(maxsize=64)(element_type_from_wire)
+
+
+@lru_cache(maxsize=64)
+def _payload_of(data: bytes) -> Payload:
+    return _read_payload(payload_pb2.Payload.FromString(data))
+
+
+def _read_payload(message: payload_pb2.Payload) -> Payload:
+    """Read all of a description but its key."""
     return check_payload(
         Payload(
             payload_id=message.payload_id,
-            key=PayloadKey(teacher_id=key.teacher_id, step=key.step, shard=key.shard)
-            if message.HasField("key")
-            else None,
             teacher_id=message.teacher_id,
             teacher_revision=message.teacher_revision,
             first_row=message.first_row,
@@ -184,8 +214,8 @@ def payload_from_wire(message: payload_pb2.Payload) -> Payload:
             vocabulary_size=message.vocabulary_size,
             columns=tuple(
                 Column(
-                    kind=column_kind_from_wire(column.kind),
-                    element_type=element_type_from_wire(column.element_type),
+                    kind=_kind_of(column.kind),
+                    element_type=_type_of(column.element_type),
                     shape=tuple(column.shape),
                     offset_bytes=column.offset_bytes,
                 )
@@ -197,26 +227,41 @@ def payload_from_wire(message: payload_pb2.Payload) -> Payload:
     )
 
 
-def lease_to_wire(lease: LeaseTerms) -> payload_pb2.Lease:
-    """Return the message of a lease."""
+def extent_to_wire(extent: Extent) -> payload_pb2.Extent:
+    """Return the message of a run of bytes."""
+    return payload_pb2.Extent(
+        slab_id=extent.slab_id,
+        offset_bytes=extent.offset_bytes,
+        size_bytes=extent.size_bytes,
+        slot=extent.slot,
+        generation=extent.generation,
+    )
+
+
+def extent_from_wire(message: payload_pb2.Extent) -> Extent:
+    """Return the run of bytes of a message; whether it lies in its slab is not looked at."""
+    return Extent(
+        slab_id=message.slab_id,
+        offset_bytes=message.offset_bytes,
+        size_bytes=message.size_bytes,
+        slot=message.slot,
+        generation=message.generation,
+    )
+
+
+def lease_to_wire(
+    lease: LeaseTerms, *, payload: payload_pb2.Payload | None = None
+) -> payload_pb2.Lease:
+    """Return the message of a lease; ``payload`` is its payload's, where there is one already."""
     message = payload_pb2.Lease(
         lease_id=lease.lease_id,
-        payload=payload_to_wire(lease.payload),
+        payload=payload_to_wire(lease.payload) if payload is None else payload,
         writer_id=lease.writer_id,
     )
     if lease.extent is None:
         message.stream.SetInParent()
         return message
-    extent = lease.extent
-    message.slab.extent.CopyFrom(
-        payload_pb2.Extent(
-            slab_id=extent.slab_id,
-            offset_bytes=extent.offset_bytes,
-            size_bytes=extent.size_bytes,
-            slot=extent.slot,
-            generation=extent.generation,
-        )
-    )
+    message.slab.extent.CopyFrom(extent_to_wire(lease.extent))
     return message
 
 
@@ -233,14 +278,7 @@ def lease_from_wire(message: payload_pb2.Lease) -> LeaseTerms:
             f"lease {message.lease_id} has a source that this release does not know"
         )
     payload = payload_from_wire(message.payload)
-    wire = message.slab.extent
-    extent = Extent(
-        slab_id=wire.slab_id,
-        offset_bytes=wire.offset_bytes,
-        size_bytes=wire.size_bytes,
-        slot=wire.slot,
-        generation=wire.generation,
-    )
+    extent = extent_from_wire(message.slab.extent)
     if source == "slab" and extent.size_bytes < payload.size_bytes:
         raise PayloadInvalidError(
             f"lease {message.lease_id} has a payload of {payload.size_bytes} bytes in "

@@ -1,6 +1,6 @@
 """Where a server listens: addresses as they are written, and the rules about them.
 
-    unix:/run/teacher-logits/teacher.sock      a Unix socket, by absolute path
+    unix:/run/teacher-logits/teacher.sock      a Unix socket, by absolute path; or the path alone
     127.0.0.1:5555   [::1]:5555   host:0       TCP; port 0 lets the system choose
 
 Refuses a socket path that the kernel could not take (over 107 bytes), and a TCP address
@@ -55,7 +55,7 @@ def parse_address(text: str, *, flag: str) -> Address:
     Raises:
         ConfigError: it is none, naming the flag.
     """
-    if text.startswith(UNIX):
+    if text.startswith((UNIX, "/")):
         return Address(path=check_path(text.removeprefix(UNIX), flag=flag))
     host, colon, port = text.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from teacher_logits import grid, locality
-from teacher_logits.errors import UnknownTeacherError, Violation
+from teacher_logits.errors import Violation
 from teacher_logits.terms import Check, Verdict
 from teacher_logits.transport import Locality
 from teacher_logits_server.capability import (
@@ -32,8 +32,6 @@ from teacher_logits_server.capability import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from teacher_logits.profiles import StudentProfile, TeacherProfile
 
 
@@ -50,24 +48,13 @@ class Admission:
     vocabulary_size: int
 
 
-def find_teacher(teacher_id: str, teachers: Sequence[TeacherProfile]) -> TeacherProfile:
-    """Return the teacher a student asks for; an empty id will do where there is one only.
-
-    Raises:
-        UnknownTeacherError: there is none of that id, with those there are.
-    """
-    found = [teacher for teacher in teachers if teacher_id in ("", teacher.teacher_id)]
-    if len(found) == 1:
-        return found[0]
-    names = ", ".join(sorted(teacher.teacher_id for teacher in teachers)) or "none"
-    asked = teacher_id[:128]
-    what = f"there is no teacher {asked!r} here" if asked else "the student names no teacher"
-    raise UnknownTeacherError(
-        f"{what}; there are: {names}", facts={"teacher_id": asked, "teachers": names}
-    )
-
-
-def admit(student: StudentProfile, teacher: TeacherProfile, *, protocol_version: int) -> Admission:
+def admit(
+    student: StudentProfile,
+    teacher: TeacherProfile,
+    *,
+    protocol_version: int,
+    is_published: bool = False,
+) -> Admission:
     """Judge a student's profile against a teacher's.
 
     The step's global batch size is the teacher's; where the teacher takes any grid, the
@@ -79,7 +66,7 @@ def admit(student: StudentProfile, teacher: TeacherProfile, *, protocol_version:
         *_check_sizes(student, teacher),
         *_check_batch_grid(student, teacher),
         *(node_local if insists else ()),
-        *check_vocabulary(student, teacher),
+        *check_vocabulary(student, teacher, is_published=is_published),
         *check_capability(student, teacher, protocol_version=protocol_version),
         *check_provenance(student, teacher),
     ]

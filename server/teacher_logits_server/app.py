@@ -61,15 +61,15 @@ def serve(config: ServerConfig) -> int:
 
 async def _serve(config: ServerConfig) -> int:
     signals = _Signals()
-    retract(config)
-    server = Server(config, lambda: make_engine(config))
+    server = Server(config, lambda: _load_engine(config))
     starting = asyncio.create_task(_start(server, config))
     if not await signals.spare(starting):
         starting.cancel()
         await asyncio.wait([starting])
         return EXIT_BY_SIGNAL + signals.last
+    readiness = starting.result()
     try:
-        announce(starting.result(), config)
+        announce(readiness, config)
         await signals.wait()
         draining = asyncio.create_task(server.drain())
         if not await signals.spare(draining):
@@ -88,6 +88,13 @@ async def _start(server: Server, config: ServerConfig) -> Readiness:
     """Come up. Settings that cannot be served with are refused before anybody hears of it."""
     await in_thread(lambda: check_settings(config), name="check")
     return await server.start()
+
+
+def _load_engine(config: ServerConfig) -> Engine | None:
+    """Make the engine, if one is wanted. The sockets are ours by now, and so is a ready file that
+    lies there."""
+    retract(config)
+    return make_engine(config) if config.engine_name else None
 
 
 async def _stop_at_once(server: Server) -> None:
@@ -148,11 +155,12 @@ class EmbeddedServer:
 
 
 @contextmanager
-def serve_in_thread(config: ServerConfig, engine: Engine) -> Iterator[EmbeddedServer]:
+def serve_in_thread(config: ServerConfig, engine: Engine | None) -> Iterator[EmbeddedServer]:
     """Run a server in a thread of this process, whose clients may then read ``local``.
 
-    Yields once it is ready. Leaving stops it without draining, and returns when its threads,
-    sockets and memory are given back. The log is left as it is.
+    Without an engine it serves published teachers alone. Yields once it is ready. Leaving stops
+    it without draining, and returns when its threads, sockets and memory are given back. The log
+    is left as it is.
 
     Raises:
         TeacherLogitsError: it did not come up.
@@ -164,15 +172,19 @@ def serve_in_thread(config: ServerConfig, engine: Engine) -> Iterator[EmbeddedSe
         enough = asyncio.Event()
         loop_of.append((asyncio.get_running_loop(), enough))
         server = Server(config, lambda: engine)
-        try:
-            ready.set_result(await server.start())
-        except BaseException as error:
-            ready.set_exception(error)
-            return
+        ready.set_result(await server.start())
         await enough.wait()
         await server.stop()
 
-    thread = threading.Thread(target=lambda: asyncio.run(run()), name="teacher-logits-server")
+    def live() -> None:
+        try:
+            asyncio.run(run())
+        except BaseException as error:
+            if ready.done():
+                raise
+            ready.set_exception(error)
+
+    thread = threading.Thread(target=live, name="teacher-logits-server")
     thread.start()
     try:
         yield EmbeddedServer(ready.result())

@@ -10,7 +10,8 @@ Pure: no lock, no clock, no tensors. A request is known by a ticket, a number of
 First come, first served. A pass has at most ``max_batch_tokens`` tokens, padding counted (rows
 times the longest), or a single longer row. Rows of a request run in their order, over several
 passes where they are many. Nobody starves: a request that waits for room lets 16 later ones
-have room before it, and then nobody. Refuses a request more than ``max_waiting_requests``.
+have room before it (and who is in one pass with the 16th), and then nobody. Refuses a request
+more than ``max_waiting_requests``.
 """
 
 from __future__ import annotations
@@ -110,8 +111,9 @@ class Batching:
         if waiting < self._max_waiting_requests:
             return
         raise PoolFullError(
-            f"{waiting} requests wait for the teacher, and no more may: send fewer and larger "
-            "ones, come back later, or raise --max-waiting-requests on the server",
+            f"the queue of scoring requests is full: {waiting} wait for the teacher, and "
+            f"{self._max_waiting_requests} may: send fewer and larger ones, come back later, or "
+            "raise --max-waiting-requests on the server",
             facts={"waiting_requests": waiting, "limit": self._max_waiting_requests},
             retry_after=RETRY_AFTER,
         )

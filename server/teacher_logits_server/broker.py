@@ -1,80 +1,42 @@
 """The broker: a Unix SEQPACKET socket, on a thread and a selector of its own.
 
-It knows who connects (``peers``), moves packets and the descriptors that ride beside them,
+It knows who connects (``peers``), moves packets (``lines``, ``outbox``) and what is sent ahead,
 and learns how each line ends. What packets mean is the desk's business.
 
-Promises: no peer stops it. It never waits for one, so that whoever does not read is dropped
-once the kernel's buffer is full; whoever says nothing, or too much, is dropped too. The end
-of a line is told once, with what the kernel says of its process:
+Promises: no peer stops it. It never waits for one, so that whoever does not read replies is
+dropped once the kernel's buffer is full; whoever says nothing, or too much, is dropped too. Mail
+waits for its reader, and drops nobody. The end of a line is told once, with what the kernel says
+of its process:
 
     hang-up, process ended      nobody who inherited the line is left: its room is free
-    hang-up, process alive      somebody may still read: quarantine
+    hang-up, process alive      somebody may still read: quarantine; its end is told as well
     we hang up ourselves        the same, as no hang-up of theirs was seen
     process ended, no hang-up   nothing: a forked child may hold the line, and read
 """
 
 from __future__ import annotations
 
-import array
-import errno
-import itertools
 import logging
 import os
 import select
-import socket
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from collections import deque
+from typing import TYPE_CHECKING
 
-from teacher_logits_server.peers import Peer, peer_of
+from teacher_logits_server.gate import Gate
+from teacher_logits_server.leaving import Leaving
+from teacher_logits_server.lines import Answer, Desk, Line, close_foreign, receive
+from teacher_logits_server.outbox import OpenLine, Outbox
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from datetime import timedelta
 
     from teacher_logits.clock import Clock
 
-MAX_PACKET_BYTES = 4096
-_BACKLOG = 128
-_EXITING_GRACE_SECONDS = 60.0
-_UNKNOWN_GRACE_SECONDS = 2.0
+_READABLE = select.EPOLLIN | select.EPOLLRDHUP
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(kw_only=True)
-class Line:
-    """One connection. ``session_id`` is empty until the desk has accepted its hello."""
-
-    peer: Peer
-    session_id: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """A packet to send. The broker closes ``descriptor`` once it is sent, or is not."""
-
-    packet: bytes
-    descriptor: int | None = None
-    hang_up: bool = False
-
-
-class Desk(Protocol):
-    """What answers packets. Called on the broker's thread, and quick."""
-
-    def answer(self, line: Line, packet: bytes) -> Answer:
-        """Answer one packet; never raises for what a peer sent."""
-
-    def refuse_oversized(self, line: Line, limit_bytes: int) -> Answer:
-        """Answer a packet of more than ``limit_bytes``, whose bytes are gone."""
-
-    def line_ended(self, line: Line, *, process_alive: bool) -> None:
-        """Learn that the line of a session has ended."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Open:
-    line: Line
-    socket: socket.socket
 
 
 class Broker:
@@ -93,12 +55,15 @@ class Broker:
         self._clock = clock
         self._hello_seconds = hello_within.total_seconds()
         self._max_lines = max_lines
-        self._open: dict[int, _Open] = {}
-        #: Those of them that have not said hello, oldest first, with the time to give up.
+        self._open: dict[int, OpenLine] = {}
+        #: Those that have said hello.
+        self._by_session: dict[str, OpenLine] = {}
+        #: Sessions whose mail is due; any thread may add some.
+        self._due: deque[str] = deque()
+        #: Connections that have not said hello, oldest first, with the time to give up.
         self._strangers: dict[int, float] = {}
-        #: Lines that hung up while their process lives, by pidfd, with the time to give up.
-        self._leaving: dict[int, tuple[Line, float]] = {}
         self._thread = threading.Thread(target=self._run, name="teacher-logits-broker", daemon=True)
+        self._waking = threading.Lock()
         self._is_open = False
 
     def start(self) -> None:
@@ -107,19 +72,13 @@ class Broker:
         Raises:
             OSError: the socket cannot be made.
         """
-        self._listener = socket.socket(
-            socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
-        )
-        try:
-            self._listener.bind(self._path)
-            self._listener.listen(_BACKLOG)
-        except OSError:
-            self._listener.close()
-            raise
+        self._gate = Gate(self._path)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._poll = select.epoll()
-        self._poll.register(self._listener, select.EPOLLIN)
+        self._leaving = Leaving(self._poll)
+        #: Processes that let go of a line, with room left in quarantine.
+        self._doubted = Leaving(self._poll)
+        self._poll.register(self._gate, select.EPOLLIN)
         self._poll.register(self._wake, select.EPOLLIN)
         self._is_open = True
         self._thread.start()
@@ -129,171 +88,211 @@ class Broker:
 
         Doing so twice is fine, and so is stopping one that never started.
         """
-        if not self._is_open:
-            return
-        self._is_open = False
-        os.eventfd_write(self._wake, 1)
+        with self._waking:
+            if not self._is_open:
+                return
+            self._is_open = False
+            os.eventfd_write(self._wake, 1)
         self._thread.join()
         for each in self._open.values():
+            each.outbox.close()
             each.socket.close()
             each.line.peer.close()
-        for line, _ in self._leaving.values():
-            line.peer.close()
+        self._leaving.close()
+        self._doubted.close()
         self._open.clear()
+        self._by_session.clear()
         self._strangers.clear()
-        self._leaving.clear()
-        self._listener.close()
+        self._gate.close()
         self._poll.close()
         os.close(self._wake)
-        os.close(self._spare)
 
     @property
     def is_alive(self) -> bool:
         """Whether its thread runs."""
         return self._thread.is_alive()
 
+    def tell(self, session_ids: Iterable[str]) -> None:
+        """Have the mail of these sessions sent ahead; from any thread, and never waits.
+
+        The broker's own thread sends it as soon as the packet at hand is understood, before
+        that one's reply.
+        """
+        if not self._is_open:
+            return
+        self._due.extend(session_ids)
+        if threading.current_thread() is self._thread:
+            return
+        with self._waking:
+            if self._is_open:
+                os.eventfd_write(self._wake, 1)
+
     def _run(self) -> None:
         while True:
             for fd, events in self._poll.poll(self._timeout()):
-                if fd == self._wake:
-                    return
-                if fd == self._listener.fileno():
+                if fd in self._open:
+                    self._serve_guarded(self._open[fd], events)
+                elif fd == self._wake:
+                    os.eventfd_read(fd)  # before the look: what wakes us behind it wakes us anew
+                    if not self._is_open:
+                        return
+                elif fd == self._gate.fileno():
                     self._accept()
                 elif fd in self._leaving:
-                    self._leave(fd, process_alive=False)
-                elif fd in self._open:
-                    self._serve_guarded(self._open[fd], events)
+                    self._end(self._leaving.take(fd), process_alive=False)
+                elif fd in self._doubted:
+                    self._desk.process_ended(line := self._doubted.take(fd))
+                    line.peer.close()
+                self._deliver()
             self._give_up()
+            self._deliver()
 
     def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError as error:
-            if error.errno in {errno.EMFILE, errno.ENFILE}:
-                self._shed()
+        came = self._gate.accept(is_full=len(self._open) >= self._max_lines)
+        if came is None:
             return
-        try:
-            if len(self._open) >= self._max_lines:
-                raise ConnectionRefusedError("too many lines")
-            connection.setblocking(False)
-            peer = peer_of(connection)
-        except OSError as error:
-            _log.warning("connection refused", extra={"facts": {"error": str(error)}})
-            connection.close()
-            return
+        connection, peer = came
         fd = connection.fileno()
-        self._open[fd] = _Open(line=Line(peer=peer), socket=connection)
+        outbox = Outbox(connection)
+        self._open[fd] = OpenLine(line=Line(peer=peer), socket=connection, outbox=outbox)
         self._strangers[fd] = self._clock.now() + self._hello_seconds
-        self._poll.register(fd, select.EPOLLIN | select.EPOLLRDHUP)
+        self._poll.register(fd, _READABLE)
 
-    def _shed(self) -> None:
-        """Turn one connection away when descriptors run out, or the selector would spin."""
-        os.close(self._spare)
-        try:
-            self._listener.accept()[0].close()
-        except OSError:
-            pass
-        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        _log.warning("connection refused", extra={"facts": {"error": "no descriptors left"}})
-
-    def _serve_guarded(self, each: _Open, events: int) -> None:
+    def _serve_guarded(self, each: OpenLine, events: int) -> None:
         try:
             self._serve(each, events)
         except Exception:
-            _log.exception("line failed", extra={"facts": _facts(each.line)})
+            _log.exception("line failed", extra={"facts": each.line.facts})
             if self._open.get(each.socket.fileno()) is each:
                 self._hang_up(each)
 
-    def _serve(self, each: _Open, events: int) -> None:
+    def _serve(self, each: OpenLine, events: int) -> None:
+        if events & select.EPOLLOUT and not self._flush(each):
+            return
+        line = each.line
         try:
-            packet = each.socket.recv(MAX_PACKET_BYTES + 1)
+            packet = receive(each.socket, takes_descriptors=line.takes_descriptors)
         except BlockingIOError:
             return
         except ConnectionResetError:  # hung up with replies unread
-            packet, events = b"", select.EPOLLHUP
-        if not packet and events & select.EPOLLHUP:
             self._hung_up(each)
-        elif not packet and events & select.EPOLLRDHUP:  # shut down, not closed
-            self._hang_up(each)
-        elif len(packet) > MAX_PACKET_BYTES:
-            self._send(each, self._desk.refuse_oversized(each.line, MAX_PACKET_BYTES))
-        else:  # an empty packet is a packet too
-            self._send(each, self._desk.answer(each.line, packet))
-            if each.line.session_id:
-                self._strangers.pop(each.socket.fileno(), None)
-
-    def _send(self, each: _Open, answer: Answer) -> None:
-        rights = []
-        if answer.descriptor is not None:
-            descriptors = array.array("i", [answer.descriptor])
-            rights.append((socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors))
-        try:
-            each.socket.sendmsg([answer.packet], rights, socket.MSG_NOSIGNAL)
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # hung up: the selector says so next
-        except OSError as error:  # a full buffer, for one: whoever does not read is dropped
-            _log.warning(
-                "line dropped", extra={"facts": {**_facts(each.line), "error": str(error)}}
-            )
-            self._hang_up(each)
             return
+        data, descriptor, flaw = packet
+        if not data and events & select.EPOLLHUP:
+            self._hung_up(each)
+        elif not data and events & select.EPOLLRDHUP:  # shut down, not closed
+            self._hang_up(each)
+        elif flaw is not None:
+            self._send(each, self._desk.refuse(line, data, flaw))
+        else:  # an empty packet is a packet too
+            self._answer(each, data, descriptor)
+
+    def _answer(self, each: OpenLine, packet: bytes, descriptor: int | None) -> None:
+        line = each.line
+        was_stranger = not line.session_id
+        try:
+            answer = self._desk.answer(line, packet, descriptor)
         finally:
-            if answer.descriptor is not None:
-                os.close(answer.descriptor)
+            if descriptor is not None:
+                close_foreign(descriptor)
+        if was_stranger and line.session_id:
+            self._strangers.pop(each.socket.fileno(), None)
+            self._by_session[line.session_id] = each
+        self._deliver()
+        if self._open.get(each.socket.fileno()) is each:
+            self._send(each, answer)
+        elif answer.descriptor is not None:  # mail found the line broken
+            os.close(answer.descriptor)
+
+    def _send(self, each: OpenLine, answer: Answer) -> None:
+        try:
+            each.outbox.put_reply(answer)
+        except OSError as error:  # too much is unread, for one
+            self._drop(each, error)
+            return
         if answer.hang_up:
             self._hang_up(each)
+        elif not each.outbox.is_empty:
+            self._poll.modify(each.socket.fileno(), _READABLE | select.EPOLLOUT)
 
-    def _hung_up(self, each: _Open) -> None:
+    def _deliver(self) -> None:
+        """Send the mail that is due; it waits where its reader has not read what came before."""
+        while self._due:
+            each = self._by_session.get(self._due.popleft())
+            if each is not None and each.outbox.is_empty:
+                self._send_mail(each)
+
+    def _send_mail(self, each: OpenLine) -> bool:
+        """Send what is due to one line; return whether the line is still there."""
+        try:
+            each.outbox.put_mail(self._desk.mail(each.line))
+        except Exception as error:
+            if not isinstance(error, OSError):
+                _log.exception("mail failed", extra={"facts": each.line.facts})
+            self._drop(each, error)
+            return False
+        if not each.outbox.is_empty:
+            self._poll.modify(each.socket.fileno(), _READABLE | select.EPOLLOUT)
+        return True
+
+    def _flush(self, each: OpenLine) -> bool:
+        """Send what waits for room, and the mail behind it; return whether the line is there."""
+        try:
+            each.outbox.flush()
+        except OSError as error:
+            self._drop(each, error)
+            return False
+        if not each.outbox.is_empty:
+            return True
+        self._poll.modify(each.socket.fileno(), _READABLE)
+        return not each.line.session_id or self._send_mail(each)
+
+    def _drop(self, each: OpenLine, error: Exception) -> None:
+        _log.warning("line dropped", extra={"facts": {**each.line.facts, "error": str(error)}})
+        self._hang_up(each)
+
+    def _hung_up(self, each: OpenLine) -> None:
         """The last holder of the line's other end closed it."""
         line = self._close(each)
         exiting = line.peer.is_exiting()
         if not line.peer.is_alive():
             self._end(line, process_alive=False)
         elif exiting is False or not line.session_id or not line.peer.is_proven:
-            self._end(line, process_alive=True)
+            self._end(line, process_alive=True, is_watched=True)
         else:  # its end will show on the pidfd in a moment
-            grace = _EXITING_GRACE_SECONDS if exiting else _UNKNOWN_GRACE_SECONDS
-            self._leaving[line.peer.pidfd] = (line, self._clock.now() + grace)
-            self._poll.register(line.peer.pidfd, select.EPOLLIN)
+            self._leaving.add(line, is_exiting=exiting, now=self._clock.now())
 
-    def _hang_up(self, each: _Open) -> None:
+    def _hang_up(self, each: OpenLine) -> None:
         self._end(self._close(each), process_alive=True)
 
-    def _close(self, each: _Open) -> Line:
+    def _close(self, each: OpenLine) -> Line:
         fd = each.socket.fileno()
         del self._open[fd]
+        self._by_session.pop(each.line.session_id, None)
         self._strangers.pop(fd, None)
         self._poll.unregister(fd)
+        each.outbox.close()
         each.socket.close()
         return each.line
 
-    def _leave(self, pidfd: int, *, process_alive: bool) -> None:
-        line, _ = self._leaving.pop(pidfd)
-        self._poll.unregister(pidfd)
-        self._end(line, process_alive=process_alive)
-
-    def _end(self, line: Line, *, process_alive: bool) -> None:
-        line.peer.close()
-        if line.session_id:
-            self._desk.line_ended(line, process_alive=process_alive)
+    def _end(self, line: Line, *, process_alive: bool, is_watched: bool = False) -> None:
+        """Tell of a line's end. ``is_watched``: they hung up, so that only the process is left."""
+        told = line.session_id and self._desk.line_ended(line, process_alive=process_alive)
+        if told and is_watched and line.peer.is_proven and len(self._doubted) < self._max_lines:
+            self._doubted.add_for_good(line)
+        else:
+            line.peer.close()
 
     def _timeout(self) -> float | None:
         """Seconds until something must be given up; None where nothing waits."""
-        times = [give_up for _, give_up in self._leaving.values()]
-        times += itertools.islice(self._strangers.values(), 1)
+        stranger = next(iter(self._strangers.values()), None)
+        times = [time for time in (stranger, self._leaving.next_time) if time is not None]
         return max(0.0, min(times) - self._clock.now()) if times else None
 
     def _give_up(self) -> None:
-        if not self._leaving and not self._strangers:
-            return
         now = self._clock.now()
-        for pidfd, (_, give_up) in list(self._leaving.items()):
-            if give_up <= now:
-                self._leave(pidfd, process_alive=True)
+        for line in self._leaving.take_late(now):
+            self._end(line, process_alive=True, is_watched=True)
         for fd, give_up in list(self._strangers.items()):
             if give_up <= now:
                 self._hang_up(self._open[fd])
-
-
-def _facts(line: Line) -> dict[str, int | str]:
-    return {"session_id": line.session_id, "pid": line.peer.pid, "uid": line.peer.uid}

@@ -14,6 +14,7 @@ Pure. The rules of admission about vocabulary, capability and provenance, in thi
 
 from __future__ import annotations
 
+from math import isclose
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import PayloadInvalidError, Violation
@@ -41,38 +42,61 @@ def common_vocabulary(student: StudentProfile, teacher: TeacherProfile) -> int:
     return teacher.vocabulary_size
 
 
-def check_vocabulary(student: StudentProfile, teacher: TeacherProfile) -> list[Violation]:
+def check_vocabulary(
+    student: StudentProfile, teacher: TeacherProfile, *, is_published: bool = False
+) -> list[Violation]:
     """Return the rules that the two vocabularies break. What was not given breaks none."""
-    violations = []
-    mine, theirs = student.tokenizer_fingerprint[:64], teacher.tokenizer_fingerprint[:64]
-    if mine and theirs and mine != theirs:
-        violations.append(
-            Violation(
-                rule="tokenizer_mismatch",
-                message=f"the student's tokenizer is {mine}, the teacher's {theirs}: the same id "
-                "may be another token; train with the teacher's tokenizer",
-                facts={"student_fingerprint": mine, "teacher_fingerprint": theirs},
-            )
+    return [
+        *_check_tokenizer(student, teacher),
+        *_check_vocabulary_size(student, teacher, is_published=is_published),
+    ]
+
+
+def _check_tokenizer(student: StudentProfile, teacher: TeacherProfile) -> list[Violation]:
+    mine, theirs = student.tokenizer_fingerprint, teacher.tokenizer_fingerprint
+    if not mine or not theirs or mine == theirs:
+        return []
+    mine, theirs = mine[:64], theirs[:64]
+    return [
+        Violation(
+            rule="tokenizer_mismatch",
+            message=f"the student's tokenizer is {mine}, the teacher's {theirs}: the same id "
+            "may be another token; train with the teacher's tokenizer",
+            facts={"student_fingerprint": mine, "teacher_fingerprint": theirs},
         )
-    size, policy = student.vocabulary_size, student.vocabulary_policy
-    if policy is VocabularyPolicy.TRUNCATE or size in (0, teacher.vocabulary_size):
-        return violations
-    if not is_size(size):
-        return violations  # not_positive has named it
-    violations.append(
+    ]
+
+
+def _check_vocabulary_size(
+    student: StudentProfile, teacher: TeacherProfile, *, is_published: bool
+) -> list[Violation]:
+    size = student.vocabulary_size
+    if size in (0, teacher.vocabulary_size) or not is_size(size):
+        return []  # not_positive has named what is no size
+    cannot_mask = is_published and size < teacher.vocabulary_size
+    if student.vocabulary_policy is VocabularyPolicy.TRUNCATE and not cannot_mask:
+        return []
+    way_out = (
+        "if it is one tokenizer and a head is padded, use vocabulary policy 'truncate': ids "
+        "beyond the smaller size are masked"
+    )
+    if cannot_mask:
+        way_out = (
+            "a published teacher's entries are selected already, so that its publishers must "
+            f"mask the ids from {size} on, and give that vocabulary size"
+        )
+    return [
         Violation(
             rule="vocab_mismatch",
             message=f"the student has {size} ids, the teacher {teacher.vocabulary_size} (its "
-            f"head {teacher.head_rows} rows); if it is one tokenizer and a head is padded, use "
-            "vocabulary policy 'truncate': ids beyond the smaller size are masked",
+            f"head {teacher.head_rows} rows); {way_out}",
             facts={
                 "student_vocabulary_size": size,
                 "teacher_vocabulary_size": teacher.vocabulary_size,
                 "teacher_head_rows": teacher.head_rows,
             },
         )
-    )
-    return violations
+    ]
 
 
 def check_capability(
@@ -106,15 +130,18 @@ def check_provenance(student: StudentProfile, teacher: TeacherProfile) -> list[V
     return violations
 
 
-def check_payload_suits(student: StudentProfile, payload: Payload, *, vocabulary_size: int) -> None:
+def check_payload_suits(
+    student: StudentProfile, payload: Payload, *, teacher_id: str, vocabulary_size: int
+) -> None:
     """Refuse a payload that was made for another session and lacks what this one settled.
 
     Raises:
-        PayloadInvalidError: it has fewer entries a position, ids beyond this session's
-            vocabulary, or not all of its temperatures.
+        PayloadInvalidError: it is another teacher's, or has fewer entries a position, ids
+            beyond this session's vocabulary, or not all of its temperatures.
     """
     lacking = [t for t in student.all_temperatures if t not in payload.temperatures]
     for wrong, what, asked, has in (
+        (payload.teacher_id != teacher_id, "teacher_id", teacher_id, payload.teacher_id),
         (payload.top_k < student.top_k, "top_k", student.top_k, payload.top_k),
         (
             payload.vocabulary_size > vocabulary_size,
@@ -122,7 +149,7 @@ def check_payload_suits(student: StudentProfile, payload: Payload, *, vocabulary
             vocabulary_size,
             payload.vocabulary_size,
         ),
-        (lacking, "temperatures", _listed(student.all_temperatures), _listed(payload.temperatures)),
+        (lacking, "temperatures", listed(student.all_temperatures), listed(payload.temperatures)),
     ):
         if wrong:
             raise PayloadInvalidError(
@@ -172,11 +199,11 @@ def _check_temperatures(student: StudentProfile, teacher: TeacherProfile) -> lis
     missing = [t for t in asked if offered and t not in (1.0, *offered)]
     if bad:
         why = (
-            f"{_listed(bad)} cannot be a temperature; give numbers from {MIN_TEMPERATURE:g} to "
+            f"{listed(bad)} cannot be a temperature; give numbers from {MIN_TEMPERATURE:g} to "
             f"{MAX_TEMPERATURE:g}"
         )
     elif missing:
-        why = f"the teacher has no temperature {_listed(missing)}; it has {_listed(offered)}"
+        why = f"the teacher has no temperature {listed(missing)}; it has {listed(offered)}"
     elif len(asked) > MAX_TEMPERATURES:
         why = (
             f"{len(asked) - 1} temperatures besides 1; ask for at most {MAX_TEMPERATURES - 1} "
@@ -185,8 +212,8 @@ def _check_temperatures(student: StudentProfile, teacher: TeacherProfile) -> lis
     else:
         return []
     facts: dict[str, Fact] = {
-        "temperatures": _listed(asked[1:]),
-        "teacher_temperatures": _listed(offered) or "any",
+        "temperatures": listed(asked[1:]),
+        "teacher_temperatures": listed(offered) or "any",
         "temperature_count": len(asked) - 1,
         "most_temperatures": MAX_TEMPERATURES - 1,
     }
@@ -268,5 +295,7 @@ def _provenance_check(student: StudentProfile, teacher: TeacherProfile) -> Check
     return Check(name="provenance", verdict=Verdict.UNCHECKED, detail=detail)
 
 
-def _listed(numbers: Iterable[float]) -> str:
-    return ", ".join(f"{number:g}" for number in numbers)
+def listed(numbers: Iterable[float]) -> str:
+    """Return temperatures as messages name them: short, and told apart where fp32 does."""
+    short = [(f"{number:g}", number) for number in numbers]
+    return ", ".join(s if isclose(float(s), n, rel_tol=2**-25) else f"{n:.9g}" for s, n in short)

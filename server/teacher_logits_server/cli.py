@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Serve a teacher's logits to the students that learn from it: over shared memory where they
-run on this machine, as a stream where they do not.
+run on this machine, as a stream where they do not. Without a model or an engine, serve what
+publishers bring, which are teachers in processes of their own.
 
+  teacher-logits serve
   teacher-logits serve --model ./SmolLM2-135M
   teacher-logits serve --model ./model.gguf --listen 127.0.0.1:5555 --pool-size 4GiB
   teacher-logits serve --config server.yaml --log-format json"""
@@ -129,10 +131,17 @@ def _from_flags(flags: Mapping[str, object]) -> dict[str, object]:
 
 
 def _from_file(path: str) -> dict[str, object]:
-    """Read a YAML file, refusing whatever is no setting."""
-    document = _load(path)
+    """Read a YAML file, refusing whatever is no setting; a key may be written as its flag is."""
+    document: dict[str, object] = {}
+    for given, value in _load(path).items():
+        key = str(given).replace("-", "_")
+        if key in document:
+            raise ConfigError(
+                f"--config {path}: {key} is given twice", facts={"flag": "--config", "path": path}
+            )
+        document[key] = value
     by_key = {setting.key: (name, setting) for name, _, setting in settings_of(ServerConfig)}
-    unknown = [str(key) for key in document if key not in by_key]
+    unknown = [key for key in document if key not in by_key]
     if unknown:
         raise ConfigError(
             f"--config {path}: {', '.join(unknown)} is no setting; the settings are "
@@ -141,7 +150,7 @@ def _from_file(path: str) -> dict[str, object]:
         )
     values = {}
     for key, value in document.items():
-        name, setting = by_key[str(key)]
+        name, setting = by_key[key]
         values[name] = _read(setting, value, where=f"--config {path}: {key}")
     return values
 

@@ -1,21 +1,20 @@
 """What a server was told: all settings together, checked, and the defaults of the machine.
 
 A config refuses nonsense when it is made, with a ``ConfigError`` that names the flag. The
-environment is read here alone, and by ``default_address`` alone.
+environment is read here alone, by ``default_address`` and ``runtime_folder``.
 """
 
 from __future__ import annotations
 
 import os
-import tempfile
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from teacher_logits.errors import ConfigError, RequestInvalidError
-from teacher_logits.grid import check_batch_grid, check_sizes
+from teacher_logits.grid import BatchGrid, check_batch_grid, check_sizes
 from teacher_logits.keys import check_name
-from teacher_logits.locality import model_sizes
+from teacher_logits.locality import ModelGrid, model_sizes
+from teacher_logits.socket_path import default_socket_path, socket_folder
 from teacher_logits_server.addresses import (
     UNIX,
     Address,
@@ -23,9 +22,11 @@ from teacher_logits_server.addresses import (
     check_reach,
     parse_address,
 )
+from teacher_logits_server.readers import span_text
 from teacher_logits_server.settings import (
     KIB,
     MIB,
+    SERVABLE,
     LimitSettings,
     ListenSettings,
     MemorySettings,
@@ -36,11 +37,7 @@ from teacher_logits_server.settings import (
     settings_of,
 )
 
-if TYPE_CHECKING:
-    from teacher_logits.grid import BatchGrid
-    from teacher_logits.locality import ModelGrid
-
-SOCKET_NAME = "teacher.sock"
+DEFAULT_ENGINE = "transformers"
 MAX_SPAN = timedelta(days=7)
 MAX_REQUEST_TOKENS = 16 * MIB
 MIN_POOL_BYTES = 4 * KIB
@@ -67,6 +64,27 @@ class ServerConfig(
         _check_times(self)
 
     @property
+    def engine_name(self) -> str:
+        """The engine that computes the server's own teacher; empty where it has none."""
+        return self.engine or (DEFAULT_ENGINE if self.model else "")
+
+    def check_teacher_flags(self) -> None:
+        """Refuse what is said of a teacher where there is none of the server's own.
+
+        Raises:
+            ConfigError: naming the flag, and the one that gives a teacher.
+        """
+        for name, default, _ in settings_of(TeacherSettings):
+            value = getattr(self, name)
+            if value != default and not self.engine_name:
+                raise _refuse(
+                    name,
+                    _sizes(value) if isinstance(value, BatchGrid | ModelGrid) else value,
+                    "is said of the server's own teacher, and without --model or --engine it has "
+                    "none and serves what is published; give one, or leave this out",
+                )
+
+    @property
     def addresses(self) -> tuple[Address, ...]:
         """Where it was told to listen; empty where the default address is meant."""
         return tuple(parse_address(text, flag="--listen") for text in self.listen)
@@ -78,22 +96,13 @@ def flag_of(name: str) -> str:
 
 
 def default_address() -> str:
-    """Return the Unix socket that a server listens on when told nothing.
-
-    In the user's runtime folder; without one, in /run if that may be written; else in a
-    folder of this user's own below the system's temporary folder.
-    """
-    return f"{UNIX}{os.path.join(runtime_folder(), SOCKET_NAME)}"
+    """Return the address that a server listens on when told nothing (``socket_path``)."""
+    return f"{UNIX}{default_socket_path(os.environ)}"
 
 
 def runtime_folder() -> str:
     """Return the folder that holds this user's sockets. It need not exist yet."""
-    user_folder = os.environ.get("XDG_RUNTIME_DIR", "")
-    if os.path.isabs(user_folder) and os.path.isdir(user_folder):
-        return os.path.join(user_folder, "teacher-logits")
-    if os.access("/run/teacher-logits", os.W_OK) or os.access("/run", os.W_OK):
-        return "/run/teacher-logits"
-    return os.path.join(tempfile.gettempdir(), f"teacher-logits-{os.geteuid()}")
+    return socket_folder(os.environ)
 
 
 def _refuse(name: str, value: object, rule: str) -> ConfigError:
@@ -119,6 +128,12 @@ def _check_listen(config: ServerConfig) -> None:
     if len(set(config.transports)) != len(config.transports) or not config.transports:
         names = ",".join(transport.value for transport in config.transports)
         raise _refuse("transports", names, "name at least one, and none twice")
+    for transport in config.transports:
+        if transport not in SERVABLE:
+            names = ", ".join(each.value for each in SERVABLE)
+            raise _refuse(
+                "transports", transport.value, f"this release cannot serve it; it has {names}"
+            )
 
 
 def _check_teacher(config: ServerConfig) -> None:
@@ -126,8 +141,6 @@ def _check_teacher(config: ServerConfig) -> None:
         check_name(config.teacher_id, what="id")
     except RequestInvalidError as error:
         raise _refuse("teacher_id", config.teacher_id, error.message) from None
-    if not config.engine:
-        raise _refuse("engine", "''", "name an engine, or module:function")
     if config.batch_grid is not None:
         grid = config.batch_grid
         violations = check_batch_grid(
@@ -147,6 +160,8 @@ def _check_numbers(config: ServerConfig) -> None:
         "pool_size_bytes": MIN_POOL_BYTES,
         "slab_size_bytes": MIN_POOL_BYTES,
         "chunk_bytes": MIN_CHUNK_BYTES,
+        "keep_steps": 0,
+        "max_quarantine": 0,
         "max_sessions": 1,
         "max_request_tokens": 1,
         "max_batch_tokens": 1,
@@ -161,6 +176,8 @@ def _check_numbers(config: ServerConfig) -> None:
     if config.max_request_tokens > MAX_REQUEST_TOKENS:
         rule = f"must be at most {MAX_REQUEST_TOKENS}, since one request is one gRPC message"
         raise _refuse("max_request_tokens", config.max_request_tokens, rule)
+    if config.max_quarantine > 1:
+        raise _refuse("max_quarantine", config.max_quarantine, "must be at most 1, all of the pool")
     if config.chunk_bytes > MAX_CHUNK_BYTES:
         rule = (
             f"must be at most {MAX_CHUNK_BYTES}, or a gRPC client that raises no limit cannot "
@@ -173,17 +190,17 @@ def _check_times(config: ServerConfig) -> None:
     for name, _, _ in settings_of(TimeSettings):
         value: timedelta = getattr(config, name)
         if value < timedelta(0) or (not value and name != "drain_grace"):
-            raise _refuse(name, f"{value.total_seconds():g}s", "must be longer than nothing")
+            raise _refuse(name, span_text(value), "must be longer than nothing")
         if value > MAX_SPAN:
             rule = f"must be at most {MAX_SPAN.days} days"
-            raise _refuse(name, f"{value.total_seconds():g}s", rule)
+            raise _refuse(name, span_text(value), rule)
     if config.renew_interval * 2 > config.session_ttl:
-        ttl = config.session_ttl.total_seconds()
+        ttl = span_text(config.session_ttl)
         rule = (
-            f"must be at most half of {flag_of('session_ttl')} ({ttl:g}s), so that one lost "
+            f"must be at most half of {flag_of('session_ttl')} ({ttl}), so that one lost "
             "renewal ends no session"
         )
-        raise _refuse("renew_interval", f"{config.renew_interval.total_seconds():g}s", rule)
+        raise _refuse("renew_interval", span_text(config.renew_interval), rule)
 
 
 def _sizes(grid: BatchGrid | ModelGrid) -> str:

@@ -1,7 +1,9 @@
 """The core: everything that stands behind the services, made once the teacher is loaded.
 
-It owns what it makes and gives all of it back in ``stop``: threads, sockets, memory, and
-the server's entry in the table of this process.
+A server without an engine has no scorer; its teachers are those that are published.
+
+It owns what it makes and gives all of it back in ``hang_up`` and ``close``: threads, sockets,
+memory, and the server's entry in the table of this process.
 """
 
 from __future__ import annotations
@@ -19,10 +21,12 @@ from teacher_logits_server.engines import words_of
 from teacher_logits_server.exporters.local import LocalExporter
 from teacher_logits_server.exporters.shared_memory import SharedMemoryExporter
 from teacher_logits_server.exporters.stream import StreamExporter
+from teacher_logits_server.foreign import ForeignSlabs
 from teacher_logits_server.ledger import Ledger
 from teacher_logits_server.probe import probe_causality
 from teacher_logits_server.scorer import Scorer
 from teacher_logits_server.services.line import LineDesk
+from teacher_logits_server.services.publishing import PublisherCalls
 from teacher_logits_server.slabs import ServerSlabs
 
 if TYPE_CHECKING:
@@ -44,9 +48,9 @@ class Core:
     """
 
     def __init__(
-        self, *, config: ServerConfig, engine: Engine, clock: Clock, broker_path: str
+        self, *, config: ServerConfig, engine: Engine | None, clock: Clock, broker_path: str
     ) -> None:
-        """Put the parts together and probe the teacher; takes as long as the probe.
+        """Put the parts together and probe the teacher, if there is one: as long as that takes.
 
         Raises:
             AlignmentError: the teacher's answer for a position depends on later tokens.
@@ -61,26 +65,38 @@ class Core:
         self.ledger = Ledger(
             epoch=epoch,
             limits=config,
-            teacher=describe_teacher(config, engine.profile),
+            teacher=None if engine is None else describe_teacher(config, engine.profile),
             clock=clock,
             slots=self.slabs,
             offered=self.offered,
             local_secret=local.secret,
-            extra_checks=(probe(engine),),
+            extra_checks=() if engine is None else (probe(engine),),
         )
+        self.foreign = ForeignSlabs()
+        self.ledger.on_slabs_dropped(self.foreign.drop)
+        self.publishing = PublisherCalls(ledger=self.ledger, slabs=self.slabs, foreign=self.foreign)
         self.stream = StreamExporter(
-            ledger=self.ledger, slabs=self.slabs, chunk_bytes=config.chunk_bytes
+            ledger=self.ledger,
+            slabs=(self.slabs, self.foreign),
+            chunk_bytes=config.chunk_bytes,
         )
-        shared = SharedMemoryExporter(ledger=self.ledger, slabs=self.slabs)
+        shared = SharedMemoryExporter(ledger=self.ledger, slabs=(self.slabs, self.foreign))
         self.exporters: list[Exporter] = [
             each for each in (local, shared, self.stream) if each.transport in self.offered
         ]
-        self.scorer = Scorer(
-            engine=engine, ledger=self.ledger, slabs=self.slabs, config=config, clock=clock
-        )
+        self.scorer: Scorer | None = None
+        if engine is not None:
+            self.scorer = Scorer(
+                engine=engine, ledger=self.ledger, slabs=self.slabs, config=config, clock=clock
+            )
         self.broker: Broker | None = None
         if broker_path:
-            desk = LineDesk(ledger=self.ledger, exporter=shared, allowed_uids=config.allow_uids)
+            desk = LineDesk(
+                ledger=self.ledger,
+                exporter=shared,
+                publishing=self.publishing,
+                allowed_uids=config.allow_uids,
+            )
             self.broker = Broker(
                 path=broker_path,
                 desk=desk,
@@ -88,6 +104,7 @@ class Core:
                 hello_within=config.opening_ttl,
                 max_lines=config.max_sessions + SPARE_LINES,
             )
+            self.ledger.on_mail(self.broker.tell)
 
     def start(self) -> None:
         """Start the threads and take readers.
@@ -97,7 +114,8 @@ class Core:
         """
         if self.broker is not None:
             self.broker.start()
-        self.scorer.start()
+        if self.scorer is not None:
+            self.scorer.start()
         for exporter in self.exporters:
             exporter.start()
 
@@ -113,12 +131,16 @@ class Core:
 
         What the teacher is computing is waited for.
         """
-        self.scorer.stop()
+        if self.scorer is not None:
+            self.scorer.stop()
         self.slabs.close()
+        self.foreign.close()
 
     def threads(self) -> dict[str, bool]:
         """Return which threads there are, and whether each lives."""
-        threads = {"scorer": self.scorer.healthy}
+        threads = {}
+        if self.scorer is not None:
+            threads["scorer"] = self.scorer.healthy
         if self.broker is not None:
             threads["broker"] = self.broker.is_alive
         return threads
@@ -130,9 +152,15 @@ class Core:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits, nothing runs, and no lease is out."""
-        queue = self.scorer.queue()
-        return not (queue.waiting_requests or queue.running_requests or self.ledger.lease_count())
+        """Whether nothing waits, nothing runs, and no lease is out.
+
+        Registered payloads that nobody has leased do not count.
+        """
+        if self.scorer is not None:
+            queue = self.scorer.queue()
+            if queue.waiting_requests or queue.running_requests:
+                return False
+        return not self.ledger.lease_count()
 
 
 def probe(engine: Engine) -> Check:

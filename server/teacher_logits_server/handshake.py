@@ -1,58 +1,51 @@
 """Sessions under the ledger's lock: the handshake, the signs of life, the end.
 
-The second base of ``ledger.Ledger``, over ``room``. Every id is checked for its epoch first,
-so that one of an older server says so. What becomes of room when its session ends depends on
-what is known of the readers:
+A base of ``ledger.Ledger``, over ``stepping``. Publishers have sessions as students do. Every
+id is checked for its epoch first, so that one of an older server says so. What becomes of room
+when its session ends depends on what is known of the readers:
 
     streamed                          freed; a stream under way keeps its room till it stops
     shares memory, process died and
       its line ended                  freed: nobody who inherited its mappings is left
     shares memory, line ended while
-      it lives, or its TTL passed     quarantined, until it is returned after all
+      it lives                        quarantined, until it is returned or the process ends
+    shares memory, its TTL passed     quarantined, until it is returned after all
     shares memory, session closed     kept, until it is returned or one of the above
+
+A publisher that dies loses what nobody has leased; one that closes its session leaves it all.
 """
 
 from __future__ import annotations
 
-import secrets
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from teacher_logits import keys
-from teacher_logits.errors import NoCommonTransportError, SessionRefusedError
+from teacher_logits.errors import UnknownTeacherError
 from teacher_logits.terms import SessionTerms
 from teacher_logits.transport import Transport
-from teacher_logits_server.admission import admit, find_teacher
-from teacher_logits_server.room import Room
-from teacher_logits_server.sessions import Line, Phase, Session, Sessions
-from teacher_logits_server.settlement import line_lost, settle_transport
+from teacher_logits_server.leases import Doubt
+from teacher_logits_server.sessions import Phase, Session, Sessions
+from teacher_logits_server.settlement import Line, line_lost
+from teacher_logits_server.stepping import Stepping
+from teacher_logits_server.views import describe_session
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from teacher_logits.clock import Clock
     from teacher_logits.profiles import StudentProfile, TeacherProfile
     from teacher_logits.terms import Check
     from teacher_logits.transport import Refusal
     from teacher_logits_server.lending import Slots
-    from teacher_logits_server.sessions import Limits
+    from teacher_logits_server.limits import Limits
+    from teacher_logits_server.settlement import Page
 
 
-@dataclass(frozen=True, kw_only=True)
-class OpenedSession:
-    """A session just admitted, and the nonce that only its client and the server know."""
-
-    terms: SessionTerms
-    nonce: bytes
-
-
-class Handshake(Room):
+class Handshake(Stepping):
     """Sessions, shared by threads.
 
     Args:
         epoch: this life of the server.
         limits: settings; a ``ServerConfig`` will do.
-        teacher: what the server's engine says of itself.
+        teacher: what the server's engine says of itself; None where it has none.
         clock: the only one.
         slots: the control pages.
         offered: transports that this server has; ``local`` counts only with a secret, and
@@ -66,59 +59,28 @@ class Handshake(Room):
         *,
         epoch: str,
         limits: Limits,
-        teacher: TeacherProfile,
+        teacher: TeacherProfile | None,
         clock: Clock,
         slots: Slots,
         offered: frozenset[Transport],
         local_secret: bytes = b"",
         extra_checks: tuple[Check, ...] = (),
     ) -> None:
-        super().__init__(limits=limits, clock=clock, slots=slots)
-        self.epoch = epoch
-        self.teacher = teacher
+        super().__init__(
+            epoch=epoch,
+            limits=limits,
+            engine=teacher,
+            clock=clock,
+            slots=slots,
+            offered=offered if local_secret else offered - {Transport.LOCAL},
+        )
+        self.engine_teacher = teacher
         self._limits = limits
-        self._offered = offered if local_secret else offered - {Transport.LOCAL}
         self._local_secret = local_secret
         self._extra_checks = extra_checks
         self._sessions = Sessions(
             ttl=limits.session_ttl, opening_ttl=limits.opening_ttl, limit=limits.max_sessions
         )
-
-    def open_session(
-        self, *, request_id: str, protocol_version: int, profile: StudentProfile
-    ) -> OpenedSession:
-        """Admit a student rank; a call repeated with its request id gets the same session.
-
-        Raises:
-            SessionRefusedError: with every broken rule.
-            UnknownTeacherError: with the teachers there are.
-            RequestInvalidError: an id that is no name, or was used with another profile.
-            DrainingError: the server takes no new sessions.
-            NotAvailable: it has as many as it takes.
-        """
-        keys.check_name(request_id, what="request id")
-        keys.check_name(profile.student_id, what="student id")
-        teacher = find_teacher(profile.teacher_id, [self.teacher])
-        admission = admit(profile, teacher, protocol_version=protocol_version)
-        if admission.violations:
-            raise SessionRefusedError(admission.violations)
-        with self._step() as now:
-            session = self._sessions.opened(request_id, profile, now=now)
-            if session is None:
-                self._check_draining()
-                self._sessions.check_room()
-                session = Session(
-                    session_id=keys.new_id("s", self.epoch),
-                    request_id=request_id,
-                    nonce=secrets.token_bytes(32),
-                    student=profile,
-                    checks=(*admission.checks, *self._extra_checks),
-                    vocabulary_size=admission.vocabulary_size,
-                    opened_at=now,
-                    heard_at=now,
-                )
-                self._sessions.add(session)
-            return OpenedSession(terms=self._terms(session), nonce=session.nonce)
 
     def check_hello(self, session_id: str, nonce: bytes) -> None:
         """Let a broker line speak for a session; its nonce is good for one line.
@@ -131,15 +93,24 @@ class Handshake(Room):
             keys.check_epoch(session_id, self.epoch, what="session")
             self._sessions.show_nonce(session_id, nonce, now=now)
 
-    def line_opened(self, session_id: str, *, pid: int, challenge: bytes) -> None:
-        """Note a session's line, and what the process at its end was given to read.
+    def line_opened(
+        self,
+        session_id: str,
+        *,
+        pid: int,
+        challenge: bytes,
+        started: int = 0,
+        page: Page | None = None,
+    ) -> None:
+        """Note a session's line, who is at its end, and what that process was given to read.
 
         Raises:
             SessionExpiredError: the session has ended.
         """
         with self._step() as now:
             session = self._sessions.living(session_id, now=now)
-            session.line = Line(pid=pid, challenge=challenge)
+            session.line = Line(pid=pid, challenge=challenge, started=started, page=page)
+            session.last_line = session.line
 
     def line_unproven(self, session_id: str, refusal: Refusal) -> None:
         """Note why a session's line proves nothing; an ended session does not mind."""
@@ -147,39 +118,6 @@ class Handshake(Room):
             session = self._sessions.find(session_id)
             if session is not None:
                 session.line_refusal = refusal
-
-    def prove_locality(
-        self,
-        session_id: str,
-        *,
-        proofs: Mapping[Transport, bytes],
-        failures: Sequence[Refusal],
-    ) -> SessionTerms:
-        """Settle a session's transport, once; a call repeated gets what was settled.
-
-        Raises:
-            SessionRefusedError: locality was insisted on and is not proven (the session has
-                ended with that).
-            NoCommonTransportError: nothing the student wants is left (likewise).
-            SessionExpiredError: the session has ended.
-        """
-        with self._step() as now:
-            session = self._living(session_id, now)
-            if session.settlement is None:
-                try:
-                    settlement = settle_transport(
-                        session.student,
-                        offered=self._offered,
-                        nonce=session.nonce,
-                        challenges=self._challenges(session),
-                        proofs=proofs,
-                        failures=[*filter(None, [session.line_refusal]), *failures],
-                    )
-                except (SessionRefusedError, NoCommonTransportError):
-                    self._end(session, doubtful=False)
-                    raise
-                self._sessions.settle(session, settlement, now=now)
-            return self._terms(session)
 
     def renew(self, session_id: str) -> bool:
         """Note a sign of life; return whether the server is draining.
@@ -201,34 +139,70 @@ class Handshake(Room):
             session = self._sessions.find(session_id)
             if session is None or session.phase is Phase.ENDED:
                 return
+            self._end_publisher(session, in_good_order=True)
             if self._sessions.close(session):
-                self._end(session, doubtful=False)
+                self._end(session)
             else:
                 self._drop_if_done(session)
 
-    def line_ended(self, session_id: str, *, process_alive: bool) -> None:
+    def line_ended(self, session_id: str, *, process_alive: bool) -> bool:
         """Learn that the last holder of a session's line let go of it.
 
         Where readers share memory, the session ends: with their process dead as well its room
-        is free, and while that lives it is in quarantine.
+        is free, and while that lives it is in quarantine. Returns whether some is: then the end
+        of the process is of interest, see ``process_ended``.
         """
         with self._step():
             session = self._sessions.find(session_id)
             if session is None or session.line is None:
-                return
+                return False
             session.line = None
-            if session.settlement is None:
+            if session.phase is Phase.OPENING:
                 session.line_refusal = line_lost()
             elif session.shares_memory:
-                self._end(session, doubtful=process_alive)
+                self._end(session, doubt=Doubt.LINE_ENDED if process_alive else None)
+                return bool(self._lending.leases.of_session(session_id))
+            else:
+                session.proof = session.proof.without_line()
+            return False
+
+    def process_ended(self, session_id: str) -> None:
+        """Learn that the process behind a line ended after the line's last holder let go of it.
+
+        That is all the proof there is, and what was in quarantine for want of it is free.
+        """
+        with self._step():
+            session = self._sessions.find(session_id)
+            if session is None or session.phase is not Phase.ENDED:
+                return
+            for lease in self._lending.leases.of_session(session_id):
+                if lease.doubt is Doubt.LINE_ENDED:
+                    self._take_back(lease, returned=False)
+            self._drop_if_done(session)
 
     def sweep(self) -> list[str]:
         """End the sessions whose time has passed; return their ids."""
         with self._step() as now:
             lapsed = self._sessions.lapse(now=now)
             for session in lapsed:
-                self._end(session, doubtful=session.shares_memory)
+                self._end(session, doubt=Doubt.TTL_PASSED if session.shares_memory else None)
             return [session.session_id for session in lapsed]
+
+    @property
+    def teacher(self) -> TeacherProfile:
+        """What the server's engine says of itself.
+
+        Raises:
+            UnknownTeacherError: it has none.
+        """
+        if self.engine_teacher is None:
+            raise UnknownTeacherError("this server has no engine: its teachers are published")
+        return self.engine_teacher
+
+    def teachers(self) -> tuple[TeacherProfile, ...]:
+        """Return the engine's teacher and the published ones."""
+        with self._step():
+            return self._publishers.profiles()
 
     @property
     def max_request_tokens(self) -> int:
@@ -239,6 +213,12 @@ class Handshake(Room):
         """Return what a living session's student said of itself."""
         with self._step() as now:
             return self._living(session_id, now).student
+
+    def describe(self, session_id: str) -> dict[str, str | int]:
+        """Return who a session is, for logs; empty where it is gone."""
+        with self._step():
+            session = self._sessions.find(session_id)
+            return {} if session is None else describe_session(session)
 
     def terms(self, session_id: str) -> SessionTerms:
         """Return what a living session was granted."""
@@ -254,32 +234,29 @@ class Handshake(Room):
         keys.check_epoch(session_id, self.epoch, what="session")
         return self._sessions.hear(session_id, now=now)
 
-    def _challenges(self, session: Session) -> dict[Transport, bytes]:
-        """Return what the client could have read, by the transport that this would prove."""
-        challenges = {}
-        if self._local_secret:
-            challenges[Transport.LOCAL] = self._local_secret
-        if session.line is not None:
-            challenges[Transport.SHARED_MEMORY] = session.line.challenge
-        return challenges
-
-    def _end(self, session: Session, *, doubtful: bool) -> None:
-        """End a session and each of its leases; doubtful readers keep their room."""
+    def _end(self, session: Session, *, doubt: Doubt | None = None) -> None:
+        """End a session and each of its leases; readers in doubt keep their room."""
         session.phase = Phase.ENDED
+        self._end_publisher(session, in_good_order=False)
         for lease in self._lending.leases.of_session(session.session_id):
-            if doubtful:
-                self._lending.quarantine(lease)
+            if doubt is not None and not lease.streams:
+                if not lease.quarantined:
+                    self._doubt(lease, doubt)
             else:
-                self._lending.take_back(lease)
+                self._take_back(lease, returned=False)
         self._drop_if_done(session)
 
     def _drop_if_done(self, session: Session) -> None:
         """Forget a session that nothing can happen to any more."""
-        if self._lending.leases.of_session(session.session_id):
+        has_leases = bool(self._lending.leases.of_session(session.session_id))
+        if session.phase is Phase.ENDED or (session.phase is Phase.CLOSED and not has_leases):
+            self._end_reader(session)
+        if has_leases:
             return
         if session.phase is Phase.CLOSED and session.line is None:
             session.phase = Phase.ENDED
         if session.phase is Phase.ENDED:
+            self._mail.forget(session.session_id)
             self._sessions.drop(session)
 
     def _terms(self, session: Session) -> SessionTerms:
@@ -290,9 +267,16 @@ class Handshake(Room):
             ttl=limits.session_ttl,
             renew_interval=limits.renew_interval,
             default_wait=limits.default_wait,
-            teacher=self.teacher,
+            teacher=self._teacher_of(session),
             checks=session.checks,
             vocabulary_size=session.vocabulary_size,
             max_request_tokens=limits.max_request_tokens,
-            settlements=() if session.settlement is None else (session.settlement,),
+            settlements=tuple(session.settlements.values()),
         )
+
+    def _teacher_of(self, session: Session) -> TeacherProfile:
+        """Return the teacher that a student reads, or what a publisher said of itself."""
+        if session.is_publisher:
+            return session.publisher
+        published = self._publishers.find(session.teacher_id)
+        return published.profile if published is not None else self.teacher

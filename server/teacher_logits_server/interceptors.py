@@ -1,13 +1,14 @@
 """The guard around every RPC: parsed, with a deadline, answered with an error of the tree.
 
-    more than 64 KiB (scoring aside)          RequestInvalidError, before they are parsed
+    more than the RPC takes (64 KiB mostly)   RequestInvalidError, before they are parsed
     bytes that are no message of the RPC      RequestInvalidError, INVALID_ARGUMENT
     no deadline (health watches aside)        RequestInvalidError
     a server whose teacher is not loaded      NotAvailable, with when to try again
     an error of the tree                      its status, with google.rpc details
     anything else                             INTERNAL; its text stays in the log
 
-Handlers are coroutines that take parsed messages; streaming ones write to their context.
+Handlers are coroutines that take parsed messages, or an iterator of them; those that stream
+write to their context.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from teacher_logits.errors import NotAvailable, RequestInvalidError, TeacherLogi
 from teacher_logits.wire_errors import DETAILS_KEY, to_status
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from typing import TypeAlias
 
 Q = TypeVar("Q")
@@ -33,12 +34,19 @@ if TYPE_CHECKING:  # gRPC's classes are generic to type checkers alone
     Handler: TypeAlias = grpc.RpcMethodHandler[Q, R]
     Context: TypeAlias = grpc.aio.ServicerContext[Q, R]
     Behaviour: TypeAlias = Callable[[Q, Context[Q, R]], Awaitable[R]]
+    StreamBehaviour: TypeAlias = Callable[[AsyncIterator[Q], Context[Q, R]], Awaitable[R]]
 
 HEALTH = "/grpc.health.v1.Health/"
 WITHOUT_DEADLINE = frozenset({f"{HEALTH}Watch"})
 MAX_REQUEST_BYTES = 64 * 1024
-OF_ANY_SIZE = frozenset({"/teacher_logits.v1.ScoringService/Score"})
-"""Sized by what the server takes of tokens; the endpoint refuses longer messages."""
+OF_ANY_SIZE = frozenset(
+    {
+        "/teacher_logits.v1.ScoringService/Score",
+        "/teacher_logits.v1.RegistryService/ReservePayload",
+        "/teacher_logits.v1.RegistryService/WritePayload",
+    }
+)
+"""Sized by what the server takes of tokens, rows and bytes; the endpoint refuses longer ones."""
 GONE_SECONDS = 1.0
 LOADING_RETRY = timedelta(seconds=2)
 
@@ -65,8 +73,10 @@ class Guard(grpc.aio.ServerInterceptor):
         if not method.startswith(HEALTH) and not self._is_ready():
             return grpc.unary_unary_rpc_method_handler(_answer_loading)
         handler = await continuation(handler_call_details)
-        if handler is None or handler.request_streaming:
-            return handler
+        if handler is None:
+            return None
+        if handler.request_streaming:
+            return _guarded_stream(handler, method)
         return _guarded(handler, method)
 
 
@@ -76,21 +86,11 @@ def _guarded(handler: Handler[Q, R], method: str) -> Handler[Q, R]:
     parse = handler.request_deserializer
 
     async def call(raw: bytes, context: Context[Q, R]) -> R:
-        try:
-            _check_deadline(context, method)
+        def behave() -> Awaitable[R]:
             _check_size(raw, method)
-            return await behaviour(_parsed(raw, parse, method), context)
-        except grpc.aio.InternalError:
-            # A write fails where its reader is gone, and then gRPC cancels us in a moment.
-            await asyncio.sleep(GONE_SECONDS)
-            raise
-        except grpc.aio.BaseError:  # ended by the handler itself
-            raise
-        except Exception as error:
-            if not isinstance(error, TeacherLogitsError):
-                _log.exception("call failed", extra={"facts": {"method": method}})
-            await abort(context, error)
-            raise  # never reached: aborting raises
+            return behaviour(_parsed(raw, parse, method), context)
+
+        return await _answered(behave, context, method)
 
     make = (
         grpc.unary_stream_rpc_method_handler
@@ -98,6 +98,40 @@ def _guarded(handler: Handler[Q, R], method: str) -> Handler[Q, R]:
         else grpc.unary_unary_rpc_method_handler
     )
     return make(call, None, handler.response_serializer)
+
+
+def _guarded_stream(handler: Handler[Q, R], method: str) -> Handler[Q, R]:
+    """Do the same for an RPC whose requests are a stream, answered once."""
+    behaviour: StreamBehaviour[Q, R] = handler.stream_unary  # type: ignore[assignment]
+    parse = handler.request_deserializer
+
+    async def call(raws: AsyncIterator[bytes], context: Context[Q, R]) -> R:
+        async def requests() -> AsyncIterator[Q]:
+            async for raw in raws:
+                _check_size(raw, method)
+                yield _parsed(raw, parse, method)
+
+        return await _answered(lambda: behaviour(requests(), context), context, method)
+
+    return grpc.stream_unary_rpc_method_handler(call, None, handler.response_serializer)
+
+
+async def _answered(behave: Callable[[], Awaitable[R]], context: Context[Q, R], method: str) -> R:
+    """Return what a handler returns, or end the call with the status of what it raises."""
+    try:
+        _check_deadline(context, method)
+        return await behave()
+    except grpc.aio.InternalError:
+        # A write fails where its reader is gone, and then gRPC cancels us in a moment.
+        await asyncio.sleep(GONE_SECONDS)
+        raise
+    except grpc.aio.BaseError:  # ended by the handler itself
+        raise
+    except Exception as error:
+        if not isinstance(error, TeacherLogitsError):
+            _log.exception("call failed", extra={"facts": {"method": method}})
+        await abort(context, error)
+        raise  # never reached: aborting raises
 
 
 async def abort(context: Context[Q, R], error: Exception) -> None:

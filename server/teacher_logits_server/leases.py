@@ -10,6 +10,7 @@ so that a retry gets the same one; it ends once. Which room that frees is the re
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,16 +20,36 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+class Doubt(enum.Enum):
+    """Why a reader that is gone may still read."""
+
+    LINE_ENDED = "line_ended"
+    TTL_PASSED = "ttl_passed"
+
+
 @dataclass(kw_only=True)
 class Lease:
-    """The right of one session to read one payload. Only the table changes it."""
+    """The right of one session to read one payload. Only the table changes it.
+
+    ``request_id`` is empty for the leases of a step, which its grant knows, and ``digest`` tells
+    that request from another. ``rows`` are the global rows that it is for, None for all.
+    ``streams``: its reader looks into no slab. ``doubt`` says why it is in quarantine.
+    """
 
     lease_id: str
     session_id: str
     request_id: str
     payload_id: str
     granted_at: float
-    quarantined: bool = False
+    rows: range | None = None
+    streams: bool = False
+    digest: bytes = b""
+    doubt: Doubt | None = None
+
+    @property
+    def quarantined(self) -> bool:
+        """Whether its reader is gone and not proven gone."""
+        return self.doubt is not None
 
 
 class Leases:
@@ -46,7 +67,12 @@ class Leases:
         """Take a new lease in."""
         self._leases[lease.lease_id] = lease
         self._by_session.setdefault(lease.session_id, {})[lease.lease_id] = lease
-        self._by_request[lease.session_id, lease.request_id] = lease
+        if lease.request_id:
+            self._by_request[lease.session_id, lease.request_id] = lease
+
+    def by_id(self, lease_id: str) -> Lease | None:
+        """Return a lease, whoever has it."""
+        return self._leases.get(lease_id)
 
     def find(self, session_id: str, lease_id: str) -> Lease | None:
         """Return a session's own lease, or None where it has ended or never was.
@@ -86,9 +112,13 @@ class Leases:
         """Return what a session holds, quarantined leases too."""
         return list(self._by_session.get(session_id, {}).values())
 
-    def quarantine(self, lease: Lease) -> None:
+    def quarantine(self, lease: Lease, doubt: Doubt) -> None:
         """Mark a lease whose reader is gone but not proven gone."""
-        lease.quarantined = True
+        lease.doubt = doubt
+
+    def in_quarantine(self) -> list[Lease]:
+        """Return the leases in quarantine."""
+        return [lease for lease in self._leases.values() if lease.quarantined]
 
     def end(self, lease: Lease) -> None:
         """Forget a lease."""

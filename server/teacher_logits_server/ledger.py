@@ -3,12 +3,19 @@
 gRPC services, the broker's thread, the scorer's thread and the reaper share it. Its floors:
 
     Ledger      payloads and leases: publish, acquire, release, pin, inspect   (here)
-    Handshake   sessions: open, prove, renew, end
-    Room        the lock, the pool, who is told of free room
+    Reclaiming  what operators take back by force
+    Reading     steps: students want and take them
+    Sealing     seals: reservations become readable
+    Publishing  publishers: slabs, reservations, room
+    Admitting   students and publishers: open, prove
+    Handshake   sessions: line, renew, end
+    Stepping    what becomes of payloads as steps go by                        (no calls)
+    Room        the lock, the pool, who is told of changes
 
-Promises: a payload is leased in the step that seals it, so that no sealed payload is ever
-without a holder; a retry of a request gets the same lease; returning a lease twice is fine;
-room is free once its last lease, pin and doubt are gone, and then exactly once.
+Promises: a scored payload is leased in the step that seals it, and a registered one is held by
+its step, so that no sealed payload is ever without a holder; a retry of a request gets the same
+lease; returning a lease twice is fine; room is free once its last lease, pin, doubt and step
+are gone, and then exactly once.
 """
 
 from __future__ import annotations
@@ -19,88 +26,115 @@ from typing import TYPE_CHECKING
 from teacher_logits import keys
 from teacher_logits.errors import (
     NotAllowedError,
-    RequestInvalidError,
     SessionExpiredError,
     TeacherLogitsError,
 )
-from teacher_logits.terms import SERVER_WRITER, LeaseTerms
+from teacher_logits_server.admitting import OpenedSession
 from teacher_logits_server.capability import check_payload_suits
-from teacher_logits_server.handshake import Handshake, OpenedSession
-from teacher_logits_server.leases import Lease
+from teacher_logits_server.reclaiming import Reclaiming
+from teacher_logits_server.registry import Sealed
+from teacher_logits_server.requests import check_same, reused
+from teacher_logits_server.rooms import pinned
 from teacher_logits_server.views import LedgerView, view_ledger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from teacher_logits.payload import Extent, Payload
-    from teacher_logits_server.registry import Sealed
+    from teacher_logits.terms import LeaseTerms
+    from teacher_logits_server.leases import Lease
+    from teacher_logits_server.rooms import Pinned
     from teacher_logits_server.sessions import Session
+    from teacher_logits_server.settlement import Line
 
 __all__ = ["Ledger", "OpenedSession"]
 
 
-class Ledger(Handshake):
-    """Sessions, room and leases of one server. For its arguments see ``Handshake``."""
+class Ledger(Reclaiming):
+    """Sessions, room, steps and leases of one server. For its arguments see ``Handshake``."""
 
     def publish(
-        self, *, session_id: str, request_id: str, payload: Payload, extent: Extent
+        self,
+        *,
+        session_id: str,
+        request_id: str,
+        payload: Payload,
+        extent: Extent,
+        digest: bytes = b"",
     ) -> LeaseTerms:
         """Seal a payload and lease it to the session that asked, in one step.
 
         The extent is the ledger's from here on, whatever happens. Where the request was
-        answered meanwhile, that lease is returned.
+        answered meanwhile, that lease is returned. ``digest`` as for ``note_request``.
 
         Raises:
             SessionExpiredError: the session has ended meanwhile; the room is free again.
-            RequestInvalidError: the request was given up meanwhile; likewise.
+            RequestInvalidError: the request was given up meanwhile, or its id used for another;
+                likewise.
         """
         with self._step() as now:
             try:
                 session = self._sessions.settled(session_id, now=now)
                 session.requests.check_wanted(request_id)
                 lease = self._lending.leases.of_request(session_id, request_id)
+                if lease is not None:
+                    check_same(request_id, lease.digest, digest)
             except TeacherLogitsError:
                 self._lending.give_back(extent)
                 raise
             if lease is not None:
                 self._lending.give_back(extent)
-                return self._lease_terms(session, lease, self._lending.sealed(lease))
-            self._lending.seal(payload, extent)
-            return self._lend(session, request_id, payload.payload_id, now)
+                return self._lease_terms(lease, self._lending.sealed(lease))
+            sealed = Sealed(payload=payload, extent=extent)
+            self._lending.seal(sealed)
+            return self._lend(session, sealed, request_id=request_id, digest=digest, now=now)
 
     def note_request(self, session_id: str, request_id: str, digest: bytes) -> None:
         """Note what stands in a scoring request, so that its id is not used for another.
 
         Raises:
             RequestInvalidError: the id was used for another request, or is no name.
-            SessionExpiredError, NotAllowedError: as for ``find_request``.
+            SessionExpiredError, NotAllowedError: as for ``find_request``; or the session's
+                teacher is published, and scores nothing.
         """
         with self._step() as now:
             session = self._hear(session_id, now)
+            if session.is_publisher or self._publishers.find(session.teacher_id) is not None:
+                raise NotAllowedError(
+                    f"teacher {session.teacher_id!r} is published and scores nothing: acquire its "
+                    "steps",
+                    facts={"teacher_id": session.teacher_id},
+                )
             session.requests.note(keys.check_name(request_id, what="request id"), digest)
+            self._leased_to(session_id, request_id, digest)
 
-    def find_request(self, session_id: str, request_id: str) -> LeaseTerms | None:
+    def find_request(
+        self, session_id: str, request_id: str, digest: bytes = b""
+    ) -> LeaseTerms | None:
         """Return the lease that an earlier call with this request id got, if it lasts.
 
         Raises:
-            RequestInvalidError: the request was given up, or its id is no name.
+            RequestInvalidError: the request was given up, its id is no name, or was used for
+                another request than that of the ``digest``.
             SessionExpiredError: the session has ended.
             NotAllowedError: its transports are not settled.
         """
         with self._step() as now:
             session = self._hear(session_id, now)
             session.requests.check_wanted(keys.check_name(request_id, what="request id"))
-            lease = self._lending.leases.of_request(session_id, request_id)
+            lease = self._leased_to(session_id, request_id, digest)
             if lease is None:
                 return None
-            return self._lease_terms(session, lease, self._lending.sealed(lease))
+            return self._lease_terms(lease, self._lending.sealed(lease))
 
     def acquire(self, *, session_id: str, request_id: str, payload_id: str) -> LeaseTerms:
-        """Lease a payload that another lease keeps; a call repeated gets the same lease.
+        """Lease a payload that a lease or a step keeps; a call repeated gets the same lease.
+
+        The lease is on all of its rows.
 
         Raises:
-            PayloadRetiredError: nobody has a lease on it, or it never was.
-            PayloadInvalidError: it lacks what this session settled.
+            PayloadRetiredError: nothing keeps it, or it never was.
+            PayloadInvalidError: it lacks what this session settled, or is another teacher's.
             RequestInvalidError: the request id was used for another payload, or given up.
             SessionExpiredError, NotAllowedError: as for ``find_request``.
         """
@@ -108,23 +142,25 @@ class Ledger(Handshake):
             session = self._hear(session_id, now)
             keys.check_epoch(payload_id, self.epoch, what="payload")
             session.requests.check_wanted(keys.check_name(request_id, what="request id"))
-            lease = self._lending.leases.of_request(session_id, request_id)
-            if lease is not None and lease.payload_id != payload_id:
-                raise RequestInvalidError(
-                    f"request id {request_id[:128]!r} has leased payload {lease.payload_id} "
-                    "already; take a fresh id for each request",
-                    facts={"request_id": request_id[:128], "payload_id": lease.payload_id},
-                )
+            digest = b"payload " + payload_id.encode()
+            lease = self._leased_to(session_id, request_id, digest)
             if lease is not None:
-                return self._lease_terms(session, lease, self._lending.sealed(lease))
+                return self._lease_terms(lease, self._lending.sealed(lease))
             sealed = self._lending.open_payload(payload_id)
             check_payload_suits(
-                session.student, sealed.payload, vocabulary_size=session.vocabulary_size
+                session.student,
+                sealed.payload,
+                teacher_id=session.teacher_id,
+                vocabulary_size=session.vocabulary_size,
             )
-            return self._lend(session, request_id, payload_id, now)
+            if sealed.writer_id not in session.settlements:
+                session.settlements[sealed.writer_id] = self._settle(session, sealed.writer_id)
+            return self._lend(session, sealed, request_id=request_id, digest=digest, now=now)
 
-    def release(self, session_id: str, lease_id: str) -> None:
+    def release(self, session_id: str, lease_id: str) -> bool:
         """Take a lease back; once more is fine, and so is one whose session was closed.
+
+        Returns whether anything is left of the session.
 
         Raises:
             SessionExpiredError: the session has ended, and this lease with it.
@@ -137,15 +173,17 @@ class Ledger(Handshake):
             session = self._sessions.find(session_id)
             if session is None or lease is None:
                 self._check_returned(session_id, session, now)
-                return
+                return True
             self._sessions.note(session, now=now)
-            self._lending.take_back(lease)
+            self._take_back(lease, returned=True)
             self._drop_if_done(session)
+            return self._sessions.find(session_id) is not None
 
     def release_request(self, session_id: str, request_id: str) -> None:
         """Take back what a request was granted, and grant it nothing any more; twice is fine.
 
-        For a client whose call ended before its lease was in hand.
+        For a client whose call ended before its lease, or its step, was in hand: what is given
+        back so was not read.
 
         Raises:
             SessionExpiredError: the session has ended, and its leases with it.
@@ -154,19 +192,23 @@ class Ledger(Handshake):
         with self._step() as now:
             keys.check_epoch(session_id, self.epoch, what="session")
             keys.check_name(request_id, what="request id")
-            lease = self._lending.leases.of_request(session_id, request_id)
+            leases = self._granted(session_id, request_id)
             session = self._sessions.find(session_id)
-            if session is None or (lease is None and self._sessions.is_over(session, now=now)):
+            if session is None or (not leases and self._sessions.is_over(session, now=now)):
                 self._check_returned(session_id, session, now)
                 return
             self._sessions.note(session, now=now)
             session.requests.give_up(request_id)
-            if lease is not None:
-                self._lending.take_back(lease)
+            grant = self._grants.of_request(session_id, request_id)
+            if grant is not None:
+                session.untold |= {each.writer_id for each in grant.terms.settlements}
+            for lease in leases:
+                self._take_back(lease, returned=False)
+            if leases:
                 self._drop_if_done(session)
 
     @contextmanager
-    def pin(self, session_id: str, lease_id: str) -> Iterator[tuple[Payload, Extent]]:
+    def pin(self, session_id: str, lease_id: str) -> Iterator[Pinned]:
         """Read a leased payload; its room is not reused before the block is left.
 
         Raises:
@@ -177,32 +219,14 @@ class Ledger(Handshake):
         with self._step() as now:
             self._hear(session_id, now)
             keys.check_epoch(lease_id, self.epoch, what="lease")
-            sealed = self._lending.pin(self._lending.leases.get(session_id, lease_id))
+            lease = self._lending.leases.get(session_id, lease_id)
+            sealed = self._lending.pin(lease.payload_id)
+            cut = self._cut(sealed, lease)
         try:
-            yield sealed.payload, sealed.extent
+            yield pinned(sealed, cut)
         finally:
             with self._step():
                 self._lending.unpin(sealed)
-
-    def may_open(self, session_id: str, slab_id: str) -> None:
-        """Refuse a slab that is not in use, or to a session not proven to share memory.
-
-        Raises:
-            SessionExpiredError: the session has ended.
-            NotAllowedError: it streams, or is not settled, or there is no such slab.
-        """
-        with self._step() as now:
-            shares_memory = self._hear(session_id, now).shares_memory
-            if shares_memory and self._lending.has_slab(slab_id):
-                return
-        shown = slab_id[:128]
-        why = (
-            f"there is no slab {shown!r}; leases name those there are"
-            if shares_memory
-            else f"session {session_id} has settled on streaming, and slabs are for those who "
-            "share memory with the server"
-        )
-        raise NotAllowedError(why, facts={"session_id": session_id, "slab_id": shown})
 
     def lease_count(self) -> int:
         """Return how many leases may still come back; those in quarantine do not count."""
@@ -215,28 +239,34 @@ class Ledger(Handshake):
             return view_ledger(
                 sessions=self._sessions,
                 lending=self._lending,
-                teacher_id=self.teacher.teacher_id,
+                publishers=self._publishers,
                 draining=self._draining,
+                renew_seconds=self._limits.renew_interval.total_seconds(),
                 now=now,
             )
 
-    def _lend(self, session: Session, request_id: str, payload_id: str, now: float) -> LeaseTerms:
-        lease = Lease(
-            lease_id=keys.new_id("l", self.epoch),
-            session_id=session.session_id,
-            request_id=request_id,
-            payload_id=payload_id,
-            granted_at=now,
-        )
-        return self._lease_terms(session, lease, self._lending.lend(lease))
+    def processes(self) -> dict[str, Line]:
+        """Return who is, or was last, at the end of each session's line, by its id."""
+        with self._step():
+            return {s.session_id: s.last_line for s in self._sessions if s.last_line is not None}
 
-    def _lease_terms(self, session: Session, lease: Lease, sealed: Sealed) -> LeaseTerms:
-        return LeaseTerms(
-            lease_id=lease.lease_id,
-            payload=sealed.payload,
-            writer_id=SERVER_WRITER,
-            extent=sealed.extent if session.shares_memory else None,
-        )
+    def _leased_to(self, session_id: str, request_id: str, digest: bytes) -> Lease | None:
+        """Return what a request was granted; refuse its id for another request."""
+        lease = self._lending.leases.of_request(session_id, request_id)
+        if lease is not None:
+            check_same(request_id, lease.digest, digest)
+        if self._grants.of_request(session_id, request_id) is not None:
+            raise reused(request_id)
+        return lease
+
+    def _granted(self, session_id: str, request_id: str) -> list[Lease]:
+        """Return the leases that a request was granted and that are out."""
+        leases = self._lending.leases
+        lease = leases.of_request(session_id, request_id)
+        grant = self._grants.of_request(session_id, request_id)
+        if grant is None:
+            return [] if lease is None else [lease]
+        return [leases.get(session_id, lease_id) for lease_id in sorted(grant.open_leases)]
 
     def _check_returned(self, session_id: str, session: Session | None, now: float) -> None:
         """Say of a lease that is not there whether it was returned or ended with its session."""

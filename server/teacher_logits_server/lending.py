@@ -7,9 +7,12 @@ what it does to the room follows at once:
     QUARANTINED  the pool counts the extent apart
     KEPT         nothing
 
+Extents of publishers' own slabs go through here too: nothing of theirs is marked, and what
+comes free is told to its writer.
+
 Promises: an extent is marked odd before a writer gets it, even when it is sealed, odd again
-before anybody else can get it; room is given back once. Refuses new payloads while more than
-half of the budget is in quarantine.
+before anybody else can get it; room is given back once. Refuses new payloads while too much
+of the budget is in quarantine.
 """
 
 from __future__ import annotations
@@ -19,11 +22,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from teacher_logits.errors import PoolFullError
 from teacher_logits.pool import Growth, Pool, PoolUsage
-from teacher_logits_server.leases import Lease, Leases
+from teacher_logits_server.leases import Doubt, Lease, Leases
 from teacher_logits_server.registry import Fate, Registry, Sealed
+from teacher_logits_server.relays import Relays
 
 if TYPE_CHECKING:
-    from teacher_logits.payload import Extent, Payload
+    from teacher_logits.payload import Extent
 
 RETRY_AFTER = timedelta(seconds=1)
 """Hint to whoever found the pool full: about one training step."""
@@ -37,14 +41,23 @@ class Slots(Protocol):
 
 
 class Lending:
-    """Room, what lies in it, and who holds it."""
+    """Room, what lies in it, and who holds it.
 
-    def __init__(self, *, pool: Pool, slots: Slots) -> None:
+    Args:
+        max_quarantine: the share of the budget in quarantine above which new payloads are
+            refused.
+    """
+
+    def __init__(self, *, pool: Pool, slots: Slots, max_quarantine: float = 0.5) -> None:
         self._pool = pool
         self._slots = slots
+        self._max_quarantine = max_quarantine
         self._registry = Registry()
         self._freed = False
+        self._freed_bytes = 0
+        self._freed_foreign: list[tuple[str, str]] = []
         self.leases = Leases()
+        self.relays = Relays()
 
     # Room
 
@@ -89,6 +102,11 @@ class Lending:
         self._slots.mark(extent, extent.generation + 1)
         self._pool.free(extent)
         self._freed = True
+        self._freed_bytes += extent.size_bytes
+
+    def check_relays(self, session_id: str) -> None:
+        """Refuse new payloads of a publisher of whose own slabs too much is in quarantine."""
+        self.relays.check_quarantine(session_id, most=self._max_quarantine, retry_after=RETRY_AFTER)
 
     def usage(self) -> PoolUsage:
         """Return where the budget's bytes are."""
@@ -99,16 +117,46 @@ class Lending:
         freed, self._freed = self._freed, False
         return freed
 
+    def take_freed_foreign(self) -> list[tuple[str, str]]:
+        """Return whose payloads came free in publishers' slabs: (session id, payload id)."""
+        freed, self._freed_foreign = self._freed_foreign, []
+        return freed
+
+    @property
+    def freed_bytes(self) -> int:
+        """Bytes that came free since the start, in all slabs."""
+        return self._freed_bytes
+
     # Payloads and leases
 
-    def seal(self, payload: Payload, extent: Extent) -> None:
-        """Let readers into an extent."""
-        self._registry.seal(payload, extent)
-        self._slots.mark(extent, extent.generation)
+    def seal(self, sealed: Sealed) -> None:
+        """Let readers into an extent; a publisher lets them into its own by itself."""
+        self._registry.seal(sealed)
+        if sealed.owner:
+            self.relays.take(sealed.extent)
+        else:
+            self._slots.mark(sealed.extent, sealed.extent.generation)
+
+    def registered(self) -> list[Sealed]:
+        """Return the registered payloads that are held."""
+        return [sealed for sealed in self._registry if sealed.is_registered]
 
     def open_payload(self, payload_id: str) -> Sealed:
         """Return a payload that gives new leases; see ``Registry.open_payload``."""
         return self._registry.open_payload(payload_id)
+
+    def held(self, payload_id: str) -> Sealed:
+        """Return a payload that somebody holds."""
+        return self._registry.held(payload_id)
+
+    def is_leased(self, payload_id: str) -> bool:
+        """Say whether a payload has a lease."""
+        return self._registry.is_leased(payload_id)
+
+    def retire(self, payload_id: str) -> None:
+        """Give no new lease on a registered payload."""
+        sealed = self._registry.held(payload_id)
+        self._apply(sealed, self._registry.retire(payload_id))
 
     def sealed(self, lease: Lease) -> Sealed:
         """Return what a lease is on."""
@@ -129,40 +177,47 @@ class Lending:
         sealed = self.sealed(lease)
         self.leases.end(lease)
         if lease.quarantined:
-            self._apply(sealed.extent, self._registry.clear_doubt(lease.payload_id))
+            self._apply(sealed, self._registry.clear_doubt(lease.payload_id))
         else:
-            self._apply(sealed.extent, self._registry.take_back(lease.payload_id))
+            self._apply(sealed, self._registry.take_back(lease.payload_id))
 
-    def quarantine(self, lease: Lease) -> None:
+    def quarantine(self, lease: Lease, doubt: Doubt) -> None:
         """Keep the room of a lease whose reader is gone but not proven gone."""
-        self.leases.quarantine(lease)
-        extent = self.sealed(lease).extent
-        self._apply(extent, self._registry.doubt(lease.payload_id))
+        self.leases.quarantine(lease, doubt)
+        sealed = self.sealed(lease)
+        self._apply(sealed, self._registry.doubt(lease.payload_id))
 
-    def pin(self, lease: Lease) -> Sealed:
-        """Hold a payload's room while the server reads it, whatever becomes of the lease."""
-        return self._registry.pin(lease.payload_id)
+    def pin(self, payload_id: str) -> Sealed:
+        """Hold a payload's room while the server reads it, whatever becomes of its leases."""
+        return self._registry.pin(payload_id)
 
     def unpin(self, sealed: Sealed) -> None:
         """Let go of a pin."""
-        self._apply(sealed.extent, self._registry.unpin(sealed.payload.payload_id))
+        self._apply(sealed, self._registry.unpin(sealed.payload.payload_id))
 
-    def _apply(self, extent: Extent, fate: Fate) -> None:
-        if fate is Fate.FREE:
+    def _apply(self, sealed: Sealed, fate: Fate) -> None:
+        extent = sealed.extent
+        if fate is Fate.FREE and sealed.owner:
+            self.relays.free(extent)
+            self._freed_foreign.append((sealed.owner, sealed.payload.payload_id))
+            self._freed_bytes += extent.size_bytes
+        elif fate is Fate.FREE:
             self.give_back(extent)
+        elif fate is Fate.QUARANTINED and sealed.owner:
+            self.relays.quarantine(extent)
         elif fate is Fate.QUARANTINED:
             self._pool.quarantine(extent)
 
     def _check_quarantine(self, size_bytes: int) -> None:
-        most = self._pool.budget_bytes // 2
+        most = int(self._pool.budget_bytes * self._max_quarantine)
         if self._pool.quarantined_bytes <= most:
             return
         usage = self.usage()
         raise PoolFullError(
             f"{usage.quarantined_bytes} of the pool's {usage.budget_bytes} bytes are in "
-            f"quarantine, and new payloads are refused above {most}: processes that may still "
-            "read them dropped their line; end them (`teacher-logits inspect` shows the leases) "
-            "or restart the server",
+            f"quarantine, and new payloads are refused above {most} (--max-quarantine): processes "
+            "that may still read them dropped their line; end them (`teacher-logits inspect` "
+            "shows them), or take their room by force (--reclaim quarantined)",
             facts={
                 "need_bytes": size_bytes,
                 "free_bytes": usage.free_bytes,

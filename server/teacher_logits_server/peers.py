@@ -19,7 +19,9 @@ SO_PEERPIDFD = 77
 
 _CREDENTIALS = struct.Struct("3i")
 _PF_EXITING = 0x4
-_FLAGS_FIELD = 6  # of /proc/PID/stat, counted behind the command's closing bracket
+# Of /proc/PID/stat, counted behind the command's closing bracket.
+_STATE_FIELD, _FLAGS_FIELD, _STARTED_FIELD = 0, 6, 19
+_STOPPED = (b"T", b"t")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,17 +49,32 @@ class Peer:
 
         A dying process closes its sockets a moment before its end shows on its pidfd.
         """
-        try:
-            with open(f"/proc/{self.pid}/stat", "rb") as stat:
-                fields = stat.read().rpartition(b")")[2].split()
-            return bool(int(fields[_FLAGS_FIELD]) & _PF_EXITING)
-        except (OSError, ValueError, IndexError):
-            return None
+        fields = _stat(self.pid)
+        return None if fields is None else bool(int(fields[_FLAGS_FIELD]) & _PF_EXITING)
+
+    def started(self) -> int:
+        """Return when a proven process began, in its kernel's ticks; 0 where nobody says.
+
+        Number and beginning together name a process for as long as the machine runs.
+        """
+        fields = _stat(self.pid)
+        return (
+            0 if fields is None or not self.is_proven or not self.is_alive() else _started(fields)
+        )
 
     def close(self) -> None:
         """Give the pidfd back."""
         if self.is_proven:
             os.close(self.pidfd)
+
+
+def is_stopped(pid: int, started: int) -> bool:
+    """Whether a process that began then is stopped, by a signal or a debugger.
+
+    False where it is gone or nobody says: it may be out of sight.
+    """
+    fields = _stat(pid) if started else None
+    return fields is not None and _started(fields) == started and fields[_STATE_FIELD] in _STOPPED
 
 
 def peer_of(connection: socket.socket) -> Peer:
@@ -90,6 +107,20 @@ def _open_pid(pid: int, uid: int) -> int:
         pass
     os.close(pidfd)
     return -1
+
+
+def _stat(pid: int) -> list[bytes] | None:
+    """Return what the kernel says of a process; None where it says nothing."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            fields = stat.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return fields if len(fields) > _STARTED_FIELD else None
+
+
+def _started(fields: list[bytes]) -> int:
+    return int(fields[_STARTED_FIELD])
 
 
 def _is_readable(fd: int) -> bool:

@@ -173,7 +173,9 @@ def _score(engine: Engine, rows: Sequence[Sequence[int]]) -> Selection:
         answer.finish(mask=False)
     except PayloadInvalidError as error:
         raise AlignmentError(
-            f"engine {engine.profile.name} cannot be probed for causality: {error.message}",
+            f"engine {engine.profile.name} was probed with a few random rows before any student "
+            f"was let in, and failed: {error.message.partition(' (')[0]}. Mend the engine: its "
+            "logits may hold -inf where a token is ruled out, and no NaN or +inf",
             facts=error.facts,
         ) from error
     return answer.selection

@@ -54,6 +54,18 @@ def span(text: str) -> timedelta:
         raise ValueError("give a span that a person can wait for") from None
 
 
+def share(text: str) -> float:
+    """Read a share of a whole: ``0.5``, ``50%``."""
+    digits, _, rest = text.strip().partition("%")
+    try:
+        number = float(digits) / (100 if "%" in text else 1)
+    except ValueError:
+        number = -1.0
+    if rest or not 0 <= number <= 1:
+        raise ValueError("give a number from 0 to 1, or a percentage")
+    return number
+
+
 def whole(text: str) -> int:
     """Read a whole number."""
     try:
@@ -138,6 +150,7 @@ def span_text(value: timedelta) -> str:
 SIZE = Reader("BYTES", size)
 SPAN = Reader("SPAN", span)
 COUNT = Reader("N", whole)
+SHARE = Reader("SHARE", share)
 UID = Reader("UID", whole)
 SWITCH = Reader("", switch)
 NAME = Reader("NAME", str.strip)

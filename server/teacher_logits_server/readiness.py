@@ -6,13 +6,15 @@ One line of JSON, the same that the log's ``ready`` event holds:
      "vocabulary_size": 49152, "pool_bytes": 1073741824, "transports": [...], "epoch": "...",
      "pid": 4711}
 
-The file appears whole or not at all, and is gone when the server stops.
+``teacher_id`` is empty, and ``vocabulary_size`` 0, where the server has no engine. The file
+appears whole or not at all, and is gone when the server stops.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -55,6 +57,8 @@ def announce(readiness: Readiness, config: ServerConfig) -> None:
                 file.write(line)
             os.replace(draft, config.ready_file)
         except OSError as error:
+            with suppress(OSError):
+                os.unlink(draft)
             raise _unwritable("--ready-file", config.ready_file, error) from error
     if config.ready_fd is not None:
         try:

@@ -1,13 +1,15 @@
 """The registry: sealed payloads, the extents they lie in, and who holds each one's room.
 
-Pure. Three kinds of hold keep a payload's room from being reused:
+Pure. Four kinds of hold keep a payload's room from being reused:
 
     lease   a reader may read it; more may be granted while one lasts
     pin     the server itself is reading it, to stream it
     doubt   a reader that is gone but not proven gone
+    step    its step is not retired yet; of registered payloads only
 
-Once its last lease is gone a scored payload is retired: it gives no new lease. Its room is
-free when no hold is left, and in quarantine while doubts are all that is left.
+A payload is retired, and gives no new lease, once its step lets go of it; a scored one once its
+last lease is gone. Its room is free when no hold is left, and in quarantine while doubts are
+all that is left.
 """
 
 from __future__ import annotations
@@ -17,8 +19,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import PayloadRetiredError
+from teacher_logits.terms import SERVER_WRITER
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from teacher_logits.payload import Extent, Payload
 
 
@@ -32,10 +37,23 @@ class Fate(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Sealed:
-    """A sealed payload and where it lies."""
+    """A sealed payload and where it lies.
+
+    ``row_positions`` counts the positions of each row of a registered payload; it is empty for
+    a scored one. ``writer_id`` says whose slab the extent is in, and ``owner`` is the session
+    of a publisher that writes slabs of its own.
+    """
 
     payload: Payload
     extent: Extent
+    row_positions: tuple[int, ...] = ()
+    writer_id: str = SERVER_WRITER
+    owner: str = ""
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether a publisher wrote it."""
+        return bool(self.row_positions)
 
 
 @dataclass(kw_only=True)
@@ -44,6 +62,7 @@ class _Holds:
     leases: int = 0
     pins: int = 0
     doubts: int = 0
+    step: bool = False
     retired: bool = False
 
 
@@ -53,11 +72,15 @@ class Registry:
     def __init__(self) -> None:
         self._holds: dict[str, _Holds] = {}
 
-    def seal(self, payload: Payload, extent: Extent) -> None:
-        """Take a payload in; nobody holds it yet."""
-        if payload.payload_id in self._holds:
-            raise ValueError(f"payload {payload.payload_id} is sealed already")
-        self._holds[payload.payload_id] = _Holds(sealed=Sealed(payload=payload, extent=extent))
+    def __iter__(self) -> Iterator[Sealed]:
+        return iter([holds.sealed for holds in self._holds.values()])
+
+    def seal(self, sealed: Sealed) -> None:
+        """Take a payload in; a registered one is held by its step, another by nobody yet."""
+        payload_id = sealed.payload.payload_id
+        if payload_id in self._holds:
+            raise ValueError(f"payload {payload_id} is sealed already")
+        self._holds[payload_id] = _Holds(sealed=sealed, step=sealed.is_registered)
 
     def open_payload(self, payload_id: str) -> Sealed:
         """Return a payload that gives new leases.
@@ -69,7 +92,8 @@ class Registry:
         if holds is None or holds.retired:
             raise PayloadRetiredError(
                 f"payload {payload_id[:128]!r} gives no new leases: a scored payload lasts while "
-                "a session holds a lease on it; score the rows again",
+                "a session holds a lease on it, a registered one until its step is retired; score "
+                "the rows again",
                 facts={"payload_id": payload_id[:128]},
             )
         return holds.sealed
@@ -77,6 +101,19 @@ class Registry:
     def held(self, payload_id: str) -> Sealed:
         """Return a payload that somebody holds."""
         return self._holds[payload_id].sealed
+
+    def is_leased(self, payload_id: str) -> bool:
+        """Say whether a payload has a lease."""
+        holds = self._holds.get(payload_id)
+        return holds is not None and holds.leases > 0
+
+    def retire(self, payload_id: str) -> Fate:
+        """Have a registered payload's step let go of it."""
+        holds = self._holds[payload_id]
+        if not holds.step:
+            raise ValueError(f"no step holds payload {payload_id}")
+        holds.step, holds.retired = False, True
+        return self._fate(payload_id)
 
     def lend(self, payload_id: str) -> Sealed:
         """Count one lease more; refuses as ``open_payload`` does."""
@@ -116,12 +153,12 @@ class Registry:
     def _end_lease(self, payload_id: str) -> None:
         holds = self._holds[payload_id]
         holds.leases = _one_less(holds.leases)
-        holds.retired = holds.retired or holds.leases == 0
+        holds.retired = holds.retired or (holds.leases == 0 and not holds.step)
 
     def _fate(self, payload_id: str) -> Fate:
         """Say what becomes of the room, and forget the payload once it is free."""
         holds = self._holds[payload_id]
-        if holds.leases or holds.pins:
+        if holds.leases or holds.pins or holds.step:
             return Fate.KEPT
         if holds.doubts:
             return Fate.QUARANTINED

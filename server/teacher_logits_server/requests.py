@@ -1,6 +1,7 @@
 """What a session has asked for: which ids it gave up, and what stood in its requests.
 
-Pure. Of each kind the last ``LIMIT`` are kept, so that no session grows for ever.
+Pure. Of each kind the last ``LIMIT`` are kept, so that no session grows for ever; a lease keeps
+the digest of its request besides.
 
 Promises: a request that its client gave up is granted nothing any more, however late its
 answer comes; an id that was used for one request is refused for another.
@@ -45,11 +46,25 @@ class Requests:
         Raises:
             RequestInvalidError: the id was used for another request.
         """
-        if self._digests.setdefault(request_id, digest) != digest:
-            raise RequestInvalidError(
-                f"request id {request_id!r} was used for other rows already; take a fresh id for "
-                "each request",
-                facts={"request_id": request_id},
-            )
+        check_same(request_id, self._digests.setdefault(request_id, digest), digest)
         if len(self._digests) > LIMIT:
             del self._digests[next(iter(self._digests))]
+
+
+def check_same(request_id: str, first: bytes, digest: bytes) -> None:
+    """Refuse an id for a request whose digest is not that of the first.
+
+    Raises:
+        RequestInvalidError: it is not.
+    """
+    if first != digest:
+        raise reused(request_id)
+
+
+def reused(request_id: str) -> RequestInvalidError:
+    """Return the error of an id that was used for another request."""
+    return RequestInvalidError(
+        f"request id {request_id[:128]!r} was used for other rows, or for another call, already; "
+        "take a fresh id for each request",
+        facts={"request_id": request_id[:128]},
+    )

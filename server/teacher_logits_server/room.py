@@ -1,9 +1,9 @@
-"""Room under the ledger's lock: what the scorer asks of the pool, and who is told of free room.
+"""Room under the ledger's lock: what writers ask of the pool, and who is told of changes.
 
-The base of ``ledger.Ledger``, which adds sessions and leases. One lock guards all tables; a
-method is one step under it, does no I/O, does not wait, and calls no foreign code: whoever
-wants to hear of freed room is called after the lock is let go (``Slots.mark`` alone is called
-under it, one store into mapped memory).
+The base of ``ledger.Ledger``, which adds the rest. One lock guards all tables; a method is
+one step under it, does no I/O, does not wait, and calls no foreign code: whoever wants to hear
+of freed room, or of other news, is called after the lock is let go (``Slots.mark`` alone is
+called under it, one store into mapped memory).
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING
 from teacher_logits.errors import DrainingError
 from teacher_logits.pool import SLOTS_PER_SLAB, Growth, Pool
 from teacher_logits_server.lending import Lending
+from teacher_logits_server.news import Listeners, News
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from teacher_logits.clock import Clock
     from teacher_logits.payload import Extent
     from teacher_logits_server.lending import Slots
-    from teacher_logits_server.sessions import Limits
+    from teacher_logits_server.limits import Limits
 
 
 class Room:
@@ -34,26 +35,36 @@ class Room:
             slab_size_bytes=limits.slab_size_bytes,
             slots_per_slab=SLOTS_PER_SLAB,
         )
-        self._lending = Lending(pool=pool, slots=slots)
+        self._lending = Lending(pool=pool, slots=slots, max_quarantine=limits.max_quarantine)
         self._clock = clock
-        self._callbacks: list[Callable[[], None]] = []
+        self._listeners = Listeners()
+        self._news = News()
         self._lock = threading.Lock()
         self._draining = False
 
     @contextmanager
     def _step(self) -> Iterator[float]:
-        """Hold the lock for one step; yields the time, and tells of freed room afterwards."""
-        freed = False
+        """Hold the lock for one step; yields the time, and tells the news afterwards."""
+        news: News | None = None
         try:
             with self._lock:
                 try:
                     yield self._clock.now()
                 finally:
-                    freed = self._lending.take_freed()
+                    news = self._take_news()
         finally:
-            if freed:
-                for callback in tuple(self._callbacks):
-                    callback()
+            if news is not None:
+                self._listeners.tell(news)
+
+    def _take_news(self) -> News | None:
+        """Return what this step has changed; None where that is nothing."""
+        news = self._news
+        news.room_freed = self._lending.take_freed()
+        news.slabs_dropped = self._lending.relays.take_dropped()
+        if not news:
+            return None
+        self._news = News()
+        return news
 
     def drain(self) -> None:
         """Take no new sessions from now on; those there are run out."""
@@ -68,10 +79,30 @@ class Room:
     def on_room_freed(self, callback: Callable[[], None]) -> None:
         """Have ``callback`` called after room came free, on whichever thread freed it.
 
-        It is called outside the lock and should only wake somebody.
+        It is called outside the lock and should only wake somebody; so for the others here.
         """
         with self._step():
-            self._callbacks.append(callback)
+            self._listeners.room_freed.append(callback)
+
+    def on_steps_changed(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called after a step was completed, lost, retired or given up."""
+        with self._step():
+            self._listeners.steps_changed.append(callback)
+
+    def on_teachers_changed(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called after a publisher came, settled or went."""
+        with self._step():
+            self._listeners.teachers_changed.append(callback)
+
+    def on_mail(self, callback: Callable[[Collection[str]], None]) -> None:
+        """Have ``callback`` called with the ids of sessions for which there is mail."""
+        with self._step():
+            self._listeners.mail.append(callback)
+
+    def on_slabs_dropped(self, callback: Callable[[Collection[str]], None]) -> None:
+        """Have ``callback`` called with publishers' slabs whose descriptors nobody needs now."""
+        with self._step():
+            self._listeners.slabs_dropped.append(callback)
 
     def check_fits(self, size_bytes: int) -> None:
         """Refuse a payload that can never fit.

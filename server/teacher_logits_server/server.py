@@ -6,7 +6,8 @@
     stop     every call, thread, socket and slab gone
 
 Promises: whatever fails on the way up takes down what was up already, and a second server
-on the same socket or port is refused before it loads anything.
+on the same socket or port is refused before it loads a teacher. (``app`` looks at the settings
+even before that, and imports the module of an engine of one's own.)
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from teacher_logits_server.reaper import Reaper
 from teacher_logits_server.services.bulk import BulkService
 from teacher_logits_server.services.endpoint import Endpoint
 from teacher_logits_server.services.operator import OperatorService
+from teacher_logits_server.services.registry import RegistryService
 from teacher_logits_server.services.student import StudentService
+from teacher_logits_server.services.waiting import Waiting
 from teacher_logits_server.sockets import EVERYONE, OWNER_ONLY, SocketClaim
 
 if TYPE_CHECKING:
@@ -54,10 +57,11 @@ class Server:
     """One server, on the event loop that starts it.
 
     Args:
-        load_engine: loads the teacher; called on a thread of its own.
+        load_engine: loads the teacher, on a thread of its own; returns None for a server that
+            has none, and serves published teachers alone.
     """
 
-    def __init__(self, config: ServerConfig, load_engine: Callable[[], Engine]) -> None:
+    def __init__(self, config: ServerConfig, load_engine: Callable[[], Engine | None]) -> None:
         self._config = config
         self._load_engine = load_engine
         self._clock = MonotonicClock()
@@ -65,6 +69,7 @@ class Server:
         self._broker_claim: SocketClaim | None = None
         self._core: Core | None = None
         self._scoring: ScoringService | None = None
+        self._waiting: Waiting | None = None
         self._reaping: asyncio.Task[None] | None = None
         self._draining = False
         self._is_sick = False
@@ -89,6 +94,8 @@ class Server:
             return True
         self._draining = True
         self._core.ledger.drain()
+        if self._waiting is not None:
+            self._waiting.ring_all()  # who waits for a session or for room is told
         await self._endpoint.set_serving(False)
         grace = self._config.drain_grace.total_seconds()
         leases = self._core.ledger.lease_count()
@@ -115,6 +122,8 @@ class Server:
             await asyncio.wait([reaping])
         if self._scoring is not None:
             self._scoring.stop()
+        if self._waiting is not None:
+            self._waiting.stop()
         core, self._core = self._core, None
         if core is not None:
             core.hang_up()
@@ -168,7 +177,20 @@ class Server:
         clock, ledger, scorer = self._clock, core.ledger, core.scorer
         wait = self._config.default_wait
         services = endpoint.services
-        services.add_student(StudentService(ledger=ledger, broker_path=self._broker_path))
+        self._waiting = waiting = Waiting(clock=clock, longest_wait=wait)
+        waiting.listen_to(ledger)
+        services.add_student(
+            StudentService(ledger=ledger, waiting=waiting, broker_path=self._broker_path)
+        )
+        services.add_registry(
+            RegistryService(
+                ledger=ledger,
+                slabs=core.slabs,
+                calls=core.publishing,
+                waiting=waiting,
+                broker_path=self._broker_path,
+            )
+        )
         self._scoring = ScoringService(scorer=scorer, ledger=ledger, clock=clock, longest_wait=wait)
         services.add_scoring(self._scoring)
         services.add_operator(OperatorService(ledger=ledger, scorer=scorer, clock=clock))
@@ -188,12 +210,13 @@ class Server:
         await endpoint.set_serving(healthy and not self._draining)
 
     def _readiness(self, core: Core, addresses: Sequence[Address]) -> Readiness:
+        teacher = core.ledger.engine_teacher
         readiness = Readiness(
             address=str(addresses[0]),
             addresses=tuple(map(str, addresses)),
             broker=self._broker_path,
-            teacher_id=core.ledger.teacher.teacher_id,
-            vocabulary_size=core.ledger.teacher.vocabulary_size,
+            teacher_id="" if teacher is None else teacher.teacher_id,
+            vocabulary_size=0 if teacher is None else teacher.vocabulary_size,
             pool_bytes=self._config.pool_size_bytes,
             transports=tuple(sorted(transport.value for transport in core.offered)),
             epoch=core.ledger.epoch,

@@ -1,6 +1,7 @@
 """Sessions: which student ranks are admitted, how each one's end is learnt, and that it stays.
 
-Pure: events and ``now`` (seconds of the ledger's clock) in. A session's life:
+Publishers are sessions too. Pure: events and ``now`` (seconds of the ledger's clock) in. A
+session's life:
 
     OPENING --settle--> LOCAL    shares memory; its broker line says when it ends
        |        `-----> REMOTE   lives by its TTL; streams, or shares memory in this process
@@ -20,7 +21,7 @@ import enum
 import hmac
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from teacher_logits.errors import (
     NotAllowedError,
@@ -28,50 +29,16 @@ from teacher_logits.errors import (
     RequestInvalidError,
     SessionExpiredError,
 )
+from teacher_logits.profiles import TeacherProfile
 from teacher_logits_server.requests import Requests
+from teacher_logits_server.settlement import NOTHING_PROVEN, Line, Proof
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from teacher_logits.profiles import StudentProfile
     from teacher_logits.terms import Check
     from teacher_logits.transport import Refusal, Settlement
-
-
-class Limits(Protocol):
-    """What the tables need of a server's settings; ``config.ServerConfig`` has it all."""
-
-    @property
-    def session_ttl(self) -> timedelta:
-        """How long a remote session lives without a sign of life."""
-
-    @property
-    def renew_interval(self) -> timedelta:
-        """How often clients are told to give one."""
-
-    @property
-    def opening_ttl(self) -> timedelta:
-        """How long a session may stay unsettled."""
-
-    @property
-    def default_wait(self) -> timedelta:
-        """How long a call may wait in the server."""
-
-    @property
-    def max_sessions(self) -> int:
-        """Most sessions at a time."""
-
-    @property
-    def max_request_tokens(self) -> int:
-        """Most tokens of one scoring request."""
-
-    @property
-    def pool_size_bytes(self) -> int:
-        """Byte budget of all slabs together."""
-
-    @property
-    def slab_size_bytes(self) -> int:
-        """Usual size of a slab."""
 
 
 class Phase(enum.Enum):
@@ -84,22 +51,18 @@ class Phase(enum.Enum):
     ENDED = "ended"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """A session's broker line: who is at its other end, and what it was given to read."""
-
-    pid: int
-    challenge: bytes
-
-
 @dataclass(kw_only=True)
 class Session:
-    """One student rank, as the table keeps it. Only the table changes it."""
+    """One student rank or publisher, as the table keeps it. Only the table changes it.
+
+    A publisher has a teacher's profile. ``settlements`` are by writer.
+    """
 
     session_id: str
     request_id: str
     nonce: bytes
-    student: StudentProfile
+    profile: StudentProfile | TeacherProfile
+    teacher_id: str
     checks: tuple[Check, ...]
     vocabulary_size: int
     opened_at: float
@@ -107,15 +70,48 @@ class Session:
     phase: Phase = Phase.OPENING
     nonce_shown: bool = False
     line: Line | None = None
-    #: Why the line proves nothing, where it does not.
+    #: Its line while it had one: the process and the page are there after the line's end.
+    last_line: Line | None = None
     line_refusal: Refusal | None = None
-    settlement: Settlement | None = None
+    proof: Proof = NOTHING_PROVEN
+    settlements: dict[str, Settlement] = field(default_factory=dict)
+    #: Writers whose settlement went out in an answer that was given up.
+    untold: set[str] = field(default_factory=set)
     requests: Requests = field(default_factory=Requests)
 
     @property
+    def is_publisher(self) -> bool:
+        """Whether it writes payloads instead of reading them."""
+        return isinstance(self.profile, TeacherProfile)
+
+    @property
+    def kind(self) -> str:
+        """``publisher`` or ``student``."""
+        return "publisher" if self.is_publisher else "student"
+
+    @property
+    def student(self) -> StudentProfile:
+        """What its student says of itself; a publisher's is refused (``NotAllowedError``)."""
+        if isinstance(self.profile, TeacherProfile):
+            raise _not_for("publisher", "open a student's session to read payloads")
+        return self.profile
+
+    @property
+    def publisher(self) -> TeacherProfile:
+        """What its publisher says of itself; a student's is refused (``NotAllowedError``)."""
+        if not isinstance(self.profile, TeacherProfile):
+            raise _not_for("student", "open a publisher's to write payloads")
+        return self.profile
+
+    @property
     def shares_memory(self) -> bool:
-        """Whether its readers look into slabs, so that room needs proof before reuse."""
-        transport = self.settlement.transport if self.settlement is not None else None
+        """Whether it looks into slabs, so that room needs proof before reuse."""
+        return any(self.shares(writer_id) for writer_id in self.settlements)
+
+    def shares(self, writer_id: str) -> bool:
+        """Say whether it looks into the slabs of a writer."""
+        settlement = self.settlements.get(writer_id)
+        transport = settlement.transport if settlement is not None else None
         return transport is not None and transport.is_local
 
     @property
@@ -128,7 +124,7 @@ class Sessions:
     """The table of sessions.
 
     Args:
-        ttl, opening_ttl, limit: see ``Limits``.
+        ttl, opening_ttl, limit: see ``limits.Limits``.
     """
 
     def __init__(self, *, ttl: timedelta, opening_ttl: timedelta, limit: int) -> None:
@@ -141,7 +137,9 @@ class Sessions:
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._sessions.values()))
 
-    def opened(self, request_id: str, student: StudentProfile, *, now: float) -> Session | None:
+    def opened(
+        self, request_id: str, profile: StudentProfile | TeacherProfile, *, now: float
+    ) -> Session | None:
         """Return the session that an earlier call with this request id opened, if it lives.
 
         Raises:
@@ -150,7 +148,7 @@ class Sessions:
         session = self._sessions.get(self._by_request.get(request_id, ""))
         if session is None or self.is_over(session, now=now):
             return None
-        if session.student != student:
+        if session.profile != profile:
             raise RequestInvalidError(
                 f"request id {request_id!r} has opened a session with another profile already; "
                 "take a fresh id for each session",
@@ -205,7 +203,7 @@ class Sessions:
             NotAllowedError: its transports are not settled yet.
         """
         session = self.living(session_id, now=now)
-        if session.settlement is None:
+        if session.phase is Phase.OPENING:
             raise NotAllowedError(
                 f"session {session_id} has not settled its transports: call ProveLocality first",
                 facts={"session_id": session_id},
@@ -243,9 +241,9 @@ class Sessions:
             )
         session.nonce_shown = True
 
-    def settle(self, session: Session, settlement: Settlement, *, now: float) -> None:
-        """Give an opening session its transport, and with it the way its end is learnt."""
-        session.settlement = settlement
+    def settle(self, session: Session, settlements: Sequence[Settlement], *, now: float) -> None:
+        """Give an opening session its transports, and with them the way its end is learnt."""
+        session.settlements = {each.writer_id: each for each in settlements}
         by_line = session.shares_memory and session.line is not None
         session.phase = Phase.LOCAL if by_line else Phase.REMOTE
         session.heard_at = now
@@ -283,3 +281,7 @@ class Sessions:
         if session.phase is Phase.ENDED:
             return True
         return session.liveness == "ttl" and now - session.heard_at >= self._ttl
+
+
+def _not_for(kind: str, way_out: str) -> NotAllowedError:
+    return NotAllowedError(f"this is a {kind}'s session; {way_out}", facts={"kind": kind})

@@ -26,6 +26,9 @@ T = TypeVar("T")
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 
+SERVABLE = (Transport.LOCAL, Transport.SHARED_MEMORY, Transport.STREAM)
+"""Transports that this release has exporters for."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
@@ -91,7 +94,7 @@ class ListenSettings:
         repeated=True,
     )
     transports: tuple[Transport, ...] = _set(
-        (Transport.LOCAL, Transport.SHARED_MEMORY, Transport.STREAM),
+        SERVABLE,
         "--transports",
         readers.TRANSPORTS,
         "ways on offer to hand payloads over, with commas between",
@@ -106,14 +109,16 @@ class TeacherSettings:
         "",
         "--model",
         readers.PATH,
-        "folder (safetensors) or GGUF file of a causal language model",
+        "folder (safetensors) or GGUF file of a causal language model; without it and --engine "
+        "the server has no teacher of its own and serves those that publishers bring",
     )
     engine: str = _set(
-        "transformers",
+        "",
         "--engine",
         readers.NAME,
-        "what computes the scores: transformers, or your own as module:function, looked for in the "
-        "current folder too, which is called with the config and returns an engine",
+        "what computes the scores: transformers (meant where --model is given), or your own as "
+        "module:function, looked for in the current folder too, which is called with the config "
+        "and returns an engine",
     )
     teacher_id: str = _set("teacher", "--teacher-id", readers.NAME, "name that students ask for")
     dtype: str = _set(
@@ -162,6 +167,13 @@ class MemorySettings:
         readers.SIZE,
         "size of one slab; a larger payload gets a slab of its own",
     )
+    max_quarantine: float = _set(
+        0.5,
+        "--max-quarantine",
+        readers.SHARE,
+        "share of the pool in quarantine above which new payloads are refused: room whose reader "
+        "is gone but not proven gone",
+    )
     chunk_bytes: int = _set(
         MIB,
         "--chunk-size",
@@ -192,6 +204,13 @@ class LimitSettings:
         "--max-waiting-requests",
         readers.COUNT,
         "most scoring requests that wait; the next one is refused",
+    )
+    keep_steps: int = _set(
+        0,
+        "--keep-steps",
+        readers.COUNT,
+        "keep this many steps of a published teacher at most, and let older ones go even unread; "
+        "0 keeps each until every student has read it",
     )
 
 

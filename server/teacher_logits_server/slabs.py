@@ -9,19 +9,27 @@ another size; a reader that still maps it keeps its pages, and reads nothing new
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from typing import TYPE_CHECKING, Protocol
 
+from teacher_logits import host_memory
 from teacher_logits.errors import PoolFullError
 from teacher_logits.layout import round_up
 from teacher_logits.pool import PAGE_BYTES, Growth
 from teacher_logits.slab import WriterSlab
-from teacher_logits_server.memory import check_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from teacher_logits.payload import Extent
+
+_WAY_OUT = "give the server more, or lower --slab-size or --pool-size"
+
+
+def check_memory(need_bytes: int) -> None:
+    """Refuse a slab that the machine or a cgroup has no memory for (``PoolFullError``)."""
+    host_memory.check_memory(need_bytes, way_out=_WAY_OUT)
 
 
 class RoomLedger(Protocol):
@@ -59,8 +67,7 @@ class ServerSlabs:
         thread: a new slab of 1 GiB takes a quarter of a second.
 
         Raises:
-            PayloadInvalidError: it can never fit the budget.
-            PoolFullError: pool or machine have no room for it now.
+            PoolFullError: pool or machine have no room for it now, or the budget never will.
         """
         while True:
             try:
@@ -90,6 +97,17 @@ class ServerSlabs:
         """
         with self._lock:
             return self._slabs[slab_id]
+
+    def copy(self, slab_id: str) -> tuple[int, int]:
+        """Return a copy of a slab's descriptor, which the caller closes, and its size in bytes.
+
+        Raises:
+            KeyError: as for ``find``.
+            OSError: this process has no descriptors left.
+        """
+        with self._lock:
+            slab = self._slabs[slab_id]
+            return os.dup(slab.fd), slab.total_bytes
 
     def room(self, extent: Extent) -> memoryview:
         """Return the bytes of an extent in use, writable."""

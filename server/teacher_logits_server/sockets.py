@@ -31,7 +31,8 @@ class SocketClaim:
 
         Raises:
             ConfigError: a live server has it, its folder is not ours or cannot be made, or
-                something that is no socket lies there. The message names ``flag``.
+                something lies there that is no socket or cannot be removed. The message names
+                ``flag``.
         """
         self.path = path
         self._flag = flag
@@ -105,7 +106,10 @@ class SocketClaim:
             raise self._refused("something that is no socket is there; move it away")
         if _answers(self.path):
             raise self._refused("a program that is no server of ours listens there")
-        os.unlink(self.path)
+        try:
+            os.unlink(self.path)
+        except OSError as error:
+            raise self._refused(f"cannot remove what is left there: {error.strerror}") from error
 
     def _refused(self, why: str) -> ConfigError:
         return ConfigError(

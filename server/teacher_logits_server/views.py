@@ -1,48 +1,29 @@
-"""What the ledger holds at one instant, for whoever looks: inspection, metrics, drain."""
+"""How the ledger describes its tables at one instant, in the contract's views."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import islice
 from typing import TYPE_CHECKING
 
+from teacher_logits.views import LeaseView, RegisteredView, SessionView, StepView
+from teacher_logits_server.sessions import Phase
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from teacher_logits.pool import PoolUsage
-    from teacher_logits.transport import Settlement
+    from teacher_logits.profiles import TeacherProfile
     from teacher_logits_server.leases import Lease
     from teacher_logits_server.lending import Lending
-    from teacher_logits_server.sessions import Phase, Session, Sessions
+    from teacher_logits_server.parts import Step
+    from teacher_logits_server.publishers import Published, Publishers
+    from teacher_logits_server.sessions import Session, Sessions
+    from teacher_logits_server.steps import Steps
 
-
-@dataclass(frozen=True, kw_only=True)
-class SessionView:
-    """One session. ``silent`` counts from the last sign of life; ``pid`` is 0 without a line."""
-
-    session_id: str
-    student_id: str
-    teacher_id: str
-    data_parallel_rank: int
-    settlements: tuple[Settlement, ...]
-    phase: Phase
-    liveness: str
-    age: timedelta
-    silent: timedelta
-    pid: int
-    host_name: str
-    lease_count: int
-    leased_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class LeaseView:
-    """One lease; ``size_bytes`` is the room it holds."""
-
-    lease_id: str
-    session_id: str
-    payload_id: str
-    size_bytes: int
-    age: timedelta
-    quarantined: bool
+SHOWN_RANKS = 8
+"""Ranks that a step waits for and that are named; the others are counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,15 +31,24 @@ class LedgerView:
     """Everything, taken under the ledger's lock."""
 
     draining: bool
+    teachers: tuple[TeacherProfile, ...]
     sessions: tuple[SessionView, ...]
     leases: tuple[LeaseView, ...]
+    steps: tuple[StepView, ...]
     pool: PoolUsage
+    registered: RegisteredView
 
 
 def view_ledger(
-    *, sessions: Sessions, lending: Lending, teacher_id: str, draining: bool, now: float
+    *,
+    sessions: Sessions,
+    lending: Lending,
+    publishers: Publishers,
+    draining: bool,
+    renew_seconds: float,
+    now: float,
 ) -> LedgerView:
-    """Describe the tables."""
+    """Describe the tables. Who is silent for two ``renew_seconds`` has missed a renewal."""
     leases = tuple(
         _view_lease(lease, lending.sealed(lease).extent.size_bytes, now) for lease in lending.leases
     )
@@ -67,12 +57,69 @@ def view_ledger(
         by_session.setdefault(lease.session_id, []).append(lease)
     return LedgerView(
         draining=draining,
+        teachers=publishers.profiles(),
         sessions=tuple(
-            _view_session(session, teacher_id, by_session.get(session.session_id, []), now)
+            _view_session(
+                session,
+                by_session.get(session.session_id, []),
+                state=_state(session, silent=now - session.heard_at >= 2 * renew_seconds),
+                now=now,
+            )
             for session in sessions
         ),
         leases=leases,
+        steps=tuple(step for published in publishers for step in _view_steps(published)),
         pool=lending.usage(),
+        registered=_view_registered(lending),
+    )
+
+
+def describe_session(session: Session) -> dict[str, str | int]:
+    """Return who a session is, for logs."""
+    profile = session.profile
+    facts: dict[str, str | int] = {
+        "kind": session.kind,
+        "teacher_id": session.teacher_id,
+        "rank": profile.data_parallel_rank,
+        "host_name": profile.hints.host_name,
+        "pid": profile.hints.pid,
+    }
+    if not session.is_publisher:
+        facts["student_id"] = session.student.student_id
+    return facts
+
+
+def _view_steps(published: Published) -> Iterator[StepView]:
+    for step in published.steps:
+        waiting = published.steps.seats.waited_for(step)
+        yield StepView(
+            teacher_id=published.profile.teacher_id,
+            step=step.number,
+            stage=step.stage.value,
+            sealed_rows=step.sealed_rows,
+            real_rows=step.real_rows,
+            waiting_ranks=sum(map(len, waiting.values())),
+            waits_for=tuple(islice(waiting_names(step, published.steps), SHOWN_RANKS)),
+        )
+
+
+def waiting_names(step: Step, steps: Steps) -> Iterator[str]:
+    """Yield the student ranks that a step waits for, as ``student:rank``."""
+    for student_id, ranks in steps.seats.waited_for(step).items():
+        for rank in ranks:
+            yield f"{student_id}:{rank}"
+
+
+def _view_registered(lending: Lending) -> RegisteredView:
+    usage = lending.relays.usage()
+    registered = lending.registered()
+    return RegisteredView(
+        payload_count=len(registered),
+        payload_bytes=sum(sealed.extent.size_bytes for sealed in registered),
+        slab_count=usage.slab_count,
+        committed_bytes=usage.committed_bytes,
+        used_bytes=usage.used_bytes,
+        quarantined_bytes=usage.quarantined_bytes,
     )
 
 
@@ -84,24 +131,33 @@ def _view_lease(lease: Lease, size_bytes: int, now: float) -> LeaseView:
         size_bytes=size_bytes,
         age=timedelta(seconds=now - lease.granted_at),
         quarantined=lease.quarantined,
+        doubt=lease.doubt.value if lease.doubt is not None else "",
     )
 
 
+def _state(session: Session, *, silent: bool) -> str:
+    """Return how a session is, as far as the tables know; see ``SessionView``."""
+    words = {Phase.OPENING: "opening", Phase.CLOSED: "closed", Phase.ENDED: "ended"}
+    is_silent = silent and session.liveness == "ttl"
+    return words.get(session.phase, "silent" if is_silent else "alive")
+
+
 def _view_session(
-    session: Session, teacher_id: str, leases: list[LeaseView], now: float
+    session: Session, leases: list[LeaseView], *, state: str, now: float
 ) -> SessionView:
     return SessionView(
         session_id=session.session_id,
-        student_id=session.student.student_id,
-        teacher_id=teacher_id,
-        data_parallel_rank=session.student.data_parallel_rank,
-        settlements=() if session.settlement is None else (session.settlement,),
-        phase=session.phase,
+        kind=session.kind,
+        state=state,
+        student_id="" if session.is_publisher else session.student.student_id,
+        teacher_id=session.teacher_id,
+        data_parallel_rank=session.profile.data_parallel_rank,
+        settlements=tuple(session.settlements.values()),
         liveness=session.liveness,
         age=timedelta(seconds=now - session.opened_at),
         silent=timedelta(seconds=now - session.heard_at),
-        pid=session.line.pid if session.line is not None else 0,
-        host_name=session.student.hints.host_name,
+        pid=session.last_line.pid if session.last_line is not None else 0,
+        host_name=session.profile.hints.host_name,
         lease_count=len(leases),
         leased_bytes=sum(lease.size_bytes for lease in leases),
     )

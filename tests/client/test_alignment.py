@@ -13,7 +13,7 @@ from teacher_logits.layout import ColumnKind as Kind
 from teacher_logits.layout import RowStatus
 from teacher_logits.selection import select_top_k
 from teacher_logits_client.alignment import check_lookup_identity, compare_digests
-from teacher_logits_client.labels import next_token_labels, position_mask
+from teacher_logits_client.labels import labels_mask, next_token_labels, position_mask
 
 ROWS = [[1, 5, 6, 7], [1, 8, 9], [1, 4, 4, 4, 2]]
 
@@ -240,3 +240,19 @@ class TestLabels:
             next_token_labels(
                 torch.arange(5), torch.tensor(bounds, dtype=torch.int64), padded_cu_seqlens=starts
             )
+
+    @given(
+        st.lists(
+            st.lists(st.sampled_from([-100, 0, 7]), min_size=4, max_size=4), min_size=1, max_size=4
+        )
+    )
+    def test_beside_their_tokens_say_which_positions_count(self, rows: list[list[int]]) -> None:
+        labels = torch.tensor(rows)
+        expected = [[label != -100 for label in row[1:]] + [False] for row in rows]
+
+        assert labels_mask(labels).tolist() == expected
+        assert labels_mask(labels[0]).tolist() == expected[0]
+        assert labels_mask(labels, ignore_index=0)[:, :-1].equal(labels[:, 1:] != 0)
+
+    def test_of_no_tokens_count_nowhere(self) -> None:
+        assert labels_mask(torch.empty(2, 0, dtype=torch.int64)).shape == (2, 0)

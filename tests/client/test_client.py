@@ -38,9 +38,10 @@ from teacher_logits.errors import (
     SlabOpenError,
 )
 from teacher_logits.terms import LeaseTerms
-from teacher_logits_client.calls import Calls, OpenedSession
+from teacher_logits_client.calls import Calls
+from teacher_logits_client.calls.opened import OpenedSession
 from teacher_logits_client.config import parse_address
-from teacher_logits_client.rows import FlatRows
+from teacher_logits_client.flat_rows import FlatRows
 
 EACH = pytest.mark.parametrize(
     "transports", [LOCAL, SHARED_MEMORY, STREAM], ids=lambda t: t[0].value
@@ -252,6 +253,16 @@ class TestHandshake:
             tl.Transport.CUDA_IPC: "NOT_OFFERED",
             tl.Transport.RAY_OBJECT: "PLATFORM",
         }
+
+    def test_a_transport_that_this_client_cannot_open_is_named_where_nothing_else_is_wanted(
+        self, service: Service
+    ) -> None:
+        with (
+            tl.connect(service.address) as client,
+            pytest.raises(NoCommonTransportError, match=r"wants \(ray_object\)") as caught,
+        ):
+            client.open_session(a_profile(transports=(tl.Transport.RAY_OBJECT,)))
+        assert caught.value.facts == {"ray_object": "PLATFORM"}
 
     def test_hints_are_filled_in(self, service: Service) -> None:
         with service.session() as (_, session):
@@ -491,6 +502,12 @@ class TestScore:
         assert verdicts["row_digests"] is tl.Verdict.UNCHECKED
         assert verdicts["lookup_identity"] is tl.Verdict.UNCHECKED
 
+    def test_lengths_of_no_rows_are_refused_and_not_passed_over(self, service: Service) -> None:
+        with service.session() as (_, session):
+            for given in ({"lengths": [10] * 4}, {"windows": [[0, 1]] * 4}):
+                with pytest.raises(PayloadInvalidError, match="without input_ids"):
+                    session.acquire(payload_id="p", **given)
+
     def test_a_payload_that_nobody_leases_any_more_is_retired(self, service: Service) -> None:
         with service.session() as (client, session):
             with session.score(IDS).result() as payload:
@@ -514,7 +531,7 @@ class TestScore:
             future = session.score(IDS)
             with future.result() as payload:
                 for each in (client, session, future, payload):
-                    with pytest.raises(RequestInvalidError, match="make the client inside"):
+                    with pytest.raises(RequestInvalidError, match="cannot be pickled or copied"):
                         pickle.dumps(each)
 
 
@@ -525,6 +542,17 @@ class TestFutures:
             with future.result() as payload:
                 assert future.result() is payload
                 assert future.done()
+
+    def test_a_wait_behind_another_threads_wait_ends_by_its_own_deadline(
+        self, service: Service
+    ) -> None:
+        with service.session() as (_, session):
+            future = session.score(IDS)
+            with future._lock:  # as a thread in `result` has it
+                with pytest.raises(DeadlinePassedError, match=r"0\.05 s .* another thread"):
+                    future.result(timeout=0.05)
+
+            future.result(timeout=30).close()
 
     def test_a_wait_that_is_too_short_says_what_was_waited_for_and_may_be_repeated(
         self, service: Service

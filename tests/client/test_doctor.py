@@ -295,9 +295,7 @@ class TestThePlace:
         assert "unlimited" in found.message
 
     def test_everything_has_a_finding(self) -> None:
-        surroundings = Surroundings(
-            runtime_folder="", temporary_folder="/t", proxies=("http_proxy",)
-        )
+        surroundings = Surroundings(runtime_folder="", socket_path="/t/s", proxies=("http_proxy",))
 
         assert set(by_name(place.place_findings(surroundings))) == {
             "identity",

@@ -4,12 +4,14 @@ import inspect
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from tests.client import fork_stories
 
-from teacher_logits_client import testing
+from teacher_logits_client import forks, testing
 
 ROOT = Path(__file__).parents[2]
 STORIES = [
@@ -47,6 +49,34 @@ def ends() -> dict[str, str]:
 @pytest.mark.parametrize("story", STORIES)
 def test_fork(story: str, ends: dict[str, str]) -> None:
     assert ends[story] == ""
+
+
+class Holder:
+    """Something that a child would read."""
+
+    def before_fork(self, child: int) -> bool:
+        return True
+
+    def after_fork(self) -> None: ...
+
+    def child_ended(self, child: int) -> None: ...
+
+
+def test_a_child_that_no_thread_can_wait_for_does_not_keep_the_next_fork_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(**_: object) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    holder = Holder()
+    forks.watch(holder)
+    with monkeypatch.context() as patch:
+        forks._before()
+        patch.setattr(threading, "Thread", refuse)
+        with pytest.raises(RuntimeError):
+            forks._in_parent()
+
+    assert not forks._one_fork.locked()
 
 
 def test_the_stories_are_found() -> None:

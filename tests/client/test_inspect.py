@@ -10,16 +10,11 @@ import torch
 
 import teacher_logits_client as tl
 from teacher_logits.errors import ConfigError, ServerUnreachableError
+from teacher_logits.pool import PoolUsage
 from teacher_logits.transport import Settlement
-from teacher_logits_client import cli
-from teacher_logits_client.calls.inspection import (
-    LeaseView,
-    PoolView,
-    QueueView,
-    ServerView,
-    SessionView,
-)
-from teacher_logits_client.inspect_view import as_json, as_text, table
+from teacher_logits.views import LeaseView, QueueView, ServerView, SessionView
+from teacher_logits_client import cli, inspect_view
+from teacher_logits_client.inspect_view import table
 
 from .conftest import STREAM, Service
 
@@ -65,7 +60,6 @@ def a_view(**given: object) -> ServerView:
         quarantined=False,
     )
     values = {
-        "address": "unix:/run/t.sock",
         "epoch": "e1",
         "version": "0.1.0",
         "uptime": timedelta(days=1, hours=1),
@@ -73,12 +67,11 @@ def a_view(**given: object) -> ServerView:
         "teachers": (),
         "sessions": (session,),
         "leases": (lease,),
-        "pool": PoolView(
+        "pool": PoolUsage(
             budget_bytes=1 << 30,
             committed_bytes=256 << 20,
             used_bytes=3 << 20,
             quarantined_bytes=0,
-            free_bytes=(1 << 30) - (3 << 20),
             slab_count=1,
             extent_count=1,
         ),
@@ -92,6 +85,14 @@ def a_view(**given: object) -> ServerView:
         **given,
     }
     return ServerView(**values)  # type: ignore[arg-type]
+
+
+def as_text(view: ServerView) -> str:
+    return inspect_view.as_text(view, address="unix:/run/t.sock")
+
+
+def as_json(view: ServerView) -> str:
+    return inspect_view.as_json(view, address="unix:/run/t.sock")
 
 
 class TestARunningServer:

@@ -58,6 +58,17 @@ class TestClosing:
                 with pytest.raises(LeaseLostError, match="is closed"):
                     ask()
 
+    def test_targets_that_outlived_their_lease_are_refused_by_name(self, service: Service) -> None:
+        with service.session() as (_, session):
+            with session.score(IDS).result() as payload:
+                payload_id, targets = payload.payload.payload_id, payload.targets
+                other = targets.rectangular()
+            for outlived in (targets, other):
+                with pytest.raises(LeaseLostError, match=f"payload {payload_id} is closed"):
+                    tl.losses.forward_kl(torch.zeros(40, 256), outlived)
+                with pytest.raises(LeaseLostError, match=f"payload {payload_id} is closed"):
+                    outlived.rectangular()
+
     @EACH
     def test_returns_the_room(self, service: Service, transports: tuple[tl.Transport]) -> None:
         with service.session(transports) as (client, session):

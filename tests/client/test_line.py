@@ -3,7 +3,7 @@
 import array
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,7 +18,7 @@ from teacher_logits.errors import (
 )
 from teacher_logits.layout import ElementType, top_k_columns
 from teacher_logits.payload import Payload
-from teacher_logits.terms import LeaseTerms
+from teacher_logits.terms import LeaseTerms, Mail
 from teacher_logits.v1 import line_pb2
 from teacher_logits.wire_errors import to_status
 from teacher_logits.wire_session import lease_to_wire
@@ -42,14 +42,26 @@ class Broker:
         beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if descriptors else []
         self.socket.sendmsg([reply.SerializeToString()], beside)
 
+    def fill(self, line: Line) -> None:
+        """Be so busy that the line's socket is full."""
+        with suppress(BlockingIOError):
+            while True:
+                line._socket.send(b"x" * 1000)
+
 
 @contextmanager
-def a_line(folder: Path, late: list[str] | None = None) -> Iterator[tuple[Line, Broker]]:
+def a_line(
+    folder: Path,
+    late: list[str] | None = None,
+    *,
+    on_mail: Callable[[Mail], None] | None = None,
+) -> Iterator[tuple[Line, Broker]]:
     path = str(folder / "broker")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         listener.listen()
-        line = Line(path, timeout=LONG, late_lease=None if late is None else late.append)
+        late_lease = None if late is None else late.append
+        line = Line(path, timeout=LONG, late_lease=late_lease, on_mail=on_mail)
         connection, _ = listener.accept()
     with connection:
         try:
@@ -130,7 +142,7 @@ def test_a_challenge_of_an_absurd_size_is_refused(tmp_path: Path, size: int) -> 
         broker.answer(reply, page)
         os.close(page)
 
-        with pytest.raises(SlabOpenError, match=f"has {size} bytes"):
+        with pytest.raises(SlabOpenError, match=f"{size}; this side reads"):
             call.result(LONG)
 
 
@@ -316,10 +328,8 @@ def test_a_line_that_is_closed_during_a_call_ends_the_call_and_then_the_line(
 
 
 def test_a_full_socket_is_waited_for_no_longer_than_the_deadline(tmp_path: Path) -> None:
-    with a_line(tmp_path) as (line, _):
-        with suppress(BlockingIOError):
-            while True:
-                line._socket.send(b"x" * 1000)
+    with a_line(tmp_path) as (line, broker):
+        broker.fill(line)
 
         with pytest.raises(DeadlinePassedError):
             line.release("s-1", "l-1", timeout=SOON)

@@ -2,6 +2,7 @@
 
 import struct
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -105,9 +106,18 @@ BAD = [
         [8156],
         {},
     ),
-    ("2 rows and 3 lengths", torch.zeros(2, 3, dtype=torch.int64), [1, 2, 3], {}),
+    (
+        "2 rows and 3 lengths: give one length a row",
+        torch.zeros(2, 3, dtype=torch.int64),
+        [1, 2, 3],
+        {},
+    ),
     ("have their lengths", [[1], [2]], [1, 1], {}),
-    (r"shape \(3,\)", torch.zeros(3, dtype=torch.int64), None, {}),
+    (r"shape \(3,\).*of one row, \[input_ids\]", torch.zeros(3, dtype=torch.int64), None, {}),
+    (r"its first is 7.*of one row, \[input_ids\]", [7, 8], None, {}),
+    (r"prefix_ids is one list .*\[prefix\] \* N", [[1]], None, {"prefix_ids": [1, 2, 3]}),
+    ("input_ids holds float64", np.zeros((1, 2)), None, {}),
+    ("input_ids cannot be read", np.array([["text"]]), None, {}),
     (r"shape \(1, 1, 1\)", torch.zeros(1, 1, 1, dtype=torch.int64), None, {}),
     ("holds float32", torch.zeros(1, 1), None, {}),
     ("holds bool", torch.zeros(1, 1, dtype=torch.bool), None, {}),
@@ -122,13 +132,19 @@ BAD = [
     ("prefix_ids has 1 rows and input_ids 2", [[1], [2]], None, {"prefix_ids": [[1]]}),
     ("without prefix_ids", [[1]], None, {"prefix_lengths": [1]}),
     (
-        r"lengths has shape \(2, 3\).*attention_mask\.sum\(1\)",
+        r"lengths has shape \(2, 3\).*a mask goes to attention_mask=",
         torch.zeros(2, 3, dtype=torch.int64),
         torch.ones(2, 3, dtype=torch.bool),
         {},
     ),
     (r"lengths has shape \(\): give the true", torch.zeros(1, 3, dtype=torch.int64), 3, {}),
     ("lengths holds float32: give", torch.zeros(1, 3, dtype=torch.int64), [3.0], {}),
+    (
+        "row 0 of 1 has length -1, and a row of prefix_ids has at least 0",
+        [[1]],
+        None,
+        {"prefix_ids": torch.ones(1, 1, dtype=torch.int64), "prefix_lengths": [-1]},
+    ),
     ("lengths cannot be read", torch.zeros(1, 3, dtype=torch.int64), "3", {}),
     (
         "prefix_lengths holds float32",
@@ -142,6 +158,7 @@ BAD = [
     (r"windows has shape \(2,\)", [[1], [2]], None, {"windows": [0, 1]}),
     (r"windows has shape \(1, 2\)", [[1], [2]], None, {"windows": [[0, 1]]}),
     ("float32", [[1]], None, {"windows": [[0.0, 1.0]]}),
+    ("windows cannot be read", [[1], [2]], None, {"windows": [[0, 1], [0]]}),
     (
         "row 1 wants 2 positions from 1 on, and has 2",
         [[1], [2, 3]],
@@ -151,6 +168,52 @@ BAD = [
     ("from -1 on", [[1]], None, {"windows": [[-1, 1]]}),
     ("wants -1 positions", [[1]], None, {"windows": [[1, -1]]}),
 ]
+
+
+@given(rows=ROWS, padding=st.integers(0, VOCABULARY - 1))
+def test_a_mask_of_tokens_says_what_lengths_say(rows: list[list[int]], padding: int) -> None:
+    rectangle, lengths = padded(rows, padding), torch.tensor([len(row) for row in rows])
+    mask = torch.arange(rectangle.shape[1]) < lengths[:, None]
+    by_lengths = batch_of(rectangle, lengths)
+
+    for given_mask in (mask, mask.long(), mask.numpy(), mask.tolist()):
+        by_mask = batch_of(rectangle, attention_mask=given_mask)
+        assert by_mask.digests == by_lengths.digests
+        assert by_mask.rows.lengths.tolist() == lengths.tolist()
+
+
+def test_an_array_of_numpy_is_taken_as_a_tensor_is() -> None:
+    ids = np.array([[1, 2, 3], [4, 5, 6]], dtype=np.int32)
+    ids.flags.writeable = False
+
+    assert batch_of(ids, np.array([3, 2])).ids_bytes == struct.pack("<5i", 1, 2, 3, 4, 5)
+
+
+MASKS = [
+    ("row 1 of attention_mask is padded on the left: its ones start at position 1 of 3",
+     [[1, 1, 0], [0, 1, 1]]),
+    ("row 0 of attention_mask has a gap: its ones stop after position 0 and go on at 2",
+     [[1, 0, 1], [1, 1, 1]]),
+    ("pad on the right .* or pass a list of rows", [[0, 0, 1], [1, 1, 1]]),
+    ("row 1 of 2 has length 0", [[1, 1, 1], [0, 0, 0]]),
+    (r"has shape \(1, 3\) and input_ids \(2, 3\)", [[1, 1, 1]]),
+    ("attention_mask holds int64 that is not 0 or 1", [[1, 1, 2], [1, 0, 0]]),
+    ("attention_mask holds float32", [[1.0, 1, 1], [1, 0, 0]]),
+    ("attention_mask cannot be read", [[1, 1], [1]]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("says", "mask"), MASKS, ids=[case[0] for case in MASKS])
+def test_a_mask_that_would_shift_positions_is_refused(says: str, mask: object) -> None:
+    with pytest.raises(PayloadInvalidError, match=says):
+        batch_of(torch.ones(2, 3, dtype=torch.int64), attention_mask=mask)
+
+
+def test_a_mask_stands_neither_beside_lengths_nor_beside_a_list() -> None:
+    with pytest.raises(PayloadInvalidError, match="give one of them"):
+        batch_of(torch.ones(1, 2, dtype=torch.int64), [2], attention_mask=[[1, 1]])
+    with pytest.raises(PayloadInvalidError, match="have their lengths"):
+        batch_of([[1, 2]], attention_mask=[[1, 1]])
 
 
 @pytest.mark.parametrize(("says", "ids", "lengths", "given"), BAD, ids=[case[0] for case in BAD])

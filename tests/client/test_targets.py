@@ -11,7 +11,7 @@ from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import ColumnKind as Kind
 from teacher_logits.layout import RowStatus
 from teacher_logits.selection import row_statuses, select_top_k
-from teacher_logits_client.leased_targets import lease_targets
+from teacher_logits_client.leased_targets import Made, lease_targets
 from teacher_logits_client.targets import ABSENT_LOGPROB, Targets, make_targets
 
 Columns = dict[Kind, torch.Tensor]
@@ -191,7 +191,9 @@ class TestRepresentation:
     def test_is_shapes_and_no_numbers(self, leased: bool) -> None:
         targets = make_targets(columns_of(some_rows()))
 
-        assert repr(lease_targets(targets, []) if leased else targets) == (
+        made = Made(what="lease 5 of payload 7", again="the payload", facts={})
+
+        assert repr(lease_targets(targets, made) if leased else targets) == (
             f"<{'LeasedTargets' if leased else 'Targets'} topk_ids [7, 6], topk_logprobs [7, 6], "
             "log_tail [7], actual_logprob [7], valid [7], row_offsets [4], row_firsts [3], "
             "temperature 1, cpu>"
@@ -238,6 +240,10 @@ class TestRefusals:
     def test_of_a_temperature_that_is_not_there_name_those_that_are(self) -> None:
         with pytest.raises(PayloadInvalidError, match=r"no temperature 3; it has 1, 0\.5, 2"):
             make_targets(columns_of(some_rows()), temperature=3.0, temperatures=TEMPERATURES)
+
+    def test_of_a_temperature_that_is_no_number(self) -> None:
+        with pytest.raises(PayloadInvalidError, match="the temperature is '2', a str"):
+            make_targets(columns_of(some_rows()), temperature="2")  # type: ignore[arg-type]
 
     @pytest.mark.parametrize(
         "kind", [Kind.TOPK_IDS, Kind.TOPK_LOGPROBS, Kind.LOG_TAIL, Kind.LOGSUMEXP, Kind.ROW_OFFSETS]

@@ -159,3 +159,13 @@ def test_a_column_that_is_missing_is_named() -> None:
 
     with pytest.raises(PayloadInvalidError, match="no column log_tail"):
         check(columns)
+
+
+def test_rows_are_named_as_the_caller_counts_them() -> None:
+    columns = payload(torch.float32)
+    columns[Kind.TOPK_IDS][5, 0] = VOCABULARY
+
+    with pytest.raises(PayloadInvalidError, match="row 12, position 1") as raised:
+        check_invariants(columns, vocab_size=VOCABULARY, temperatures=TEMPERATURES, first_row=10)
+
+    assert raised.value.facts["row"] == 12

@@ -35,6 +35,13 @@ def test_an_id_of_another_epoch_is_refused_with_both() -> None:
     assert caught.value.facts == {"epoch": "ba9876543210", "stale_epoch": "0123456789ab"}
 
 
+def test_an_older_payload_is_to_be_scored_again_since_the_session_is_well() -> None:
+    with pytest.raises(EpochChangedError, match="scored again") as caught:
+        check_epoch(new_id("p", "0123456789ab"), "ba9876543210", what="payload")
+
+    assert "session" not in caught.value.message
+
+
 @given(st.text(st.characters(exclude_characters="-")))
 def test_what_is_no_id_at_all_has_no_epoch_to_be_wrong_about(text: str) -> None:
     check_epoch(text, "epoch", what="session")

@@ -72,7 +72,9 @@ def test_help_lists_the_commands_there_are(
 ) -> None:
     assert command.main(["--help"]) == 0
 
-    assert "  doctor\n  serve\n" in capsys.readouterr().out
+    written = capsys.readouterr().out
+    assert "  doctor    find what stands in the way" in written
+    assert "  serve     run a teacher" in written
     assert commands.calls == []
 
 

@@ -428,7 +428,7 @@ class TestRefusals:
         self, shape: tuple[int, ...], arguments: dict[str, object], facts: dict[str, object]
     ) -> None:
         with pytest.raises(PayloadInvalidError) as caught:
-            select_top_k(torch.zeros(shape), **arguments)  # type: ignore[arg-type]
+            select_top_k(torch.zeros(shape), **arguments)  # type: ignore[call-overload]
         assert facts.items() <= caught.value.facts.items()
         assert all(
             f"{value:g}" in str(caught.value)
@@ -462,3 +462,32 @@ def test_no_positions_select_nothing() -> None:
     got = select_top_k(torch.zeros(0, 9), k=4, next_ids=torch.zeros(0).long())
 
     assert got.topk_ids.shape == got.topk_logprobs.shape == (0, 4)
+
+
+def test_what_takes_a_selection_is_handed_all_that_was_given() -> None:
+    class Taker:
+        def select(self, logits: torch.Tensor, **given: object) -> Selection:
+            self.given = given
+            return select_top_k(logits, k=2)
+
+    taker = Taker()
+    got = select_top_k(torch.eye(3), out=taker, k=5)
+
+    assert got.topk_ids.shape == (3, 2)
+    assert taker.given == {"k": 5, "temperatures": None, "vocab_size": None, "next_ids": None}
+
+
+def test_k_is_needed_where_nothing_else_knows_it() -> None:
+    with pytest.raises(PayloadInvalidError, match="k is not given"):
+        select_top_k(torch.eye(3))  # type: ignore[call-overload]
+
+
+def test_a_blank_selection_is_that_of_a_bad_position() -> None:
+    bad = torch.full((1, 4), torch.nan)
+    blank = select_top_k(torch.randn(1, 4), k=2, next_ids=torch.tensor([1]))
+    blank.blank()
+    wanted = select_top_k(bad, k=2, next_ids=torch.tensor([1]))
+
+    for each in fields(Selection):
+        if each.name != "status":
+            assert torch.equal(getattr(blank, each.name), getattr(wanted, each.name))

@@ -161,6 +161,13 @@ class TestClosing:
 
         assert is_retired(reader)
 
+    def test_tells_nothing_to_readers_of_what_is_still_in_use(
+        self, slab: WriterSlab, reader: mmap.mmap
+    ) -> None:
+        slab.close(in_use=True)
+
+        assert not is_retired(reader)
+
     def test_leaves_readers_what_they_have_mapped(
         self, slab: WriterSlab, reader: mmap.mmap
     ) -> None:

@@ -21,7 +21,8 @@ from teacher_logits.profiles import (
 )
 from teacher_logits.terms import Check, Verdict
 from teacher_logits.transport import Locality
-from teacher_logits_server.admission import Admission, admit, find_teacher
+from teacher_logits_server.admission import Admission, admit
+from teacher_logits_server.publishers import find_teacher
 
 GRID = BatchGrid(global_batch_size=8, data_parallel_size=2, micro_batch_size=2)
 ONE_NODE = ModelGrid(node_count=1, gpus_per_node=8)

@@ -75,8 +75,10 @@ RPCS = {
         "RenewSession",
         "CloseSession",
         "AcquirePayload",
+        "AcquireStep",
         "ReleasePayload",
     ),
+    "RegistryService": ("OpenPublisher", "ReservePayload", "SealPayload", "AbandonPayload"),
     "ScoringService": ("Score",),
     "BulkService": ("ReadPayload",),
     "OperatorService": ("Inspect",),
@@ -459,7 +461,7 @@ class TestScoring:
         self, caller: Caller
     ) -> None:
         session_id = caller.session()
-        request = caller.request(session_id, [1] * 2**20)
+        request = caller.request(session_id, [1] * (2**20 + 2**15))
 
         with pytest.raises(grpc.RpcError) as failure:
             caller.scoring.Score(request, timeout=PATIENCE)

@@ -38,13 +38,16 @@ from teacher_logits.v1 import line_pb2
 from teacher_logits.v1 import teacher_logits_service_pb2 as messages
 from teacher_logits.wire_errors import from_status
 from teacher_logits.wire_session import lease_from_wire
-from teacher_logits_server import broker as broker_module
-from teacher_logits_server.broker import MAX_PACKET_BYTES, Broker, Line
+from teacher_logits_server import leaving
+from teacher_logits_server.broker import Broker
 from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.exporters.shared_memory import SharedMemoryExporter
+from teacher_logits_server.foreign import ForeignSlabs
 from teacher_logits_server.ledger import Ledger, OpenedSession
+from teacher_logits_server.lines import MAX_PACKET_BYTES, Line
 from teacher_logits_server.peers import Peer
 from teacher_logits_server.services.line import LineDesk
+from teacher_logits_server.services.publishing import PublisherCalls
 from teacher_logits_server.slabs import ServerSlabs
 
 if TYPE_CHECKING:
@@ -232,8 +235,13 @@ def running(path: str, *, hello_within: timedelta = timedelta(seconds=PATIENCE))
         slots=slabs,
         offered=frozenset({Transport.SHARED_MEMORY, Transport.STREAM}),
     )
-    exporter = SharedMemoryExporter(ledger=ledger, slabs=slabs)
-    desk = LineDesk(ledger=ledger, exporter=exporter, allowed_uids=())
+    foreign = ForeignSlabs()
+    desk = LineDesk(
+        ledger=ledger,
+        exporter=SharedMemoryExporter(ledger=ledger, slabs=(slabs, foreign)),
+        publishing=PublisherCalls(ledger=ledger, slabs=slabs, foreign=foreign),
+        allowed_uids=(),
+    )
     broker = Broker(path=path, desk=desk, clock=clock, hello_within=hello_within, max_lines=32)
     rim = Rim(path=path, ledger=ledger, slabs=slabs, desk=desk, broker=broker)
     ledger.on_room_freed(rim.freed.set)
@@ -609,17 +617,22 @@ class TestHostilePackets:
             renew = messages.RenewSessionRequest(session_id=opened.terms.session_id)
             assert student.call(renew=renew).HasField("renew")
 
-    def test_descriptors_that_a_peer_sends_are_not_kept(self, rim: Rim) -> None:
+    def test_a_descriptor_on_a_student_s_line_is_refused_and_not_kept(self, rim: Rim) -> None:
         opened = rim.open_session()
-        hello = line_pb2.HelloRequest(session_id=opened.terms.session_id, nonce=opened.nonce)
-        packet = line_pb2.LineRequest(hello=hello).SerializeToString()
+        renew = messages.RenewSessionRequest(session_id=opened.terms.session_id)
+        packet = line_pb2.LineRequest(call_id=7, renew=renew).SerializeToString()
         read_end, write_end = os.pipe()
         with Student(rim.path) as student, open(read_end, "rb") as pipe:
+            rim.prove(opened, student.hello(opened))
             socket.send_fds(student.socket, [packet], [write_end])
-            raise_status(student.receive())
+            reply = student.receive()
             os.close(write_end)
 
+            assert reply.call_id == 7
+            with pytest.raises(RequestInvalidError, match="put_slab"):
+                raise_status(reply)
             assert pipe.read() == b""  # nobody holds the other end any more
+            assert student.call(renew=renew).HasField("renew")
 
     def test_a_peer_that_reads_nothing_is_dropped_and_others_are_served(self, rim: Rim) -> None:
         opened = rim.open_session()
@@ -734,7 +747,7 @@ class TestTheEndOfALine:
         self, rim: Rim, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(Peer, "is_exiting", lambda peer: None)
-        monkeypatch.setattr(broker_module, "_UNKNOWN_GRACE_SECONDS", 0.01)
+        monkeypatch.setattr(leaving, "UNKNOWN_GRACE_SECONDS", 0.01)
         opened = rim.open_session()
         with Student(rim.path) as student:
             rim.prove(opened, student.hello(opened))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, cast
 
@@ -13,6 +13,7 @@ from google.rpc import status_pb2
 
 from teacher_logits.errors import DeadlinePassedError
 from teacher_logits.v1 import bulk_service_pb2
+from teacher_logits.v1.bulk_service_pb2 import ReadPayloadRequest
 from teacher_logits.wire_errors import DETAILS_KEY, from_status
 from teacher_logits_server.exporters.stream import StreamExporter, frame
 from teacher_logits_server.interceptors import Guard
@@ -96,3 +97,111 @@ def test_a_reader_that_goes_away_gives_the_room_back() -> None:
             await asyncio.wait_for(exporter.let_go.wait(), PATIENCE)
 
     asyncio.run(scenario())
+
+
+class SlowLoop(asyncio.SelectorEventLoop):
+    """A loop whose time passes when the test says so."""
+
+    now = 1000.0
+
+    def time(self) -> float:
+        return self.now
+
+
+async def pass_time(seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SlowLoop)
+    loop.now += seconds
+    for _ in range(3):  # timers that are due, what they cancel, and what that wakes
+        await asyncio.sleep(0)
+
+
+def test_a_reader_that_is_slow_and_takes_something_now_and_then_is_served_to_the_end() -> None:
+    service = BulkService(
+        exporter=cast("StreamExporter", ThreeChunks()), stall=timedelta(seconds=30)
+    )
+    reader = SlowReader()
+
+    async def scenario() -> None:
+        context = cast("grpc.aio.ServicerContext[ReadPayloadRequest, bytes]", reader)
+        serving = asyncio.ensure_future(service.read_payload(ReadPayloadRequest(), context))
+        for _ in range(3):
+            await pass_time(29)
+            reader.take.set()
+            await pass_time(0)
+        await serving
+
+    with closing(SlowLoop()) as loop:
+        loop.run_until_complete(scenario())
+    assert reader.taken == [b"one", b"two", b"three"]
+
+
+def test_a_reader_that_stops_in_the_middle_is_given_up_after_the_wait() -> None:
+    service = BulkService(
+        exporter=cast("StreamExporter", ThreeChunks()), stall=timedelta(seconds=30)
+    )
+    reader = SlowReader()
+
+    async def scenario() -> None:
+        context = cast("grpc.aio.ServicerContext[ReadPayloadRequest, bytes]", reader)
+        serving = asyncio.ensure_future(service.read_payload(ReadPayloadRequest(), context))
+        await pass_time(29)
+        reader.take.set()
+        await pass_time(0)
+        await pass_time(29)
+        assert not serving.done()
+        await pass_time(2)
+        with pytest.raises(DeadlinePassedError, match="took nothing for 30 s"):
+            await serving
+
+    with closing(SlowLoop()) as loop:
+        loop.run_until_complete(scenario())
+    assert reader.taken == [b"one"]
+
+
+def test_under_several_streams_others_are_heard_between_any_two_chunks() -> None:
+    told: list[str] = []
+    service = BulkService(
+        exporter=cast("StreamExporter", ThreeChunks()), stall=timedelta(seconds=PATIENCE)
+    )
+
+    class Eager:
+        """A call whose reader takes everything at once."""
+
+        async def write(self, chunk: bytes) -> None:
+            told.append("chunk")
+
+    async def listen() -> None:
+        while len([each for each in told if each == "chunk"]) < 6:
+            told.append("heard")
+            await asyncio.sleep(0)
+
+    async def scenario() -> None:
+        context = cast("grpc.aio.ServicerContext[ReadPayloadRequest, bytes]", Eager())
+        streams = [service.read_payload(ReadPayloadRequest(), context) for _ in range(2)]
+        await asyncio.gather(*streams, listen())
+
+    asyncio.run(scenario())
+    assert told.count("chunk") == 6
+    assert ["chunk", "chunk"] not in [told[at : at + 2] for at in range(len(told) - 2)]
+
+
+class ThreeChunks:
+    """An exporter of a payload of three chunks."""
+
+    @contextmanager
+    def read(self, session_id: str, lease_id: str, offset: int) -> Iterator[Iterator[bytes]]:
+        yield iter((b"one", b"two", b"three"))
+
+
+class SlowReader:
+    """A call whose reader takes a chunk each time that it is told to."""
+
+    def __init__(self) -> None:
+        self.take = asyncio.Event()
+        self.taken: list[bytes] = []
+
+    async def write(self, chunk: bytes) -> None:
+        await self.take.wait()
+        self.take.clear()
+        self.taken.append(chunk)

@@ -16,6 +16,7 @@ from teacher_logits.transport import Transport
 from teacher_logits_server import cli, readers
 from teacher_logits_server.addresses import Address, parse_address
 from teacher_logits_server.config import ServerConfig, default_address, flag_of
+from teacher_logits_server.engines import check_settings
 from teacher_logits_server.settings import settings_of
 
 SETTINGS = {name: setting for name, _, setting in settings_of(ServerConfig)}
@@ -58,6 +59,9 @@ def test_help_tells_of_every_flag_with_its_unit_and_default(
         ("chunk_bytes", 4 * 1024**2, "cannot read the stream"),
         ("chunk_bytes", 1, "at least 4096"),
         ("max_sessions", 0, "at least 1"),
+        ("keep_steps", -1, "at least 0"),
+        ("max_quarantine", -0.1, "at least 0"),
+        ("max_quarantine", 1.5, "at most 1"),
         ("max_request_tokens", 0, "at least 1"),
         ("max_request_tokens", 2**40, "one gRPC message"),
         ("max_batch_tokens", 0, "at least 1"),
@@ -71,9 +75,9 @@ def test_help_tells_of_every_flag_with_its_unit_and_default(
         ("drain_grace", timedelta(seconds=-1), "longer than nothing"),
         ("renew_interval", timedelta(seconds=16), "half of --session-ttl (30s)"),
         ("teacher_id", "two words", "is not a name"),
-        ("engine", "", "name an engine"),
         ("transports", (), "at least one"),
         ("transports", (Transport.STREAM, Transport.STREAM), "none twice"),
+        ("transports", (Transport.RAY_OBJECT,), "it has local, shared_memory, stream"),
         ("allow_uids", (-5,), "start at 0"),
         ("broker", "relative/path", "absolute path"),
         (
@@ -95,6 +99,46 @@ def test_a_setting_that_makes_no_sense_is_refused_by_its_flag(
     assert refusal.value.facts["flag"] == flag_of(field)
 
 
+class TestTheEngine:
+    @pytest.mark.parametrize(
+        ("settings", "name"),
+        [
+            ({}, ""),
+            ({"model": "./model"}, "transformers"),
+            ({"engine": "mine:make"}, "mine:make"),
+            ({"engine": "transformers"}, "transformers"),
+        ],
+    )
+    def test_is_transformers_with_a_model_and_none_without_either(
+        self, settings: dict[str, str], name: str
+    ) -> None:
+        assert ServerConfig(**settings).engine_name == name  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [
+            ("teacher_id", "mine"),
+            ("threads", 2),
+            ("top_k", 64),
+            (
+                "batch_grid",
+                BatchGrid(global_batch_size=4, data_parallel_size=2, micro_batch_size=1),
+            ),
+        ],
+    )
+    def test_that_is_none_leaves_nothing_to_say_of_a_teacher(
+        self, field: str, value: object
+    ) -> None:
+        config = ServerConfig(**{field: value})  # type: ignore[arg-type]
+
+        with pytest.raises(ConfigError, match="without --model or --engine") as refusal:
+            check_settings(config)
+        assert refusal.value.facts["flag"] == flag_of(field)
+
+    def test_that_is_none_needs_nothing_installed(self) -> None:
+        check_settings(ServerConfig())
+
+
 class TestAddresses:
     @pytest.mark.parametrize(
         ("text", "address"),
@@ -108,6 +152,9 @@ class TestAddresses:
     def test_an_address_is_read_and_written_alike(self, text: str, address: Address) -> None:
         assert parse_address(text, flag="--listen") == address
         assert str(address) == text
+
+    def test_a_path_alone_is_a_unix_socket_as_it_is_to_connect(self) -> None:
+        assert parse_address("/run/t.sock", flag="--listen") == Address(path="/run/t.sock")
 
     @pytest.mark.parametrize(
         "text",
@@ -196,6 +243,10 @@ class TestReaders:
 
         assert readers.span(readers.span_text(span)) == span
 
+    @pytest.mark.parametrize(("text", "share"), [("0.25", 0.25), ("25%", 0.25), ("0", 0), ("1", 1)])
+    def test_a_share_is_a_number_or_a_percentage(self, text: str, share: float) -> None:
+        assert readers.share(text) == share
+
     @pytest.mark.parametrize(
         ("reader", "text"),
         [
@@ -205,6 +256,10 @@ class TestReaders:
             (readers.span, "9" * 400),
             (readers.whole, "1.5"),
             (readers.switch, "perhaps"),
+            (readers.share, "1.5"),
+            (readers.share, "half"),
+            (readers.share, "nan"),
+            (readers.share, "5%0"),
             (readers.transports, "stream,pigeon"),
             (readers.batch_grid, "64,4"),
             (readers.model_grid, "2,8,4,-1"),
@@ -292,6 +347,11 @@ class TestFile:
 
     def test_an_empty_file_says_nothing(self, tmp_path: Path) -> None:
         assert self._read(tmp_path, "# nothing\n") == ServerConfig()
+
+    def test_a_key_may_be_written_as_its_flag_is(self, tmp_path: Path) -> None:
+        assert self._read(tmp_path, "pool-size: 2MiB\ntop-k: 8\n").top_k == 8
+        with pytest.raises(ConfigError, match="top_k is given twice"):
+            self._read(tmp_path, "top-k: 8\ntop_k: 9\n")
 
     def test_unknown_keys_are_refused_by_name(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="pool_sise, 7 is no setting"):

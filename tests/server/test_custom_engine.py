@@ -120,9 +120,9 @@ class Served:
             deadline=CLOCK.now() + PATIENCE,
         )
         lease = self.scorer.submit(job).result(PATIENCE)
-        with self.ledger.pin(session_id, lease.lease_id) as (payload, extent):
-            room = bytearray(self.slabs.room(extent))
-        return column_tensors(room, payload.columns)
+        with self.ledger.pin(session_id, lease.lease_id) as pinned:
+            room = bytearray(self.slabs.room(pinned.extent))
+        return column_tensors(room, pinned.payload.columns)
 
 
 def test_an_engine_of_ones_own_is_found_probed_and_served(package: str) -> None:

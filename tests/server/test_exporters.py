@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import crc32c
 import pytest
@@ -14,18 +14,22 @@ from hypothesis import strategies as st
 
 from teacher_logits import inprocess, keys
 from teacher_logits.clock import ManualClock
+from teacher_logits.cuts import Segment
 from teacher_logits.errors import LeaseLostError, NotAllowedError, RequestInvalidError
 from teacher_logits.grid import BatchGrid
 from teacher_logits.layout import ColumnKind, ElementType, lay_out
 from teacher_logits.payload import Extent, Payload
 from teacher_logits.profiles import PROTOCOL_VERSION, StudentProfile, TeacherProfile
+from teacher_logits.slab import WriterSlab
 from teacher_logits.transport import Transport, proof_of
 from teacher_logits.v1 import bulk_service_pb2
 from teacher_logits_server.config import MAX_CHUNK_BYTES, ServerConfig
 from teacher_logits_server.exporters.local import LocalExporter
-from teacher_logits_server.exporters.shared_memory import SharedMemoryExporter, new_challenge
+from teacher_logits_server.exporters.shared_memory import SharedMemoryExporter
 from teacher_logits_server.exporters.stream import MAX_HEADER_BYTES, StreamExporter, frame
+from teacher_logits_server.foreign import ForeignSlabs
 from teacher_logits_server.ledger import Ledger, OpenedSession
+from teacher_logits_server.rooms import Pinned
 from teacher_logits_server.slabs import ServerSlabs
 
 if TYPE_CHECKING:
@@ -62,20 +66,7 @@ class Store:
 
     def lend(self, session_id: str, content: bytes) -> tuple[LeaseTerms, Extent]:
         """Put bytes into a slab and lease them."""
-        columns, _ = lay_out([(ColumnKind.ROW_STATUS, ElementType.UINT8, (1,))])
-        payload = Payload(
-            payload_id=keys.new_id("p", EPOCH),
-            teacher_id="teacher",
-            teacher_revision="",
-            first_row=0,
-            row_count=1,
-            position_count=1,
-            top_k=8,
-            temperatures=(1.0,),
-            vocabulary_size=100,
-            columns=columns,
-            size_bytes=len(content),
-        )
+        payload = a_payload(len(content))
         extent = self.slabs.room_for(self.ledger, len(content))
         self.slabs.room(extent)[: len(content)] = content
         lease = self.ledger.publish(
@@ -85,6 +76,24 @@ class Store:
             extent=extent,
         )
         return lease, extent
+
+
+def a_payload(size_bytes: int) -> Payload:
+    """A payload of so many bytes, whatever they are."""
+    columns, _ = lay_out([(ColumnKind.ROW_STATUS, ElementType.UINT8, (1,))])
+    return Payload(
+        payload_id=keys.new_id("p", EPOCH),
+        teacher_id="teacher",
+        teacher_revision="",
+        first_row=0,
+        row_count=1,
+        position_count=1,
+        top_k=8,
+        temperatures=(1.0,),
+        vocabulary_size=100,
+        columns=columns,
+        size_bytes=size_bytes,
+    )
 
 
 @pytest.fixture
@@ -157,7 +166,7 @@ class TestStream:
         self, lasting_store: Store, size: int, chunk: int, part: float
     ) -> None:
         store = lasting_store
-        exporter = StreamExporter(ledger=store.ledger, slabs=store.slabs, chunk_bytes=chunk + 64)
+        exporter = StreamExporter(ledger=store.ledger, slabs=(store.slabs,), chunk_bytes=chunk + 64)
         session_id = store.open_session(Transport.STREAM).terms.session_id
         content, offset = os.urandom(size), int(size * part)
         lease, _ = store.lend(session_id, content)
@@ -172,7 +181,7 @@ class TestStream:
 
     @pytest.mark.parametrize("offset", [-1, 101, 2**62])
     def test_an_offset_outside_the_payload_is_refused(self, store: Store, offset: int) -> None:
-        exporter = StreamExporter(ledger=store.ledger, slabs=store.slabs, chunk_bytes=CHUNK)
+        exporter = StreamExporter(ledger=store.ledger, slabs=(store.slabs,), chunk_bytes=CHUNK)
         session_id = store.open_session(Transport.STREAM).terms.session_id
         lease, _ = store.lend(session_id, bytes(100))
 
@@ -182,7 +191,7 @@ class TestStream:
         store.ledger.close_session(session_id)
 
     def test_room_is_not_reused_under_a_stream_that_is_under_way(self, store: Store) -> None:
-        exporter = StreamExporter(ledger=store.ledger, slabs=store.slabs, chunk_bytes=CHUNK)
+        exporter = StreamExporter(ledger=store.ledger, slabs=(store.slabs,), chunk_bytes=CHUNK)
         session_id = store.open_session(Transport.STREAM).terms.session_id
         lease, _ = store.lend(session_id, b"a" * 3 * CHUNK)
 
@@ -199,7 +208,7 @@ class TestStream:
         store.ledger.close_session(session_id)
 
     def test_a_lease_that_was_returned_streams_no_more(self, store: Store) -> None:
-        exporter = StreamExporter(ledger=store.ledger, slabs=store.slabs, chunk_bytes=CHUNK)
+        exporter = StreamExporter(ledger=store.ledger, slabs=(store.slabs,), chunk_bytes=CHUNK)
         session_id = store.open_session(Transport.STREAM).terms.session_id
         lease, _ = store.lend(session_id, b"a")
         store.ledger.release(session_id, lease.lease_id)
@@ -208,7 +217,7 @@ class TestStream:
             exporter.read(session_id, lease.lease_id, 0).__enter__()
 
     def test_a_stream_given_up_half_way_holds_no_memory(self, store: Store) -> None:
-        exporter = StreamExporter(ledger=store.ledger, slabs=store.slabs, chunk_bytes=CHUNK)
+        exporter = StreamExporter(ledger=store.ledger, slabs=(store.slabs,), chunk_bytes=CHUNK)
         session_id = store.open_session(Transport.STREAM).terms.session_id
         lease, extent = store.lend(session_id, bytes(3 * CHUNK))
         used = store.ledger.view().pool.used_bytes
@@ -220,9 +229,89 @@ class TestStream:
         assert store.ledger.view().pool.used_bytes == used - extent.size_bytes
 
 
+@dataclass(frozen=True, kw_only=True)
+class OneLease:
+    """A ledger with one lease, which shows what it is told to show."""
+
+    pinned: Pinned
+
+    @contextmanager
+    def pin(self, session_id: str, lease_id: str) -> Iterator[Pinned]:
+        yield self.pinned
+
+
+@st.composite
+def segments(draw: st.DrawFn) -> tuple[bytes, tuple[Segment, ...]]:
+    """Runs of a source of 500 bytes, and the payload that they make, padding and all."""
+    source, made, found = SOURCE, bytearray(), []
+    for size in draw(st.lists(st.integers(min_value=1, max_value=60), min_size=1, max_size=5)):
+        made += bytes(draw(st.integers(min_value=0, max_value=9)))
+        start = draw(st.integers(min_value=0, max_value=len(source) - size))
+        found.append(Segment(source_offset_bytes=start, offset_bytes=len(made), size_bytes=size))
+        made += source[start : start + size]
+    made += bytes(draw(st.integers(min_value=0, max_value=9)))
+    return bytes(made), tuple(found)
+
+
+SOURCE = bytes(range(1, 251)) * 2
+
+
+class TestStreamOfSomeRows:
+    @given(cut=segments(), chunk=st.integers(min_value=1, max_value=99), data=st.data())
+    def test_is_gathered_from_where_the_rows_lie(
+        self, cut: tuple[bytes, tuple[Segment, ...]], chunk: int, data: st.DataObject
+    ) -> None:
+        content, runs = cut
+        offset = data.draw(st.integers(min_value=0, max_value=len(content)))
+        with a_publishers_slab(SOURCE) as (extent, slabs):
+            ledger = OneLease(pinned=pinned(len(content), extent, runs))
+            exporter = StreamExporter(
+                ledger=cast("Ledger", ledger), slabs=(slabs,), chunk_bytes=chunk
+            )
+            with exporter.read("s", "l", offset) as chunks:
+                received = [bulk_service_pb2.ReadPayloadResponse.FromString(c) for c in chunks]
+
+        assert b"".join(each.data for each in received) == content[offset:]
+        assert [each.offset_bytes for each in received] == [*range(offset, len(content), chunk)]
+        assert all(each.crc32c == crc32c.crc32c(each.data) for each in received)
+
+    def test_a_publisher_s_slab_is_read_by_its_descriptor(self, store: Store) -> None:
+        with a_publishers_slab(SOURCE) as (extent, slabs):
+            run = Segment(source_offset_bytes=0, offset_bytes=0, size_bytes=len(SOURCE))
+            ledger = OneLease(pinned=pinned(len(SOURCE), extent, (run,)))
+            exporter = StreamExporter(
+                ledger=cast("Ledger", ledger), slabs=(store.slabs, slabs), chunk_bytes=CHUNK
+            )
+            with exporter.read("s", "l", 0) as chunks:
+                [chunk] = chunks
+
+        assert bulk_service_pb2.ReadPayloadResponse.FromString(chunk).data == SOURCE
+
+
+@contextmanager
+def a_publishers_slab(content: bytes) -> Iterator[tuple[Extent, ForeignSlabs]]:
+    """A slab of another writer's, of which the server has the descriptor alone."""
+    written = WriterSlab("theirs", 2**16)
+    extent = Extent(
+        slab_id="theirs", offset_bytes=4096, size_bytes=len(content), slot=0, generation=2
+    )
+    with written.room(extent) as room:
+        room[:] = content
+    slabs = ForeignSlabs()
+    slabs.add("theirs", written.fd)
+    written.close()
+    yield extent, slabs
+    slabs.close()
+
+
+def pinned(size_bytes: int, extent: Extent, runs: tuple[Segment, ...]) -> Pinned:
+    """A payload of so many bytes, as a lease on some rows shows it."""
+    return Pinned(payload=a_payload(size_bytes), extent=extent, writer_id="w", segments=runs)
+
+
 class TestSharedMemory:
     def test_a_slab_is_passed_as_a_descriptor_of_its_own(self, store: Store) -> None:
-        exporter = SharedMemoryExporter(ledger=store.ledger, slabs=store.slabs)
+        exporter = SharedMemoryExporter(ledger=store.ledger, slabs=(store.slabs,))
         session_id = store.open_session(Transport.LOCAL).terms.session_id
         _, extent = store.lend(session_id, b"x")
         slab = store.slabs.find(extent.slab_id)
@@ -237,7 +326,7 @@ class TestSharedMemory:
     def test_a_slab_that_is_closed_meanwhile_is_refused_and_leaves_no_descriptor(
         self, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        exporter = SharedMemoryExporter(ledger=store.ledger, slabs=store.slabs)
+        exporter = SharedMemoryExporter(ledger=store.ledger, slabs=(store.slabs,))
         session_id = store.open_session(Transport.LOCAL).terms.session_id
         lease, extent = store.lend(session_id, bytes(2**17))
         store.ledger.release(session_id, lease.lease_id)
@@ -252,18 +341,6 @@ class TestSharedMemory:
         with pytest.raises(NotAllowedError, match="no slab"):
             exporter.pass_slab(session_id, extent.slab_id)
         assert len(os.listdir("/proc/self/fd")) == before
-
-    def test_a_challenge_is_fresh_and_sealed(self) -> None:
-        (one, first), (other, second) = new_challenge(), new_challenge()
-
-        assert one != other
-        assert os.pread(first, 32, 0) == one
-        with pytest.raises(PermissionError):
-            os.pwrite(first, b"x", 0)
-        with pytest.raises(PermissionError):
-            os.ftruncate(first, 8192)
-        os.close(first)
-        os.close(second)
 
 
 class TestLocal:

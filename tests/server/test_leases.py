@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from teacher_logits.errors import LeaseLostError, NotAllowedError
-from teacher_logits_server.leases import Lease, Leases
+from teacher_logits_server.leases import Doubt, Lease, Leases
 
 
 def granted(leases: Leases, lease_id: str, *, session: str = "s", request: str = "r") -> Lease:
@@ -105,6 +105,7 @@ def test_a_lease_in_quarantine_is_still_there() -> None:
     leases = Leases()
     lease = granted(leases, "l")
 
-    leases.quarantine(lease)
+    leases.quarantine(lease, Doubt.LINE_ENDED)
 
     assert leases.get("s", "l").quarantined
+    assert leases.in_quarantine() == [lease]

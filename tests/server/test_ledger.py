@@ -43,12 +43,11 @@ from teacher_logits.transport import (
 from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.ledger import Ledger, OpenedSession
 from teacher_logits_server.requests import LIMIT
-from teacher_logits_server.sessions import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from teacher_logits_server.sessions import Limits
+    from teacher_logits_server.limits import Limits
 
 PAGE = 4096
 EPOCH = "0123456789ab"
@@ -73,6 +72,8 @@ class SmallLimits:
     max_request_tokens: int = 4096
     pool_size_bytes: int = 16 * PAGE
     slab_size_bytes: int = 16 * PAGE
+    max_quarantine: float = 0.5
+    keep_steps: int = 0
 
 
 class Slots:
@@ -660,8 +661,8 @@ class TestPins:
         session = house.streaming()
         lease, extent = house.publish(session)
 
-        with house.ledger.pin(session, lease.lease_id) as (payload, where):
-            assert (payload, where) == (lease.payload, extent)
+        with house.ledger.pin(session, lease.lease_id) as pinned:
+            assert (pinned.payload, pinned.extent) == (lease.payload, extent)
 
     @pytest.mark.parametrize("end", ["release", "close", "sweep"])
     def test_keep_the_room_whatever_becomes_of_the_lease(self, house: House, end: str) -> None:
@@ -900,7 +901,7 @@ class TestClosing:
     def test_leaves_nothing_once_the_line_has_ended_too(self, house: House) -> None:
         session = house.sharing()
         house.ledger.close_session(session)
-        assert house.ledger.view().sessions[0].phase is Phase.CLOSED
+        assert [each.session_id for each in house.ledger.view().sessions] == [session]
 
         house.ledger.line_ended(session, process_alive=True)
 
@@ -1043,8 +1044,8 @@ def test_threads_share_the_ledger_without_losing_room() -> None:
                     payload=house.payload(extent),
                     extent=extent,
                 )
-                with house.ledger.pin(session, lease.lease_id) as (_, where):
-                    assert house.slots.lets_in(where)
+                with house.ledger.pin(session, lease.lease_id) as pinned:
+                    assert house.slots.lets_in(pinned.extent)
                 house.ledger.release(session, lease.lease_id)
         except (AssertionError, TeacherLogitsError) as error:
             failures.append(error)

@@ -10,6 +10,7 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING, TypeVar
 
@@ -53,6 +54,8 @@ class Limits:
     max_request_tokens: int = 4096
     pool_size_bytes: int = 24 * PAGE
     slab_size_bytes: int = 8 * PAGE
+    max_quarantine: float = 0.5
+    keep_steps: int = 0
 
 
 T = TypeVar("T")
@@ -243,12 +246,14 @@ class House(RuleBasedStateMachine):
             columns=(),
             size_bytes=extent.size_bytes,
         )
-        publish = {"session_id": session_id, "request_id": self.name()}
+        publish = partial(
+            self.ledger.publish, session_id=session_id, request_id=self.name(), extent=extent
+        )
         if session_id in self.ended:
             with pytest.raises(SessionExpiredError):
-                self.ledger.publish(**publish, payload=payload, extent=extent)
+                publish(payload=payload)
             return
-        lease = self.ledger.publish(**publish, payload=payload, extent=extent)
+        lease = publish(payload=payload)
         assert (lease.extent == extent) == self.sessions[session_id].shares_memory
         sealed = ModelPayload(payload_id=payload.payload_id, extent=extent)
         self.payloads.append(sealed)
@@ -301,8 +306,8 @@ class House(RuleBasedStateMachine):
         readable = [x for x in self.leases.values() if x.session_id in working]
         lease = drawn(data, readable)
         stack = ExitStack()
-        _, extent = stack.enter_context(self.ledger.pin(lease.session_id, lease.lease_id))
-        assert extent == lease.payload.extent
+        pinned = stack.enter_context(self.ledger.pin(lease.session_id, lease.lease_id))
+        assert pinned.extent == lease.payload.extent
         lease.payload.pins += 1
         self.pins.append((lease.payload, stack))
         self.sessions[lease.session_id].heard_at = self.clock.now()

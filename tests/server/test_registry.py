@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from teacher_logits.errors import PayloadRetiredError
 from teacher_logits.payload import Extent, Payload
-from teacher_logits_server.registry import Fate, Registry
+from teacher_logits_server.registry import Fate, Registry, Sealed
 
 EXTENT = Extent(slab_id="slab", offset_bytes=0, size_bytes=4096, slot=0, generation=2)
 
@@ -33,7 +33,7 @@ def payload(name: str = "p") -> Payload:
 
 def sealed() -> Registry:
     registry = Registry()
-    registry.seal(payload(), EXTENT)
+    registry.seal(Sealed(payload=payload(), extent=EXTENT))
     return registry
 
 
@@ -95,7 +95,7 @@ def test_room_that_one_may_read_is_used_and_not_in_quarantine() -> None:
 
 def test_a_payload_is_sealed_once() -> None:
     with pytest.raises(ValueError, match="sealed already"):
-        sealed().seal(payload(), EXTENT)
+        sealed().seal(Sealed(payload=payload(), extent=EXTENT))
 
 
 @pytest.mark.parametrize("end", ["take_back", "doubt", "clear_doubt", "unpin"])
@@ -119,7 +119,7 @@ class Holds(RuleBasedStateMachine):
     @precondition(lambda self: not self.held())
     @rule()
     def seal(self) -> None:
-        self.registry.seal(payload(), EXTENT)
+        self.registry.seal(Sealed(payload=payload(), extent=EXTENT))
         self.registry.lend("p")
         self.holds["lease"] += 1
         self.fate = Fate.KEPT

@@ -187,9 +187,9 @@ class Service:
         )
 
     def columns(self, session_id: str, lease: LeaseTerms) -> Columns:
-        with self.ledger.pin(session_id, lease.lease_id) as (payload, extent):
-            room = bytes(self.slabs.room(extent))
-        return column_tensors(bytearray(room), payload.columns)
+        with self.ledger.pin(session_id, lease.lease_id) as pinned:
+            room = bytes(self.slabs.room(pinned.extent))
+        return column_tensors(bytearray(room), pinned.payload.columns)
 
     def scored(self, session_id: str, rows: Sequence[Sequence[int]], **more: object) -> Columns:
         lease = self.scorer.submit(self.job(session_id, rows, **more)).result(PATIENCE)

@@ -15,12 +15,14 @@ from teacher_logits.clock import ManualClock
 from teacher_logits.errors import (
     DeadlinePassedError,
     DrainingError,
+    NotAllowedError,
     PayloadInvalidError,
     RequestInvalidError,
     SessionExpiredError,
 )
 from teacher_logits.layout import ColumnKind, ElementType, lay_out
 from teacher_logits.payload import Payload
+from teacher_logits.profiles import TeacherProfile
 from teacher_logits.terms import LeaseTerms
 from teacher_logits.v1 import scoring_service_pb2
 from teacher_logits_server.requests import Requests
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
     from teacher_logits_server.services.scoring import Context
 
 T = TypeVar("T")
+TEACHER = TeacherProfile(
+    teacher_id="teacher", vocabulary_size=2, head_rows=2, top_k=1, max_row_tokens=64
+)
 COLUMNS, SIZE = lay_out([(ColumnKind.ROW_STATUS, ElementType.UINT8, (1,))])
 LEASE = LeaseTerms(
     lease_id="l-1",
@@ -84,6 +89,15 @@ class Shelf:
     has_ended: bool = False
     max_request_tokens: int = 4096
     requests: Requests = field(default_factory=Requests)
+    engine_teacher: TeacherProfile | None = TEACHER
+    #: Whom the sessions read.
+    teacher_id: str = TEACHER.teacher_id
+
+    def describe(self, session_id: str) -> dict[str, str | int]:
+        return {"teacher_id": self.teacher_id}
+
+    def terms(self, session_id: str) -> None:
+        """The session is there."""
 
     def note_request(self, session_id: str, request_id: str, digest: bytes) -> None:
         self.requests.note(request_id, digest)
@@ -145,6 +159,20 @@ def test_a_job_is_due_in_time_for_an_answer_before_the_call_s_deadline_or_the_lo
         return desk.scorer.jobs[0].deadline
 
     assert due - 1 <= run(scenario()) < due
+
+
+@pytest.mark.parametrize("has_engine", [True, False])
+def test_a_session_of_a_published_teacher_is_told_that_nobody_here_scores(has_engine: bool) -> None:
+    async def scenario() -> ObedientScorer:
+        desk = Desk()
+        desk.shelf.teacher_id = "published"
+        if not has_engine:
+            desk.shelf.engine_teacher = None
+        with pytest.raises(NotAllowedError, match=r"'published' is published.*acquire its steps"):
+            await desk.call()
+        return desk.scorer
+
+    assert run(scenario()).jobs == []
 
 
 def test_a_call_that_gives_up_cancels_its_job() -> None:
@@ -336,3 +364,29 @@ def test_a_call_that_ends_while_its_many_rows_are_read_gives_its_job_up() -> Non
         return desk.scorer.futures[0].cancelled()
 
     assert run(scenario())
+
+
+def test_a_lease_that_a_retry_brought_home_stays_though_the_first_call_ended_while_read() -> None:
+    async def scenario() -> tuple[Desk, str]:
+        desk, begun, go_on = Desk(), threading.Event(), threading.Event()
+
+        def submitted(future: Future[LeaseTerms]) -> None:
+            if not begun.is_set():
+                begun.set()
+                go_on.wait(30)
+            future.set_result(LEASE)
+
+        desk.scorer.on_submit = submitted
+        first = asyncio.create_task(desk.service.Score(MANY, cast("Context", Deadline())))
+        await asyncio.to_thread(begun.wait, 30)
+        first.cancel()
+        await asyncio.wait([first])
+        answer = await desk.service.Score(MANY, cast("Context", Deadline()))
+        go_on.set()
+        while desk.service._calls:
+            await asyncio.sleep(0)
+        return desk, answer.lease.lease_id
+
+    desk, lease_id = run(scenario())
+    assert lease_id == LEASE.lease_id
+    assert not desk.shelf.released

@@ -18,10 +18,13 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckResponse
+from tests.server.registry_rig import Wire, a_payload, a_student, a_teacher, bytes_of
+from tests.server.registry_rig import refused as called
 
 from teacher_logits import keys
 from teacher_logits.__main__ import main
 from teacher_logits.clock import MonotonicClock
+from teacher_logits.errors import NotAllowedError
 from teacher_logits.grid import BatchGrid
 from teacher_logits.profiles import PROTOCOL_VERSION, StudentProfile
 from teacher_logits.transport import Transport
@@ -91,7 +94,11 @@ class Served:
 
 @contextmanager
 def started(
-    folder: Path, *flags: str, gate: Path | None = None, **popen: object
+    folder: Path,
+    *flags: str,
+    gate: Path | None = None,
+    engine: str = "own_engine:load",
+    **popen: object,
 ) -> Iterator[Served]:
     """Start a server; it is killed in the end if it still runs."""
     (folder / "own_engine.py").write_text(ENGINE, encoding="utf-8")
@@ -99,7 +106,7 @@ def started(
     environment = dict(os.environ)
     if gate is not None:
         environment["GATE"] = str(gate)
-    command = [str(COMMAND), "serve", "--engine", "own_engine:load"]
+    command = [str(COMMAND), "serve", *(("--engine", engine) if engine else ())]
     with log.open("wb") as output:
         process = subprocess.Popen(  # type: ignore[call-overload]
             [*command, *flags], cwd=folder, stdout=output, stderr=output, env=environment, **popen
@@ -112,11 +119,14 @@ def started(
 
 
 @contextmanager
-def ready(folder: Path, *flags: str) -> Iterator[tuple[Served, dict[str, object]]]:
+def ready(
+    folder: Path, *flags: str, engine: str = "own_engine:load"
+) -> Iterator[tuple[Served, dict[str, object]]]:
     """Start a server and wait until it is ready; yields what it says of itself."""
     reading, writing = os.pipe()
     try:
-        with started(folder, "--ready-fd", str(writing), *flags, pass_fds=(writing,)) as served:
+        told = ("--ready-fd", str(writing))
+        with started(folder, *told, *flags, engine=engine, pass_fds=(writing,)) as served:
             os.close(writing)
             with open(reading, "rb", closefd=False) as pipe:
                 line = pipe.readline()
@@ -233,6 +243,28 @@ class TestReadiness:
 
         assert f"--ready-file {place}" in said
         assert not (tmp_path / "s").exists()
+
+
+class TestWithoutAnEngine:
+    def test_published_teachers_are_served_and_a_score_is_refused(self, tmp_path: Path) -> None:
+        with ready(tmp_path, *unix(tmp_path), engine="") as (served, readiness):
+            assert (readiness["teacher_id"], readiness["vocabulary_size"]) == ("", 0)
+            with Wire(str(readiness["address"])) as wire:
+                publisher = wire.publisher(a_teacher(), streams=True)
+                publisher.publish(a_payload(), bytes_of(a_payload()))
+                student = wire.student(a_student(), streams=True)
+                grant = student.acquire(0)
+                assert student.read(grant.leases[0]) == bytes_of(a_payload())
+                with pytest.raises(NotAllowedError, match="acquire its steps"):
+                    called(lambda: score(wire.channel, student.session_id, "r-1"))
+                student.release(grant)
+
+            assert served.terminate() == 0  # a payload that nobody has leased holds nothing up
+
+    def test_a_flag_that_speaks_of_its_teacher_is_refused(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert "--top-k 5" in refused(capsys, *unix(tmp_path), "--top-k", "5")
 
 
 class TestSignals:
@@ -453,3 +485,15 @@ class TestUsage:
         with ready(tmp_path, "--config", str(file)) as (_, readiness):
             assert readiness["teacher_id"] == "filed"
             assert readiness["address"] == f"unix:{tmp_path}/s"
+
+
+def test_a_second_server_that_is_refused_leaves_the_first_one_s_ready_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "ready"
+    flags = (*unix(tmp_path), "--ready-file", str(place))
+    with ready(tmp_path, *flags) as (served, readiness):
+        assert "has this socket" in refused(capsys, *flags, "--engine", ENGINE_HERE)
+        assert json.loads(place.read_text("utf-8")) == readiness
+        assert served.terminate() == 0
+    assert not place.exists()

@@ -17,7 +17,8 @@ from teacher_logits.grid import BatchGrid
 from teacher_logits.profiles import StudentProfile
 from teacher_logits.terms import SERVER_WRITER
 from teacher_logits.transport import Settlement, Transport
-from teacher_logits_server.sessions import Line, Phase, Session, Sessions
+from teacher_logits_server.sessions import Phase, Session, Sessions
+from teacher_logits_server.settlement import Line
 
 TTL, OPENING_TTL = 30.0, 10.0
 STUDENT = StudentProfile(
@@ -37,7 +38,8 @@ def opened(sessions: Sessions, name: str = "s", *, now: float = 0.0) -> Session:
         session_id=name,
         request_id=f"request of {name}",
         nonce=b"n" * 32,
-        student=STUDENT,
+        profile=STUDENT,
+        teacher_id="teacher",
         checks=(),
         vocabulary_size=10,
         opened_at=now,
@@ -57,7 +59,7 @@ def settled(
 ) -> Session:
     session = opened(sessions, name, now=now)
     session.line = line
-    sessions.settle(session, Settlement(writer_id=SERVER_WRITER, transport=transport), now=now)
+    sessions.settle(session, [Settlement(writer_id=SERVER_WRITER, transport=transport)], now=now)
     return session
 
 
@@ -189,7 +191,7 @@ class TestLiveness:
         sessions = table()
         session = opened(sessions)
         settlement = Settlement(writer_id=SERVER_WRITER, transport=Transport.STREAM)
-        sessions.settle(session, settlement, now=9)
+        sessions.settle(session, [settlement], now=9)
 
         assert sessions.lapse(now=TTL) == []
         assert sessions.lapse(now=TTL + 9) == [session]

@@ -13,7 +13,7 @@ from teacher_logits.errors import PoolFullError
 from teacher_logits.pool import PAGE_BYTES as PAGE
 from teacher_logits.pool import SLOTS_PER_SLAB, Growth, Pool
 from teacher_logits.slab import WriterSlab, is_retired
-from teacher_logits_server.slabs import ServerSlabs
+from teacher_logits_server.slabs import ServerSlabs, check_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -153,6 +153,12 @@ def test_what_can_never_fit_is_refused_before_memory_is_asked_for(
         slabs.room_for(PoolLedger(), 17 * PAGE)
 
     assert memory.asked == []
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/meminfo"), reason="the system shows no numbers")
+def test_a_slab_beyond_the_machine_is_refused_with_the_servers_flags() -> None:
+    with pytest.raises(PoolFullError, match=r"--slab-size or --pool-size"):
+        check_memory(1 << 59)
 
 
 def test_memory_is_asked_for_before_a_slab_is_made(slabs: ServerSlabs, memory: Memory) -> None:

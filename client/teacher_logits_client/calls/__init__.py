@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 
-from teacher_logits.errors import (
-    ServerUnreachableError,
-)
+from teacher_logits.errors import ServerUnreachableError
 from teacher_logits.profiles import PROTOCOL_VERSION
 from teacher_logits.terms import SERVER_WRITER
 from teacher_logits.v1 import (
@@ -27,12 +25,11 @@ from teacher_logits.v1 import (
 from teacher_logits.wire import student_to_wire, transport_to_wire
 from teacher_logits.wire_session import lease_from_wire, refusal_to_wire, session_from_wire
 from teacher_logits_client.calls.channels import Channels
-from teacher_logits_client.calls.failures import (
-    Waiting,
-    error_of,
-    stream_error_of,
-)
+from teacher_logits_client.calls.failures import Waiting, error_of, stream_error_of
+from teacher_logits_client.calls.opened import OpenedSession
 from teacher_logits_client.calls.pending import PendingLease
+from teacher_logits_client.calls.registry import RegistryCalls
+from teacher_logits_client.calls.steps import PendingStep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -48,15 +45,6 @@ Request = TypeVar("Request", bound="Message")
 Reply = TypeVar("Reply", bound="Message")
 
 _READ_PAYLOAD = "/teacher_logits.v1.BulkService/ReadPayload"
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpenedSession:
-    """A session that was admitted and has yet to prove where it lives."""
-
-    terms: SessionTerms
-    broker_path: str
-    nonce: bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +76,7 @@ class Calls:
             request_serializer=bulk_service_pb2.ReadPayloadRequest.SerializeToString,
             response_deserializer=bytes,
         )
+        self.registry = RegistryCalls(self._channels, address=address, invoke=self._call)
         self.is_closed = False
 
     def close(self) -> None:
@@ -178,6 +167,21 @@ class Calls:
         )
         return lease_from_wire(reply.lease)
 
+    def acquire_step(
+        self, session_id: str, *, request_id: str, step: int, timeout: float
+    ) -> PendingStep:
+        """Ask for all that a step holds of a rank's rows, and do not wait for it."""
+        self._check_open()
+        seconds = max(0.001, timeout)
+        call = self._service.AcquireStep.future(
+            teacher_logits_service_pb2.AcquireStepRequest(
+                session_id=session_id, request_id=request_id, step=step
+            ),
+            timeout=seconds,
+        )
+        waiting = Waiting(what=f"step {step}", address=self.address, seconds=seconds)
+        return PendingStep(call, waiting)
+
     def release(
         self, session_id: str, lease_id: str, *, timeout: float, request_id: str = ""
     ) -> None:
@@ -244,6 +248,9 @@ class Calls:
         self._check_open()
         try:
             return method(request, timeout=max(0.001, timeout))
+        except ValueError:
+            self._check_open()  # another thread closed the channel after we had looked
+            raise
         except grpc.RpcError as error:
             waiting = Waiting(what=what, address=self.address, seconds=timeout)
             raise error_of(error, waiting) from None

@@ -14,8 +14,10 @@ import time
 from typing import TYPE_CHECKING
 
 import grpc
+from grpc.experimental import ChannelOptions
 from grpc_health.v1 import health_pb2
 
+from teacher_logits.clock import span_text
 from teacher_logits.errors import (
     ConfigError,
     NotAvailable,
@@ -45,6 +47,13 @@ _TCP_OPTIONS = [
 ]
 
 
+# Whoever reads a stream takes its messages off the connection itself, instead of waiting for a
+# thread of gRPC's to hand them over: a tenth quicker. gRPC keeps some 20 kB of a stream that is
+# cancelled before its end until the channel is closed; that happens to streams whose bytes are
+# spoilt, and to no others.
+_BULK_OPTIONS = [(ChannelOptions.SingleThreadedUnaryStream, 1)]
+
+
 class Channels:
     """One channel for control, one for bulk."""
 
@@ -53,7 +62,7 @@ class Channels:
         self._address = address
         options = _OPTIONS if address.path else _OPTIONS + _TCP_OPTIONS
         self.control = grpc.insecure_channel(address.target, options)
-        self.bulk = grpc.insecure_channel(address.target, options)
+        self.bulk = grpc.insecure_channel(address.target, options + _BULK_OPTIONS)
 
     def close(self) -> None:
         """Close both; calls under way are cancelled."""
@@ -99,15 +108,16 @@ class Channels:
         finally:
             watch.cancel()
         raise NotAvailable(
-            f"the server at {self._address} answers, and did not serve within {timeout:.3g} s: it "
-            "is loading its teacher (wait longer with connect(timeout=...)) or shutting down",
+            f"the server at {self._address} answers, and did not serve within "
+            f"{span_text(timeout)}: it is loading its teacher (wait longer with "
+            "connect(timeout=...)) or shutting down",
             facts={"address": str(self._address), "deadline_seconds": timeout},
         )
 
     def _unreachable(self, timeout: float) -> ServerUnreachableError:
         return ServerUnreachableError(
-            f"nobody answers at {self._address} within {timeout:.3g} s: is the server running, "
-            "and is this its address?",
+            f"nobody answers at {self._address} within {span_text(timeout)}: is the server "
+            "running, and is this its address?",
             facts={"address": str(self._address), "deadline_seconds": timeout},
         )
 

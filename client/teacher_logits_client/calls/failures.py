@@ -24,6 +24,7 @@ import grpc
 from google.rpc import status_pb2
 
 from teacher_logits import __version__
+from teacher_logits.clock import span_text
 from teacher_logits.errors import (
     DeadlinePassedError,
     PayloadInvalidError,
@@ -69,9 +70,9 @@ def error_of(error: grpc.RpcError, waiting: Waiting) -> Exception:
     }
     if code is Code.UNAVAILABLE:
         return ServerUnreachableError(
-            f"{where} cannot be reached for {what}: {said}; is it running, and is this its "
-            "address?",
-            facts=facts,
+            f"nobody answers at {waiting.address} for {what}: is the server running, and is this "
+            "its address?",
+            facts={**facts, "said": said},
         )
     if code is Code.DEADLINE_EXCEEDED:
         return deadline_passed(waiting)
@@ -105,7 +106,7 @@ def stream_error_of(error: grpc.RpcError, waiting: Waiting) -> Exception:
 def deadline_passed(waiting: Waiting) -> DeadlinePassedError:
     """Return the error for a call whose time was up."""
     return DeadlinePassedError(
-        f"waited {waiting.seconds:.3g} s for {waiting.what}, which the server at "
+        f"waited {span_text(waiting.seconds)} for {waiting.what}, which the server at "
         f"{waiting.address} did not finish: it is busy, stopped or gone; a longer timeout helps "
         "in the first case",
         facts={"address": str(waiting.address), "deadline_seconds": waiting.seconds},

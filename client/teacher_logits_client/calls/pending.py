@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import CancelledError
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,8 +13,14 @@ from teacher_logits.wire_session import lease_from_wire
 from teacher_logits_client.calls.failures import Waiting, deadline_passed, error_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from teacher_logits.terms import LeaseTerms
     from teacher_logits.v1 import scoring_service_pb2
+
+_ENDS_WITHIN_SECONDS = 2.0
+"""How long after its deadline a call has ended by itself. Where an interrupt hit gRPC inside a
+lock of its own, it never does."""
 
 
 class PendingLease:
@@ -32,6 +39,7 @@ class PendingLease:
         self.is_given_up = False
         self._call = call
         self._waiting = waiting
+        self._over_at = time.monotonic() + waiting.seconds + _ENDS_WITHIN_SECONDS
 
     def result(self, timeout: float | None) -> LeaseTerms:
         """Wait for the lease, for at most ``timeout`` seconds where there is one.
@@ -40,12 +48,15 @@ class PendingLease:
             DeadlinePassedError: it has not come by then; the call goes on till its own deadline.
             CancelledError: the call was cancelled.
         """
+        left = max(0.0, self._over_at - time.monotonic())
+        seconds = left if timeout is None else min(timeout, left)
         try:
-            lease = lease_from_wire(self._call.result(timeout).lease)
+            lease = lease_from_wire(self._call.result(seconds).lease)
             self.is_taken = True
             return lease
         except grpc.FutureTimeoutError:
-            raise deadline_passed(replace(self._waiting, seconds=timeout or 0.0)) from None
+            waited = self._waiting.seconds if timeout is None else timeout
+            raise deadline_passed(replace(self._waiting, seconds=waited)) from None
         except grpc.FutureCancelledError:
             raise CancelledError(f"{self._waiting.what} was cancelled") from None
         except grpc.RpcError as error:
@@ -58,6 +69,10 @@ class PendingLease:
     def done(self) -> bool:
         """Whether the lease or an error is there, or the call was cancelled."""
         return bool(self._call.done())
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Call back once the call is done, on gRPC's thread; at once where it is."""
+        self._call.add_done_callback(lambda _: callback())
 
     def has_failed(self) -> bool:
         """Whether the call has ended without a lease, as far as this side knows."""

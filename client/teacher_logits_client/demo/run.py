@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from teacher_logits.clock import span_text
 from teacher_logits.errors import ConfigError
 from teacher_logits.grid import BatchGrid
 from teacher_logits.profiles import StudentProfile
@@ -33,7 +34,6 @@ from teacher_logits_client.demo.teacher import TEACHER_ID, TeacherProcess, nativ
 from teacher_logits_client.demo.texts import load_tokenizer, make_texts
 from teacher_logits_client.demo.tiny_teacher import make_tiny_teacher
 from teacher_logits_client.demo.training import train
-from teacher_logits_client.units import span_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable

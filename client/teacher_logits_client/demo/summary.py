@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from teacher_logits_client.units import span_text
+from teacher_logits.clock import span_text
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from teacher_logits.clock import span_text
 from teacher_logits.errors import DeadlinePassedError, NotAvailable
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class TeacherProcess:
             left = until - time.monotonic()
             if left <= 0 or not select.select([self._ready], [], [], left)[0]:
                 raise DeadlinePassedError(
-                    f"waited {timeout:.3g} s for the teacher's server to come up; its log is "
+                    f"waited {span_text(timeout)} for the teacher's server to come up; its log is "
                     f"{self._log}",
                     facts={"deadline_seconds": timeout, "log": str(self._log)},
                 )

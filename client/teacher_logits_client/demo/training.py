@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from teacher_logits_client.units import span_text
+from teacher_logits.clock import span_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -6,7 +6,8 @@ nothing is outside (math note 3.2).
 
 Promises: sums over positions and the count they are to be divided by, never means. Positions
 that ``mask`` or ``targets.valid`` leaves out add exactly 0 to both and to the gradient, even
-where their logits are NaN; so do places of [N,S,V] that hold no position.
+where their logits are NaN; so do places of [N,S,V] that hold no position. A row's last position
+has no next token and never counts, whatever ``mask`` says: ``targets.valid`` leaves it out.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def forward_kl(
 
     ``student_logits`` [P,V] or [N,S,V], bf16, fp16, fp32 or fp64, raw and at the positions of
     ``targets``: logits at position s meet the teacher's distribution of token s+1, so neither
-    is shifted. ``mask`` [P] or [N,S] says which positions count; numbers weigh them.
+    is shifted. ``mask`` [P] or [N,S] says which positions count; numbers weigh them. A row's
+    last position never counts, whatever it says. ``labels_mask`` makes one of labels.
 
     Rows of [N,S,V] may be of different lengths, padded on the right to S: position p of row i
     is at ``[i, p]``, or ``[i, first + p]`` where ``targets.row_firsts`` says that the row was
@@ -43,8 +45,9 @@ def forward_kl(
     there are read. Where every row has exactly S positions they are the S places, whatever
     the firsts: those are logits of the window alone. Logits [P,V] hold positions and no padding.
 
-    Both sides are taken at ``targets.temperature`` T, and the sum is multiplied by T², which
-    keeps the gradient's size independent of T; at T = 1 it is the plain divergence.
+    Both sides are taken at ``targets.temperature`` T, the logits divided by it in here, and
+    the sum is multiplied by T², which keeps the gradient's size independent of T; at T = 1 it
+    is the plain divergence.
     ``temperature``, where given, must be the same T.
 
     The sum is fp32 (fp64 for fp64 logits). It is infinite where the teacher gives mass to what
@@ -54,6 +57,7 @@ def forward_kl(
     Raises:
         PayloadInvalidError: shapes or temperatures that disagree, a row that reaches beyond S,
             an id that the student has no column for, or something else than targets.
+        LeaseLostError: the targets' lease is closed.
     """
     return _bucket_divergence(student_logits, targets, mask, temperature, _forward_kl)
 
@@ -72,6 +76,7 @@ def _bucket_divergence(
     divergence: Divergence,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     _check_kinds(student_logits, targets)
+    targets.check_open()
     _check_temperature(targets, temperature)
     width = targets.topk_ids.shape[-1]
     ids = targets.topk_ids.reshape(-1, width).long()

@@ -91,3 +91,12 @@ def stale(lease: LeaseTerms, *, expected: int, found: int) -> StalePayloadError:
             "found_generation": found,
         },
     )
+
+
+def taken_back(lease: LeaseTerms) -> StalePayloadError:
+    """Return the error for a lease that an operator took back by force."""
+    return StalePayloadError(
+        f"lease {lease.lease_id} of payload {lease.payload.payload_id} was taken back by an "
+        "operator's reclaim: its room may be reused; acquire or score again",
+        facts={"lease_id": lease.lease_id, "payload_id": lease.payload.payload_id},
+    )

@@ -30,7 +30,7 @@ from teacher_logits.errors import DeadlinePassedError, SlabOpenError
 from teacher_logits.slab import CONTROL_BYTES, HEADER_BYTES, check_extent, is_retired, read_header
 from teacher_logits.transport import Transport
 from teacher_logits_client.config import MapMode
-from teacher_logits_client.openers import extent_of, stale
+from teacher_logits_client.openers import extent_of, stale, taken_back
 from teacher_logits_client.openers.pages import drop_dirtied
 
 if TYPE_CHECKING:
@@ -137,15 +137,18 @@ class SharedMemoryPayload:
         *,
         room: Room,
         vacate: Callable[[], int],
+        is_revoked: Callable[[], bool],
     ) -> None:
         self.buffer = room.view[: lease.payload.size_bytes]
         self._slab = slab
         self._extent = extent
         self._vacate = vacate
+        self._is_revoked = is_revoked
 
     def is_current(self) -> bool:
-        """Say whether the room still holds this payload."""
-        return self._slab.generation(self._extent.slot) == self._extent.generation
+        """Say whether the room still holds this payload, and will while the lease is open."""
+        current = self._slab.generation(self._extent.slot) == self._extent.generation
+        return current and not self._is_revoked()
 
     def vacate(self) -> int:
         """Drop the pages that were dirtied; return their bytes."""
@@ -159,12 +162,20 @@ class SharedMemoryOpener:
         get_slab: returns a slab's descriptor, which the opener closes; called with the
             slab's id and the seconds that it may take.
         mode: ``COW`` or ``READ_ONLY``; for ``COPY`` the caller copies, and maps read-only.
+        is_revoked: whether a lease was taken back by force, whatever its room holds.
     """
 
     transport = Transport.SHARED_MEMORY
 
-    def __init__(self, get_slab: GetSlab, *, mode: MapMode = MapMode.COW) -> None:
+    def __init__(
+        self,
+        get_slab: GetSlab,
+        *,
+        mode: MapMode = MapMode.COW,
+        is_revoked: Callable[[str], bool] = lambda lease_id: False,
+    ) -> None:
         self._get_slab = get_slab
+        self._is_revoked = is_revoked
         self._mode = mode
         self._slabs: dict[str, ReaderSlab] = {}
         #: Slabs that some thread is asking for.
@@ -173,7 +184,10 @@ class SharedMemoryOpener:
         self._leases: Counter[str] = Counter()
         #: Extents, by slab and slot, that a lease has in their slab's map until it is vacated.
         self._taken: set[_Place] = set()
-        self._changed = threading.Condition()
+        # Held by the lock's own `with`, in which no signal handler of Python's runs: a
+        # KeyboardInterrupt on the way out of a Condition's leaves it locked for ever.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
 
     @property
     def slab_count(self) -> int:
@@ -188,47 +202,60 @@ class SharedMemoryOpener:
         found = slab.generation(extent.slot)
         if found != extent.generation:
             raise stale(lease, expected=extent.generation, found=found)
+        if self._is_revoked(lease.lease_id):
+            raise taken_back(lease)
         place = (extent.slab_id, extent.slot)
-        with self._changed:
+        with self._lock:
             shares = not slab.is_writable or place not in self._taken
             room = slab.room(extent) if shares else slab.own_room(extent)
             self._leases[extent.slab_id] += 1
             if shares:
                 self._taken.add(place)
         vacate = partial(self._vacated, room, place, shares=shares)
-        return SharedMemoryPayload(slab, lease, extent, room=room, vacate=vacate)
+        return SharedMemoryPayload(
+            slab,
+            lease,
+            extent,
+            room=room,
+            vacate=vacate,
+            is_revoked=partial(self._is_revoked, lease.lease_id),
+        )
 
     def close(self) -> None:
         """Forget all slabs; each is unmapped when no tensor views it any more."""
-        with self._changed:
+        with self._lock:
             self._slabs.clear()
 
     def _slab(self, slab_id: str, until: float) -> ReaderSlab:
-        with self._changed:
-            while slab_id not in self._slabs:
-                if slab_id not in self._asked:
-                    self._asked.add(slab_id)
-                    break
-                left = min(until - time.monotonic(), threading.TIMEOUT_MAX)
-                if left <= 0:
-                    raise DeadlinePassedError(
-                        f"slab {slab_id}, which another thread asks for, had not come when the "
-                        "deadline passed: the server is stopped, or gone",
-                        facts={"slab_id": slab_id},
-                    )
-                self._changed.wait(left)
-            else:
-                return self._slabs[slab_id]
+        mine = False
         try:
+            with self._lock:
+                while slab_id not in self._slabs and slab_id in self._asked:
+                    self._wait_for_slab(slab_id, until)
+                if slab_id in self._slabs:
+                    return self._slabs[slab_id]
+                mine = True
+                self._asked.add(slab_id)
             slab = self._ask(slab_id, until)
-            with self._changed:
+            with self._lock:
                 self._forget_retired()
                 self._slabs[slab_id] = slab
             return slab
         finally:
-            with self._changed:
-                self._asked.discard(slab_id)
-                self._changed.notify_all()
+            if mine:
+                with self._lock:
+                    self._asked.discard(slab_id)
+                    self._changed.notify_all()
+
+    def _wait_for_slab(self, slab_id: str, until: float) -> None:
+        left = min(until - time.monotonic(), threading.TIMEOUT_MAX)
+        if left <= 0:
+            raise DeadlinePassedError(
+                f"slab {slab_id}, which another thread asks for, had not come when the deadline "
+                "passed: the server is stopped, or gone",
+                facts={"slab_id": slab_id},
+            )
+        self._changed.wait(left)
 
     def _ask(self, slab_id: str, until: float) -> ReaderSlab:
         fd = self._get_slab(slab_id, until - time.monotonic())
@@ -246,7 +273,7 @@ class SharedMemoryOpener:
                 raise  # and the place stays taken: what is leased there next is mapped anew
             dropped = 0  # this map is nobody else's, and goes
         slab_id, _ = place
-        with self._changed:
+        with self._lock:
             if shares:
                 self._taken.discard(place)
             self._leases[slab_id] -= 1

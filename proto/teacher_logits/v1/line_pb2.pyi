@@ -1,29 +1,44 @@
+from teacher_logits.v1 import payload_pb2 as _payload_pb2
+from teacher_logits.v1 import registry_service_pb2 as _registry_service_pb2
 from teacher_logits.v1 import teacher_logits_service_pb2 as _teacher_logits_service_pb2
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class LineRequest(_message.Message):
-    __slots__ = ("call_id", "hello", "get_slab", "acquire", "release", "renew")
+    __slots__ = ("call_id", "hello", "get_slab", "acquire", "release", "renew", "want_steps", "put_slab", "drop_slab", "reserve", "seal", "abandon")
     CALL_ID_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     GET_SLAB_FIELD_NUMBER: _ClassVar[int]
     ACQUIRE_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     RENEW_FIELD_NUMBER: _ClassVar[int]
+    WANT_STEPS_FIELD_NUMBER: _ClassVar[int]
+    PUT_SLAB_FIELD_NUMBER: _ClassVar[int]
+    DROP_SLAB_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_FIELD_NUMBER: _ClassVar[int]
+    SEAL_FIELD_NUMBER: _ClassVar[int]
+    ABANDON_FIELD_NUMBER: _ClassVar[int]
     call_id: int
     hello: HelloRequest
     get_slab: GetSlabRequest
     acquire: _teacher_logits_service_pb2.AcquirePayloadRequest
     release: _teacher_logits_service_pb2.ReleasePayloadRequest
     renew: _teacher_logits_service_pb2.RenewSessionRequest
-    def __init__(self, call_id: _Optional[int] = ..., hello: _Optional[_Union[HelloRequest, _Mapping]] = ..., get_slab: _Optional[_Union[GetSlabRequest, _Mapping]] = ..., acquire: _Optional[_Union[_teacher_logits_service_pb2.AcquirePayloadRequest, _Mapping]] = ..., release: _Optional[_Union[_teacher_logits_service_pb2.ReleasePayloadRequest, _Mapping]] = ..., renew: _Optional[_Union[_teacher_logits_service_pb2.RenewSessionRequest, _Mapping]] = ...) -> None: ...
+    want_steps: WantStepsRequest
+    put_slab: PutSlabRequest
+    drop_slab: DropSlabRequest
+    reserve: _registry_service_pb2.ReservePayloadRequest
+    seal: _registry_service_pb2.SealPayloadRequest
+    abandon: _registry_service_pb2.AbandonPayloadRequest
+    def __init__(self, call_id: _Optional[int] = ..., hello: _Optional[_Union[HelloRequest, _Mapping]] = ..., get_slab: _Optional[_Union[GetSlabRequest, _Mapping]] = ..., acquire: _Optional[_Union[_teacher_logits_service_pb2.AcquirePayloadRequest, _Mapping]] = ..., release: _Optional[_Union[_teacher_logits_service_pb2.ReleasePayloadRequest, _Mapping]] = ..., renew: _Optional[_Union[_teacher_logits_service_pb2.RenewSessionRequest, _Mapping]] = ..., want_steps: _Optional[_Union[WantStepsRequest, _Mapping]] = ..., put_slab: _Optional[_Union[PutSlabRequest, _Mapping]] = ..., drop_slab: _Optional[_Union[DropSlabRequest, _Mapping]] = ..., reserve: _Optional[_Union[_registry_service_pb2.ReservePayloadRequest, _Mapping]] = ..., seal: _Optional[_Union[_registry_service_pb2.SealPayloadRequest, _Mapping]] = ..., abandon: _Optional[_Union[_registry_service_pb2.AbandonPayloadRequest, _Mapping]] = ...) -> None: ...
 
 class LineReply(_message.Message):
-    __slots__ = ("call_id", "status", "hello", "get_slab", "acquire", "release", "renew")
+    __slots__ = ("call_id", "status", "hello", "get_slab", "acquire", "release", "renew", "want_steps", "put_slab", "drop_slab", "reserve", "seal", "abandon", "step", "freed")
     CALL_ID_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +46,14 @@ class LineReply(_message.Message):
     ACQUIRE_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     RENEW_FIELD_NUMBER: _ClassVar[int]
+    WANT_STEPS_FIELD_NUMBER: _ClassVar[int]
+    PUT_SLAB_FIELD_NUMBER: _ClassVar[int]
+    DROP_SLAB_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_FIELD_NUMBER: _ClassVar[int]
+    SEAL_FIELD_NUMBER: _ClassVar[int]
+    ABANDON_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    FREED_FIELD_NUMBER: _ClassVar[int]
     call_id: int
     status: bytes
     hello: HelloResponse
@@ -38,7 +61,15 @@ class LineReply(_message.Message):
     acquire: _teacher_logits_service_pb2.AcquirePayloadResponse
     release: _teacher_logits_service_pb2.ReleasePayloadResponse
     renew: _teacher_logits_service_pb2.RenewSessionResponse
-    def __init__(self, call_id: _Optional[int] = ..., status: _Optional[bytes] = ..., hello: _Optional[_Union[HelloResponse, _Mapping]] = ..., get_slab: _Optional[_Union[GetSlabResponse, _Mapping]] = ..., acquire: _Optional[_Union[_teacher_logits_service_pb2.AcquirePayloadResponse, _Mapping]] = ..., release: _Optional[_Union[_teacher_logits_service_pb2.ReleasePayloadResponse, _Mapping]] = ..., renew: _Optional[_Union[_teacher_logits_service_pb2.RenewSessionResponse, _Mapping]] = ...) -> None: ...
+    want_steps: WantStepsResponse
+    put_slab: PutSlabResponse
+    drop_slab: DropSlabResponse
+    reserve: _registry_service_pb2.ReservePayloadResponse
+    seal: _registry_service_pb2.SealPayloadResponse
+    abandon: _registry_service_pb2.AbandonPayloadResponse
+    step: _payload_pb2.StepGrant
+    freed: RoomFreed
+    def __init__(self, call_id: _Optional[int] = ..., status: _Optional[bytes] = ..., hello: _Optional[_Union[HelloResponse, _Mapping]] = ..., get_slab: _Optional[_Union[GetSlabResponse, _Mapping]] = ..., acquire: _Optional[_Union[_teacher_logits_service_pb2.AcquirePayloadResponse, _Mapping]] = ..., release: _Optional[_Union[_teacher_logits_service_pb2.ReleasePayloadResponse, _Mapping]] = ..., renew: _Optional[_Union[_teacher_logits_service_pb2.RenewSessionResponse, _Mapping]] = ..., want_steps: _Optional[_Union[WantStepsResponse, _Mapping]] = ..., put_slab: _Optional[_Union[PutSlabResponse, _Mapping]] = ..., drop_slab: _Optional[_Union[DropSlabResponse, _Mapping]] = ..., reserve: _Optional[_Union[_registry_service_pb2.ReservePayloadResponse, _Mapping]] = ..., seal: _Optional[_Union[_registry_service_pb2.SealPayloadResponse, _Mapping]] = ..., abandon: _Optional[_Union[_registry_service_pb2.AbandonPayloadResponse, _Mapping]] = ..., step: _Optional[_Union[_payload_pb2.StepGrant, _Mapping]] = ..., freed: _Optional[_Union[RoomFreed, _Mapping]] = ...) -> None: ...
 
 class HelloRequest(_message.Message):
     __slots__ = ("session_id", "nonce")
@@ -67,3 +98,47 @@ class GetSlabResponse(_message.Message):
     slab_id: str
     size_bytes: int
     def __init__(self, slab_id: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class WantStepsRequest(_message.Message):
+    __slots__ = ("session_id", "first_step", "count")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    first_step: int
+    count: int
+    def __init__(self, session_id: _Optional[str] = ..., first_step: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class WantStepsResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PutSlabRequest(_message.Message):
+    __slots__ = ("slab_id", "size_bytes")
+    SLAB_ID_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    slab_id: str
+    size_bytes: int
+    def __init__(self, slab_id: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class PutSlabResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DropSlabRequest(_message.Message):
+    __slots__ = ("slab_id",)
+    SLAB_ID_FIELD_NUMBER: _ClassVar[int]
+    slab_id: str
+    def __init__(self, slab_id: _Optional[str] = ...) -> None: ...
+
+class DropSlabResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RoomFreed(_message.Message):
+    __slots__ = ("payload_ids", "lowest_open_step")
+    PAYLOAD_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOWEST_OPEN_STEP_FIELD_NUMBER: _ClassVar[int]
+    payload_ids: _containers.RepeatedScalarFieldContainer[str]
+    lowest_open_step: int
+    def __init__(self, payload_ids: _Optional[_Iterable[str]] = ..., lowest_open_step: _Optional[int] = ...) -> None: ...

@@ -15,8 +15,28 @@ class InspectRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class ReclaimRequest(_message.Message):
+    __slots__ = ("session_id", "lease_id", "quarantined")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    lease_id: str
+    quarantined: bool
+    def __init__(self, session_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., quarantined: bool = ...) -> None: ...
+
+class ReclaimResponse(_message.Message):
+    __slots__ = ("freed_bytes", "lease_count", "session_count")
+    FREED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LEASE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_COUNT_FIELD_NUMBER: _ClassVar[int]
+    freed_bytes: int
+    lease_count: int
+    session_count: int
+    def __init__(self, freed_bytes: _Optional[int] = ..., lease_count: _Optional[int] = ..., session_count: _Optional[int] = ...) -> None: ...
+
 class InspectResponse(_message.Message):
-    __slots__ = ("epoch", "version", "uptime", "draining", "teachers", "sessions", "leases", "pool", "queue")
+    __slots__ = ("epoch", "version", "uptime", "draining", "teachers", "sessions", "leases", "pool", "queue", "steps", "registered")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     UPTIME_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +46,8 @@ class InspectResponse(_message.Message):
     LEASES_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    REGISTERED_FIELD_NUMBER: _ClassVar[int]
     epoch: str
     version: str
     uptime: _duration_pb2.Duration
@@ -35,10 +57,12 @@ class InspectResponse(_message.Message):
     leases: _containers.RepeatedCompositeFieldContainer[LeaseState]
     pool: PoolState
     queue: QueueState
-    def __init__(self, epoch: _Optional[str] = ..., version: _Optional[str] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., draining: bool = ..., teachers: _Optional[_Iterable[_Union[_profile_pb2.TeacherProfile, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[SessionState, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseState, _Mapping]]] = ..., pool: _Optional[_Union[PoolState, _Mapping]] = ..., queue: _Optional[_Union[QueueState, _Mapping]] = ...) -> None: ...
+    steps: _containers.RepeatedCompositeFieldContainer[StepState]
+    registered: RegisteredState
+    def __init__(self, epoch: _Optional[str] = ..., version: _Optional[str] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., draining: bool = ..., teachers: _Optional[_Iterable[_Union[_profile_pb2.TeacherProfile, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[SessionState, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseState, _Mapping]]] = ..., pool: _Optional[_Union[PoolState, _Mapping]] = ..., queue: _Optional[_Union[QueueState, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[StepState, _Mapping]]] = ..., registered: _Optional[_Union[RegisteredState, _Mapping]] = ...) -> None: ...
 
 class SessionState(_message.Message):
-    __slots__ = ("session_id", "student_id", "teacher_id", "data_parallel_rank", "transports", "liveness", "age", "silent", "pid", "host_name", "lease_count", "leased_bytes")
+    __slots__ = ("session_id", "student_id", "teacher_id", "data_parallel_rank", "transports", "liveness", "age", "silent", "pid", "host_name", "lease_count", "leased_bytes", "kind", "state")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     STUDENT_ID_FIELD_NUMBER: _ClassVar[int]
     TEACHER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +75,8 @@ class SessionState(_message.Message):
     HOST_NAME_FIELD_NUMBER: _ClassVar[int]
     LEASE_COUNT_FIELD_NUMBER: _ClassVar[int]
     LEASED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     student_id: str
     teacher_id: str
@@ -63,23 +89,27 @@ class SessionState(_message.Message):
     host_name: str
     lease_count: int
     leased_bytes: int
-    def __init__(self, session_id: _Optional[str] = ..., student_id: _Optional[str] = ..., teacher_id: _Optional[str] = ..., data_parallel_rank: _Optional[int] = ..., transports: _Optional[_Iterable[_Union[_transport_pb2.SettledTransport, _Mapping]]] = ..., liveness: _Optional[str] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., silent: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., pid: _Optional[int] = ..., host_name: _Optional[str] = ..., lease_count: _Optional[int] = ..., leased_bytes: _Optional[int] = ...) -> None: ...
+    kind: str
+    state: str
+    def __init__(self, session_id: _Optional[str] = ..., student_id: _Optional[str] = ..., teacher_id: _Optional[str] = ..., data_parallel_rank: _Optional[int] = ..., transports: _Optional[_Iterable[_Union[_transport_pb2.SettledTransport, _Mapping]]] = ..., liveness: _Optional[str] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., silent: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., pid: _Optional[int] = ..., host_name: _Optional[str] = ..., lease_count: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., kind: _Optional[str] = ..., state: _Optional[str] = ...) -> None: ...
 
 class LeaseState(_message.Message):
-    __slots__ = ("lease_id", "session_id", "payload_id", "size_bytes", "age", "quarantined")
+    __slots__ = ("lease_id", "session_id", "payload_id", "size_bytes", "age", "quarantined", "doubt")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     AGE_FIELD_NUMBER: _ClassVar[int]
     QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    DOUBT_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     session_id: str
     payload_id: str
     size_bytes: int
     age: _duration_pb2.Duration
     quarantined: bool
-    def __init__(self, lease_id: _Optional[str] = ..., session_id: _Optional[str] = ..., payload_id: _Optional[str] = ..., size_bytes: _Optional[int] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., quarantined: bool = ...) -> None: ...
+    doubt: str
+    def __init__(self, lease_id: _Optional[str] = ..., session_id: _Optional[str] = ..., payload_id: _Optional[str] = ..., size_bytes: _Optional[int] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., quarantined: bool = ..., doubt: _Optional[str] = ...) -> None: ...
 
 class PoolState(_message.Message):
     __slots__ = ("budget_bytes", "committed_bytes", "used_bytes", "quarantined_bytes", "free_bytes", "slab_count", "extent_count")
@@ -98,6 +128,40 @@ class PoolState(_message.Message):
     slab_count: int
     extent_count: int
     def __init__(self, budget_bytes: _Optional[int] = ..., committed_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., slab_count: _Optional[int] = ..., extent_count: _Optional[int] = ...) -> None: ...
+
+class StepState(_message.Message):
+    __slots__ = ("teacher_id", "step", "stage", "sealed_rows", "real_rows", "waiting_ranks", "waits_for")
+    TEACHER_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    SEALED_ROWS_FIELD_NUMBER: _ClassVar[int]
+    REAL_ROWS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_RANKS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    teacher_id: str
+    step: int
+    stage: str
+    sealed_rows: int
+    real_rows: int
+    waiting_ranks: int
+    waits_for: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, teacher_id: _Optional[str] = ..., step: _Optional[int] = ..., stage: _Optional[str] = ..., sealed_rows: _Optional[int] = ..., real_rows: _Optional[int] = ..., waiting_ranks: _Optional[int] = ..., waits_for: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RegisteredState(_message.Message):
+    __slots__ = ("payload_count", "payload_bytes", "slab_count", "committed_bytes", "used_bytes", "quarantined_bytes")
+    PAYLOAD_COUNT_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SLAB_COUNT_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    payload_count: int
+    payload_bytes: int
+    slab_count: int
+    committed_bytes: int
+    used_bytes: int
+    quarantined_bytes: int
+    def __init__(self, payload_count: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., slab_count: _Optional[int] = ..., committed_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ...) -> None: ...
 
 class QueueState(_message.Message):
     __slots__ = ("waiting_requests", "waiting_tokens", "running_requests", "scored_requests", "scored_tokens")

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class OperatorServiceStub(object):
-    """Shows what the server holds.
+    """Shows what the server holds, and takes it back by force.
     """
 
     def __init__(self, channel):
@@ -40,14 +40,27 @@ class OperatorServiceStub(object):
                 request_serializer=teacher__logits_dot_v1_dot_operator__service__pb2.InspectRequest.SerializeToString,
                 response_deserializer=teacher__logits_dot_v1_dot_operator__service__pb2.InspectResponse.FromString,
                 _registered_method=True)
+        self.Reclaim = channel.unary_unary(
+                '/teacher_logits.v1.OperatorService/Reclaim',
+                request_serializer=teacher__logits_dot_v1_dot_operator__service__pb2.ReclaimRequest.SerializeToString,
+                response_deserializer=teacher__logits_dot_v1_dot_operator__service__pb2.ReclaimResponse.FromString,
+                _registered_method=True)
 
 
 class OperatorServiceServicer(object):
-    """Shows what the server holds.
+    """Shows what the server holds, and takes it back by force.
     """
 
     def Inspect(self, request, context):
         """Describes sessions, leases and the pool at one instant.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Reclaim(self, request, context):
+        """Ends leases whoever reads there. A reader that shares memory finds it at its
+        exit check.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -61,6 +74,11 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     request_deserializer=teacher__logits_dot_v1_dot_operator__service__pb2.InspectRequest.FromString,
                     response_serializer=teacher__logits_dot_v1_dot_operator__service__pb2.InspectResponse.SerializeToString,
             ),
+            'Reclaim': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reclaim,
+                    request_deserializer=teacher__logits_dot_v1_dot_operator__service__pb2.ReclaimRequest.FromString,
+                    response_serializer=teacher__logits_dot_v1_dot_operator__service__pb2.ReclaimResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'teacher_logits.v1.OperatorService', rpc_method_handlers)
@@ -70,7 +88,7 @@ def add_OperatorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class OperatorService(object):
-    """Shows what the server holds.
+    """Shows what the server holds, and takes it back by force.
     """
 
     @staticmethod
@@ -90,6 +108,33 @@ class OperatorService(object):
             '/teacher_logits.v1.OperatorService/Inspect',
             teacher__logits_dot_v1_dot_operator__service__pb2.InspectRequest.SerializeToString,
             teacher__logits_dot_v1_dot_operator__service__pb2.InspectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reclaim(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/teacher_logits.v1.OperatorService/Reclaim',
+            teacher__logits_dot_v1_dot_operator__service__pb2.ReclaimRequest.SerializeToString,
+            teacher__logits_dot_v1_dot_operator__service__pb2.ReclaimResponse.FromString,
             options,
             channel_credentials,
             insecure,

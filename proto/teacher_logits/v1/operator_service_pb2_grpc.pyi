@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class OperatorServiceStub:
-    """Shows what the server holds."""
+    """Shows what the server holds, and takes it back by force."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -35,17 +35,25 @@ class OperatorServiceStub:
     def __new__(cls, channel: _aio.Channel) -> OperatorServiceAsyncStub: ...
     Inspect: _grpc.UnaryUnaryMultiCallable[_operator_service_pb2.InspectRequest, _operator_service_pb2.InspectResponse]
     """Describes sessions, leases and the pool at one instant."""
+    Reclaim: _grpc.UnaryUnaryMultiCallable[_operator_service_pb2.ReclaimRequest, _operator_service_pb2.ReclaimResponse]
+    """Ends leases whoever reads there. A reader that shares memory finds it at its
+    exit check.
+    """
 
 @_typing.type_check_only
 class OperatorServiceAsyncStub(OperatorServiceStub):
-    """Shows what the server holds."""
+    """Shows what the server holds, and takes it back by force."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Inspect: _aio.UnaryUnaryMultiCallable[_operator_service_pb2.InspectRequest, _operator_service_pb2.InspectResponse]  # type: ignore[assignment]
     """Describes sessions, leases and the pool at one instant."""
+    Reclaim: _aio.UnaryUnaryMultiCallable[_operator_service_pb2.ReclaimRequest, _operator_service_pb2.ReclaimResponse]  # type: ignore[assignment]
+    """Ends leases whoever reads there. A reader that shares memory finds it at its
+    exit check.
+    """
 
 class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Shows what the server holds."""
+    """Shows what the server holds, and takes it back by force."""
 
     @_abc_1.abstractmethod
     def Inspect(
@@ -54,5 +62,15 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_operator_service_pb2.InspectResponse, _abc.Awaitable[_operator_service_pb2.InspectResponse]]:
         """Describes sessions, leases and the pool at one instant."""
+
+    @_abc_1.abstractmethod
+    def Reclaim(
+        self,
+        request: _operator_service_pb2.ReclaimRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_service_pb2.ReclaimResponse, _abc.Awaitable[_operator_service_pb2.ReclaimResponse]]:
+        """Ends leases whoever reads there. A reader that shares memory finds it at its
+        exit check.
+        """
 
 def add_OperatorServiceServicer_to_server(servicer: OperatorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

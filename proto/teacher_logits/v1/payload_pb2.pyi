@@ -1,4 +1,5 @@
 from teacher_logits.v1 import tensor_pb2 as _tensor_pb2
+from teacher_logits.v1 import transport_pb2 as _transport_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -84,3 +85,19 @@ class SlabSource(_message.Message):
 class StreamSource(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class StepGrant(_message.Message):
+    __slots__ = ("step", "leases", "real_rows", "global_count", "settlements", "status")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    REAL_ROWS_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SETTLEMENTS_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    leases: _containers.RepeatedCompositeFieldContainer[Lease]
+    real_rows: int
+    global_count: int
+    settlements: _containers.RepeatedCompositeFieldContainer[_transport_pb2.SettledTransport]
+    status: bytes
+    def __init__(self, step: _Optional[int] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ..., real_rows: _Optional[int] = ..., global_count: _Optional[int] = ..., settlements: _Optional[_Iterable[_Union[_transport_pb2.SettledTransport, _Mapping]]] = ..., status: _Optional[bytes] = ...) -> None: ...

@@ -31,7 +31,7 @@ VOCABULARY_POLICY_STRICT: VocabularyPolicy
 VOCABULARY_POLICY_TRUNCATE: VocabularyPolicy
 
 class TeacherProfile(_message.Message):
-    __slots__ = ("teacher_id", "revision", "batch_grid", "model_grid", "tokenizer_fingerprint", "vocabulary_size", "head_rows", "top_k", "temperatures", "columns", "engine", "arithmetic_type", "hints", "max_row_tokens")
+    __slots__ = ("teacher_id", "revision", "batch_grid", "model_grid", "tokenizer_fingerprint", "vocabulary_size", "head_rows", "top_k", "temperatures", "columns", "engine", "arithmetic_type", "hints", "max_row_tokens", "data_parallel_rank", "value_type")
     TEACHER_ID_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     BATCH_GRID_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +46,8 @@ class TeacherProfile(_message.Message):
     ARITHMETIC_TYPE_FIELD_NUMBER: _ClassVar[int]
     HINTS_FIELD_NUMBER: _ClassVar[int]
     MAX_ROW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DATA_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
+    VALUE_TYPE_FIELD_NUMBER: _ClassVar[int]
     teacher_id: str
     revision: str
     batch_grid: _grid_pb2.BatchGrid
@@ -60,7 +62,9 @@ class TeacherProfile(_message.Message):
     arithmetic_type: str
     hints: _grid_pb2.NodeHints
     max_row_tokens: int
-    def __init__(self, teacher_id: _Optional[str] = ..., revision: _Optional[str] = ..., batch_grid: _Optional[_Union[_grid_pb2.BatchGrid, _Mapping]] = ..., model_grid: _Optional[_Union[_grid_pb2.ModelGrid, _Mapping]] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., head_rows: _Optional[int] = ..., top_k: _Optional[int] = ..., temperatures: _Optional[_Iterable[float]] = ..., columns: _Optional[_Iterable[_Union[_tensor_pb2.ColumnKind, str]]] = ..., engine: _Optional[str] = ..., arithmetic_type: _Optional[str] = ..., hints: _Optional[_Union[_grid_pb2.NodeHints, _Mapping]] = ..., max_row_tokens: _Optional[int] = ...) -> None: ...
+    data_parallel_rank: int
+    value_type: _tensor_pb2.ElementType
+    def __init__(self, teacher_id: _Optional[str] = ..., revision: _Optional[str] = ..., batch_grid: _Optional[_Union[_grid_pb2.BatchGrid, _Mapping]] = ..., model_grid: _Optional[_Union[_grid_pb2.ModelGrid, _Mapping]] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., head_rows: _Optional[int] = ..., top_k: _Optional[int] = ..., temperatures: _Optional[_Iterable[float]] = ..., columns: _Optional[_Iterable[_Union[_tensor_pb2.ColumnKind, str]]] = ..., engine: _Optional[str] = ..., arithmetic_type: _Optional[str] = ..., hints: _Optional[_Union[_grid_pb2.NodeHints, _Mapping]] = ..., max_row_tokens: _Optional[int] = ..., data_parallel_rank: _Optional[int] = ..., value_type: _Optional[_Union[_tensor_pb2.ElementType, str]] = ...) -> None: ...
 
 class StudentProfile(_message.Message):
     __slots__ = ("teacher_id", "batch_grid", "model_grid", "data_parallel_rank", "tokenizer_fingerprint", "vocabulary_size", "vocabulary_policy", "top_k", "temperatures", "columns", "value_type", "student_id", "readers_per_rank", "engine", "arithmetic_type", "transports", "locality", "hints")

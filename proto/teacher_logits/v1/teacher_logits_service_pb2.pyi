@@ -94,6 +94,22 @@ class AcquirePayloadResponse(_message.Message):
     lease: _payload_pb2.Lease
     def __init__(self, lease: _Optional[_Union[_payload_pb2.Lease, _Mapping]] = ...) -> None: ...
 
+class AcquireStepRequest(_message.Message):
+    __slots__ = ("session_id", "request_id", "step")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    request_id: str
+    step: int
+    def __init__(self, session_id: _Optional[str] = ..., request_id: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
+
+class AcquireStepResponse(_message.Message):
+    __slots__ = ("grant",)
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    grant: _payload_pb2.StepGrant
+    def __init__(self, grant: _Optional[_Union[_payload_pb2.StepGrant, _Mapping]] = ...) -> None: ...
+
 class ReleasePayloadRequest(_message.Message):
     __slots__ = ("session_id", "lease_id", "request_id")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]

@@ -63,6 +63,11 @@ class TeacherLogitsServiceStub(object):
                 request_serializer=teacher__logits_dot_v1_dot_teacher__logits__service__pb2.AcquirePayloadRequest.SerializeToString,
                 response_deserializer=teacher__logits_dot_v1_dot_teacher__logits__service__pb2.AcquirePayloadResponse.FromString,
                 _registered_method=True)
+        self.AcquireStep = channel.unary_unary(
+                '/teacher_logits.v1.TeacherLogitsService/AcquireStep',
+                request_serializer=teacher__logits_dot_v1_dot_teacher__logits__service__pb2.AcquireStepRequest.SerializeToString,
+                response_deserializer=teacher__logits_dot_v1_dot_teacher__logits__service__pb2.AcquireStepResponse.FromString,
+                _registered_method=True)
         self.ReleasePayload = channel.unary_unary(
                 '/teacher_logits.v1.TeacherLogitsService/ReleasePayload',
                 request_serializer=teacher__logits_dot_v1_dot_teacher__logits__service__pb2.ReleasePayloadRequest.SerializeToString,
@@ -116,6 +121,14 @@ class TeacherLogitsServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AcquireStep(self, request, context):
+        """Leases all that a registered step holds of the rank's rows, and waits for
+        what is not sealed yet.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReleasePayload(self, request, context):
         """Returns a lease, or gives a request up whose lease never came. Either one
         twice is not an error.
@@ -151,6 +164,11 @@ def add_TeacherLogitsServiceServicer_to_server(servicer, server):
                     servicer.AcquirePayload,
                     request_deserializer=teacher__logits_dot_v1_dot_teacher__logits__service__pb2.AcquirePayloadRequest.FromString,
                     response_serializer=teacher__logits_dot_v1_dot_teacher__logits__service__pb2.AcquirePayloadResponse.SerializeToString,
+            ),
+            'AcquireStep': grpc.unary_unary_rpc_method_handler(
+                    servicer.AcquireStep,
+                    request_deserializer=teacher__logits_dot_v1_dot_teacher__logits__service__pb2.AcquireStepRequest.FromString,
+                    response_serializer=teacher__logits_dot_v1_dot_teacher__logits__service__pb2.AcquireStepResponse.SerializeToString,
             ),
             'ReleasePayload': grpc.unary_unary_rpc_method_handler(
                     servicer.ReleasePayload,
@@ -297,6 +315,33 @@ class TeacherLogitsService(object):
             '/teacher_logits.v1.TeacherLogitsService/AcquirePayload',
             teacher__logits_dot_v1_dot_teacher__logits__service__pb2.AcquirePayloadRequest.SerializeToString,
             teacher__logits_dot_v1_dot_teacher__logits__service__pb2.AcquirePayloadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AcquireStep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/teacher_logits.v1.TeacherLogitsService/AcquireStep',
+            teacher__logits_dot_v1_dot_teacher__logits__service__pb2.AcquireStepRequest.SerializeToString,
+            teacher__logits_dot_v1_dot_teacher__logits__service__pb2.AcquireStepResponse.FromString,
             options,
             channel_credentials,
             insecure,

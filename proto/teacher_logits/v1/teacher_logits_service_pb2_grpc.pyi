@@ -55,6 +55,10 @@ class TeacherLogitsServiceStub:
     """
     AcquirePayload: _grpc.UnaryUnaryMultiCallable[_teacher_logits_service_pb2.AcquirePayloadRequest, _teacher_logits_service_pb2.AcquirePayloadResponse]
     """Leases a sealed payload."""
+    AcquireStep: _grpc.UnaryUnaryMultiCallable[_teacher_logits_service_pb2.AcquireStepRequest, _teacher_logits_service_pb2.AcquireStepResponse]
+    """Leases all that a registered step holds of the rank's rows, and waits for
+    what is not sealed yet.
+    """
     ReleasePayload: _grpc.UnaryUnaryMultiCallable[_teacher_logits_service_pb2.ReleasePayloadRequest, _teacher_logits_service_pb2.ReleasePayloadResponse]
     """Returns a lease, or gives a request up whose lease never came. Either one
     twice is not an error.
@@ -87,6 +91,10 @@ class TeacherLogitsServiceAsyncStub(TeacherLogitsServiceStub):
     """
     AcquirePayload: _aio.UnaryUnaryMultiCallable[_teacher_logits_service_pb2.AcquirePayloadRequest, _teacher_logits_service_pb2.AcquirePayloadResponse]  # type: ignore[assignment]
     """Leases a sealed payload."""
+    AcquireStep: _aio.UnaryUnaryMultiCallable[_teacher_logits_service_pb2.AcquireStepRequest, _teacher_logits_service_pb2.AcquireStepResponse]  # type: ignore[assignment]
+    """Leases all that a registered step holds of the rank's rows, and waits for
+    what is not sealed yet.
+    """
     ReleasePayload: _aio.UnaryUnaryMultiCallable[_teacher_logits_service_pb2.ReleasePayloadRequest, _teacher_logits_service_pb2.ReleasePayloadResponse]  # type: ignore[assignment]
     """Returns a lease, or gives a request up whose lease never came. Either one
     twice is not an error.
@@ -146,6 +154,16 @@ class TeacherLogitsServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_teacher_logits_service_pb2.AcquirePayloadResponse, _abc.Awaitable[_teacher_logits_service_pb2.AcquirePayloadResponse]]:
         """Leases a sealed payload."""
+
+    @_abc_1.abstractmethod
+    def AcquireStep(
+        self,
+        request: _teacher_logits_service_pb2.AcquireStepRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_teacher_logits_service_pb2.AcquireStepResponse, _abc.Awaitable[_teacher_logits_service_pb2.AcquireStepResponse]]:
+        """Leases all that a registered step holds of the rank's rows, and waits for
+        what is not sealed yet.
+        """
 
     @_abc_1.abstractmethod
     def ReleasePayload(

@@ -122,17 +122,22 @@ def check_settings(config: ServerConfig) -> None:
     """Refuse what would not load, as far as a look tells; an own engine's module is imported.
 
     Raises:
-        ConfigError: naming the flag: of the engine, or of the model or tokenizer it is to load.
+        ConfigError: naming the flag: of the engine, or of the model or tokenizer it is to load;
+            or one that speaks of a teacher where there is none.
     """
-    if config.engine not in BUILT_IN:
-        _check_takes_config(config.engine, find_engine(config.engine))
+    name = config.engine_name
+    if not name:
+        config.check_teacher_flags()
+        return
+    if name not in BUILT_IN:
+        _check_takes_config(name, find_engine(name))
         return
     missing = [name for name in _BUILT_IN_NEEDS if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"--engine {config.engine} needs {' and '.join(missing)}, not installed here: install "
+            f"--engine {name} needs {' and '.join(missing)}, not installed here: install "
             "teacher-logits[transformers]",
-            facts={"flag": "--engine", "value": config.engine, "missing": ", ".join(missing)},
+            facts={"flag": "--engine", "value": name, "missing": ", ".join(missing)},
         )
     find_model(config.model)
     if config.tokenizer:
@@ -147,7 +152,7 @@ def make_engine(config: ServerConfig) -> Engine:
             returns no engine.
         EngineError: the function failed, with its error's type and words.
     """
-    name = config.engine
+    name = config.engine_name
     factory = find_engine(name)
     _check_takes_config(name, factory)
     try:

@@ -102,11 +102,7 @@ class Answer:
         if bad and not mask:
             raise self._refuse(bad[0], RowStatus(int(statuses[bad[0]])), len(bad))
         for row in bad:
-            part = self.selection[int(offsets[row]) : int(offsets[row + 1])]
-            part.topk_ids.fill_(-1)
-            for numbers in (part.topk_logprobs, part.log_tail, part.logsumexp, part.actual_logprob):
-                if numbers is not None:
-                    numbers.zero_()
+            self.selection[int(offsets[row]) : int(offsets[row + 1])].blank()
         return len(bad)
 
     def _refuse(self, row: int, status: RowStatus, bad_rows: int) -> PayloadInvalidError:

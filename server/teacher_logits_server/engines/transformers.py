@@ -172,11 +172,6 @@ def from_config(config: ServerConfig) -> TransformersEngine:
     Raises:
         ConfigError: naming the flag to change.
     """
-    if not config.model:
-        raise ConfigError(
-            "--model is missing: give the folder or the GGUF file of a causal language model",
-            facts={"flag": "--model"},
-        )
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     return load_engine(

@@ -1,30 +1,23 @@
 """The ``shared_memory`` transport: slabs go to readers as descriptors, over their broker line.
 
-Nothing moves: readers map the same pages. Slabs are sealed against writers (``slab``), and
-so is the page by which a reader proves that it can read what the server wrote.
+Nothing moves: readers map the same pages, of the server's own slabs and of the publishers'. Slabs
+are sealed against writers (``slab``), and so is the page by which a reader proves that it can read
+what the server wrote (``session_page``).
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
-import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from teacher_logits.errors import NotAllowedError
-from teacher_logits.pool import PAGE_BYTES
+from teacher_logits.errors import NotAllowedError, NotAvailable
 from teacher_logits.transport import Transport
 
 if TYPE_CHECKING:
-    from teacher_logits_server.exporters import Slabs
+    from collections.abc import Sequence
+
     from teacher_logits_server.ledger import Ledger
-
-CHALLENGE_BYTES = 32
-
-# Linux numbers; the fcntl module of Python 3.10 lacks some.
-_F_ADD_SEALS = 1033
-_F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW, _F_SEAL_WRITE = 0x1, 0x2, 0x4, 0x8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +28,23 @@ class PassedSlab:
     size_bytes: int
 
 
+class Descriptors(Protocol):
+    """Slabs that can be passed; ``slabs.ServerSlabs`` and ``foreign.ForeignSlabs``."""
+
+    def copy(self, slab_id: str) -> tuple[int, int]:
+        """Return a copy of a slab's descriptor, and its size in bytes; KeyError without one."""
+
+
 class SharedMemoryExporter:
-    """Says which descriptor shows a reader what it may read."""
+    """Says which descriptor shows a reader what it may read.
+
+    Args:
+        slabs: where slabs are looked for, one behind the other.
+    """
 
     transport = Transport.SHARED_MEMORY
 
-    def __init__(self, *, ledger: Ledger, slabs: Slabs) -> None:
+    def __init__(self, *, ledger: Ledger, slabs: Sequence[Descriptors]) -> None:
         self._ledger = ledger
         self._slabs = slabs
 
@@ -57,37 +61,27 @@ class SharedMemoryExporter:
             NotAllowedError: the session may not open it, or there is no such slab.
         """
         self._ledger.may_open(session_id, slab_id)
+        for slabs in self._slabs:
+            try:
+                descriptor, size_bytes = slabs.copy(slab_id)
+            except KeyError:
+                continue
+            except OSError as error:
+                raise NotAvailable(
+                    f"the server cannot pass slab {slab_id[:128]!r} ({error.strerror}): raise its "
+                    "limit of open files",
+                    facts={"slab_id": slab_id[:128], "errno": error.errno or 0},
+                ) from error
+            break
+        else:
+            raise _no_slab(slab_id)
         try:
-            slab = self._slabs.find(slab_id)
-            passed = PassedSlab(descriptor=os.dup(slab.fd), size_bytes=slab.total_bytes)
-        except (KeyError, OSError):
-            raise _no_slab(slab_id) from None
-        try:
-            # An idle slab leaves the pool before it is closed: if it is still there, what
-            # was copied above was its descriptor and not another's by the same number.
+            # An idle slab leaves the ledger before it is closed; nothing will come there again.
             self._ledger.may_open(session_id, slab_id)
         except BaseException:
-            os.close(passed.descriptor)
+            os.close(descriptor)
             raise
-        return passed
-
-
-def new_challenge() -> tuple[bytes, int]:
-    """Return fresh random bytes, and the descriptor of a sealed page that starts with them.
-
-    The caller owns the descriptor.
-    """
-    challenge = secrets.token_bytes(CHALLENGE_BYTES)
-    fd = os.memfd_create("teacher-logits-challenge", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(fd, PAGE_BYTES)
-        os.pwrite(fd, challenge, 0)
-        seals = _F_SEAL_SEAL | _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_WRITE
-        fcntl.fcntl(fd, _F_ADD_SEALS, seals)
-    except BaseException:
-        os.close(fd)
-        raise
-    return challenge, fd
+        return PassedSlab(descriptor=descriptor, size_bytes=size_bytes)
 
 
 def _no_slab(slab_id: str) -> NotAllowedError:

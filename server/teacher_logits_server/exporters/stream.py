@@ -6,15 +6,16 @@ Each chunk is what protobuf would write for a ``ReadPayloadResponse``, byte for 
       left out when 0     left out when 0      left out when empty
 
 so that any gRPC client reads it with the plain stub, and the payload's bytes are copied
-once (slab to message) instead of three times. The checksum is of the bytes as they were
-read from the slab.
+once (slab to message) instead of three times. A lease on some rows of a payload is streamed as a
+payload of these rows alone, gathered from where their columns lie. The checksum is of the bytes
+as they were read from the slab.
 """
 
 from __future__ import annotations
 
 import struct
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import crc32c
 
@@ -22,22 +23,35 @@ from teacher_logits.errors import RequestInvalidError
 from teacher_logits.transport import Transport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from teacher_logits_server.exporters import Slabs
+    from teacher_logits.cuts import Segment
+    from teacher_logits.payload import Extent
     from teacher_logits_server.ledger import Ledger
+    from teacher_logits_server.rooms import Pinned
 
 MAX_HEADER_BYTES = 2 * (1 + 10) + 5
 _OFFSET_TAG, _CRC_TAG, _DATA_TAG = b"\x08", b"\x15", b"\x7a"
 _CRC = struct.Struct("<I")
 
 
+class Rooms(Protocol):
+    """Slabs that can be read here; ``slabs.ServerSlabs`` and ``foreign.ForeignSlabs``."""
+
+    def room(self, extent: Extent) -> memoryview:
+        """Return an extent's bytes; KeyError where its slab is none of these."""
+
+
 class StreamExporter:
-    """Cuts leased payloads into chunks of at most ``chunk_bytes``."""
+    """Cuts leased payloads into chunks of at most ``chunk_bytes``, whoever wrote them.
+
+    Args:
+        slabs: where slabs are looked for, one behind the other.
+    """
 
     transport = Transport.STREAM
 
-    def __init__(self, *, ledger: Ledger, slabs: Slabs, chunk_bytes: int) -> None:
+    def __init__(self, *, ledger: Ledger, slabs: Sequence[Rooms], chunk_bytes: int) -> None:
         self._ledger = ledger
         self._slabs = slabs
         self._chunk_bytes = chunk_bytes
@@ -59,33 +73,65 @@ class StreamExporter:
             RequestInvalidError: the offset is outside the payload.
             TeacherLogitsError: whatever the ledger says of the session and the lease.
         """
-        with self._ledger.pin(session_id, lease_id) as (payload, extent):
+        with self._ledger.pin(session_id, lease_id) as pinned:
+            payload = pinned.payload
             if not 0 <= offset_bytes <= payload.size_bytes:
                 raise RequestInvalidError(
                     f"a stream cannot start at byte {offset_bytes} of payload "
                     f"{payload.payload_id}, which has {payload.size_bytes}",
                     facts={"offset_bytes": offset_bytes, "size_bytes": payload.size_bytes},
                 )
-            with self._slabs.room(extent) as room, room[: payload.size_bytes] as data:
-                yield self._chunks(data, offset_bytes)
+            with self._room(pinned.extent) as room:
+                yield self._chunks(pinned, room, offset_bytes)
 
-    def _chunks(self, data: memoryview, offset: int) -> Iterator[bytes]:
-        for start in range(offset, len(data), self._chunk_bytes):
-            with data[start : start + self._chunk_bytes] as part:
-                yield frame(start, part)
+    def _room(self, extent: Extent) -> memoryview:
+        for slabs in self._slabs:
+            try:
+                return slabs.room(extent)
+            except KeyError:
+                continue
+        raise KeyError(extent.slab_id)  # a pinned extent's slab is in one of them
+
+    def _chunks(self, pinned: Pinned, room: memoryview, offset: int) -> Iterator[bytes]:
+        size = pinned.payload.size_bytes
+        for start in range(offset, size, self._chunk_bytes):
+            stop = min(start + self._chunk_bytes, size)
+            yield frame(start, *_parts(pinned.segments, room, start, stop))
 
 
-def frame(offset_bytes: int, data: memoryview) -> bytes:
-    """Return the bytes of one ``ReadPayloadResponse``."""
-    checksum = crc32c.crc32c(data)
-    parts: list[bytes | memoryview] = []
+def frame(offset_bytes: int, *data: bytes | memoryview) -> bytes:
+    """Return the bytes of one ``ReadPayloadResponse``, whose data may lie in several places."""
+    checksum, size_bytes = 0, 0
+    for part in data:
+        checksum = crc32c.crc32c(part, checksum)
+        size_bytes += len(part)
+    header = b""
     if offset_bytes:
-        parts += (_OFFSET_TAG, _varint(offset_bytes))
+        header += _OFFSET_TAG + _varint(offset_bytes)
     if checksum:
-        parts += (_CRC_TAG, _CRC.pack(checksum))
-    if data:
-        parts += (_DATA_TAG, _varint(len(data)), data)
-    return b"".join(parts)
+        header += _CRC_TAG + _CRC.pack(checksum)
+    if size_bytes:
+        header += _DATA_TAG + _varint(size_bytes)
+    return b"".join((header, *data))
+
+
+def _parts(
+    segments: Sequence[Segment], room: memoryview, start: int, stop: int
+) -> Iterator[bytes | memoryview]:
+    """Yield the payload's bytes from ``start`` to ``stop``, in place; padding as zeros."""
+    at = start
+    for each in segments:
+        first = max(each.offset_bytes, at)
+        last = min(each.offset_bytes + each.size_bytes, stop)
+        if first >= last:
+            continue
+        if first > at:
+            yield bytes(first - at)
+        shift = each.source_offset_bytes - each.offset_bytes
+        yield room[first + shift : last + shift]
+        at = last
+    if at < stop:
+        yield bytes(stop - at)
 
 
 def _varint(number: int) -> bytes:

@@ -39,7 +39,7 @@ class ScoreJob:
 
     Ids are int32, little-endian, row after row; ``prefix_lengths`` and ``row_windows`` (first
     position and count) have one entry a row or none at all. ``deadline`` is a time of the
-    server's clock, in seconds.
+    server's clock, in seconds. ``digest`` tells this request from another with the same id.
     """
 
     session_id: str
@@ -51,17 +51,7 @@ class ScoreJob:
     prefix_lengths: tuple[int, ...] = ()
     row_windows: tuple[tuple[int, int], ...] = ()
     bad_rows: BadRows = BadRows.REJECT
-
-
-@dataclass(frozen=True, kw_only=True)
-class QueueView:
-    """How busy the scorer is; the scored ones are counted since it started."""
-
-    waiting_requests: int
-    waiting_tokens: int
-    running_requests: int
-    scored_requests: int
-    scored_tokens: int
+    digest: bytes = b""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
 
+from teacher_logits.clock import span_text
 from teacher_logits.errors import DeadlinePassedError, PoolFullError, TeacherLogitsError
 from teacher_logits.terms import LeaseTerms
-from teacher_logits_server.scorer.jobs import QueueView, ScoreJob, Work
+from teacher_logits.views import QueueView
+from teacher_logits_server.requests import check_same
+from teacher_logits_server.scorer.jobs import ScoreJob, Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,13 +65,17 @@ class JobQueue:
         """Wait for the job of this session and request id that is here already, if one is.
 
         Raises:
+            RequestInvalidError: that is another request under the same id.
             TeacherLogitsError: the queue is closed, saying why.
         """
         with self._changed:
             if self._closed is not None:
                 raise self._closed()
             work = self._by_key.get((job.session_id, job.request_id))
-            return None if work is None else self._future(work)
+            if work is None:
+                return None
+            check_same(job.request_id, work.job.digest, job.digest)
+            return self._future(work)
 
     def add(self, job: ScoreJob, plan: Plan) -> LeaseFuture:
         """Let a job wait for its turn.
@@ -214,13 +221,13 @@ def too_late(work: Work, now: float, *, for_room: bool) -> TeacherLogitsError:
     full = work.room_error
     if for_room and full is not None:
         return PoolFullError(
-            f"after {waited:.3g} s of waiting for room: {full.message}",
+            f"after {span_text(waited)} of waiting for room: {full.message}",
             facts={**full.facts, "waited_seconds": waited},
             retry_after=full.retry_after,
         )
     return DeadlinePassedError(
-        f"the teacher had not scored {work.plan.request.token_count} tokens after {waited:.3g} s, "
-        "when the call's deadline came: allow more time, send fewer rows a call, or look with "
-        "`teacher-logits inspect` at what it is busy with",
+        f"the teacher had not scored {work.plan.request.token_count} tokens after "
+        f"{span_text(waited)}, when the call's deadline came: allow more time, send fewer rows a "
+        "call, or look with `teacher-logits inspect` at what it is busy with",
         facts={"waited_seconds": waited, "tokens": work.plan.request.token_count},
     )

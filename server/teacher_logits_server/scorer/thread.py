@@ -21,7 +21,7 @@ from teacher_logits import keys
 from teacher_logits.errors import DrainingError, EngineError, PoolFullError, TeacherLogitsError
 from teacher_logits_server.batching import Batching
 from teacher_logits_server.engines.answers import Answer, Part, fill
-from teacher_logits_server.scorer.jobs import BadRows, QueueView, ScoreJob, Work, plan_job
+from teacher_logits_server.scorer.jobs import BadRows, ScoreJob, Work, plan_job
 from teacher_logits_server.scorer.queue import JobQueue, too_late
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from teacher_logits.clock import Clock
     from teacher_logits.payload import Extent
     from teacher_logits.terms import LeaseTerms
+    from teacher_logits.views import QueueView
     from teacher_logits_server.engines import Engine
     from teacher_logits_server.ledger import Ledger
 
@@ -125,7 +126,7 @@ class Scorer:
         future = self._queue.join(job)
         if future is not None:
             return future
-        lease = self._ledger.find_request(job.session_id, job.request_id)
+        lease = self._ledger.find_request(job.session_id, job.request_id, job.digest)
         if lease is not None:
             future = Future()
             future.set_result(lease)
@@ -252,6 +253,7 @@ class Scorer:
                 request_id=job.request_id,
                 payload=payload,
                 extent=extent,
+                digest=job.digest,
             )
         except Exception as error:
             self._end(work, error)

@@ -12,6 +12,7 @@ import grpc
 
 from teacher_logits.v1 import (
     operator_service_pb2_grpc,
+    registry_service_pb2_grpc,
     scoring_service_pb2_grpc,
     teacher_logits_service_pb2_grpc,
 )
@@ -35,6 +36,10 @@ class Services(grpc.GenericRpcHandler):
         """Take the service of student ranks."""
         add = teacher_logits_service_pb2_grpc.add_TeacherLogitsServiceServicer_to_server
         add(servicer, self._as_server)
+
+    def add_registry(self, servicer: registry_service_pb2_grpc.RegistryServiceServicer) -> None:
+        """Take the service of publishers."""
+        registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(servicer, self._as_server)
 
     def add_scoring(self, servicer: scoring_service_pb2_grpc.ScoringServiceServicer) -> None:
         """Take the scoring service."""

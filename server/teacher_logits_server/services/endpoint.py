@@ -28,13 +28,15 @@ if TYPE_CHECKING:
 SERVICE_NAMES = (
     "",
     "teacher_logits.v1.TeacherLogitsService",
+    "teacher_logits.v1.RegistryService",
     "teacher_logits.v1.ScoringService",
     "teacher_logits.v1.BulkService",
     "teacher_logits.v1.OperatorService",
 )
 KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS = 30_000, 10_000
 MIN_PING_INTERVAL_MS = 5_000
-MIN_MESSAGE_BYTES = 4 * 1024**2
+MIN_MESSAGE_BYTES = 4 * 1024**2 + 65536
+"""A chunk of a streamed payload, of 4 MiB at most, and what stands around it."""
 _TOKEN_BYTES = 24
 """A token is 4 bytes; a row of one adds at most 20 of lengths and windows."""
 

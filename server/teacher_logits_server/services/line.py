@@ -1,29 +1,46 @@
 """The desk behind the broker: what the packets of a line mean.
 
 Promises: a reply for every packet, whatever it holds, with the packet's call id where that
-can be read and 0 where it cannot. A line begins with a hello; one that does not, or that
-shows a wrong nonce, is hung up on. A slab's descriptor is passed whenever it is asked for: a reply
-can come too late for who asked, and passing leaves nothing behind.
+can be read; where it cannot, with call id 0 and a status, which no mail has. A line begins with a
+hello; one that does not, or that shows a wrong nonce, is hung up on. A slab's descriptor is passed
+whenever it is asked for: a reply can come too late for who asked, and passing leaves nothing
+behind.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
-from teacher_logits.errors import NotAllowedError, RequestInvalidError, TeacherLogitsError
+from teacher_logits.errors import (
+    NotAllowedError,
+    NotAvailable,
+    RequestInvalidError,
+    TeacherLogitsError,
+)
+from teacher_logits.session_page import WriterPage
+from teacher_logits.terms import RoomFreed, StepFailure, StepGrant
 from teacher_logits.transport import Refusal, RefusalReason, Transport
 from teacher_logits.v1 import line_pb2
 from teacher_logits.wire_errors import to_status
-from teacher_logits_server.broker import Answer, Line
-from teacher_logits_server.exporters.shared_memory import SharedMemoryExporter, new_challenge
-from teacher_logits_server.services.student import acquire, release, renew
+from teacher_logits.wire_steps import mail_to_wire
+from teacher_logits_server.lines import MAX_PACKET_BYTES, Answer, Flaw, Line
+from teacher_logits_server.services.student import PUBLISHER, acquire, release, renew
 
 if TYPE_CHECKING:
+    from teacher_logits.terms import Mail
+    from teacher_logits_server.exporters.shared_memory import SharedMemoryExporter
     from teacher_logits_server.ledger import Ledger
+    from teacher_logits_server.services.lease_messages import LeaseMessages
+    from teacher_logits_server.services.publishing import PublisherCalls
+
+MAX_FREED = 1000
+"""Payload ids of one packet."""
 
 _log = logging.getLogger(__name__)
 
@@ -36,20 +53,26 @@ class LineDesk:
     """
 
     def __init__(
-        self, *, ledger: Ledger, exporter: SharedMemoryExporter, allowed_uids: tuple[int, ...]
+        self,
+        *,
+        ledger: Ledger,
+        exporter: SharedMemoryExporter,
+        publishing: PublisherCalls,
+        allowed_uids: tuple[int, ...],
     ) -> None:
         self._ledger = ledger
+        self._publishing = publishing
         self._exporter = exporter
         self._allowed_uids = frozenset({0, os.geteuid(), *allowed_uids})
 
-    def answer(self, line: Line, packet: bytes) -> Answer:
-        """Answer one packet."""
+    def answer(self, line: Line, packet: bytes, descriptor: int | None = None) -> Answer:
+        """Answer one packet; a descriptor stays the caller's."""
         call_id = 0
         try:
             request = _parse(packet)
             call_id = request.call_id
             if line.session_id:
-                return self._answer_call(line, request)
+                return self._answer_call(line, request, descriptor)
             return self._answer_hello(line, request)
         except TeacherLogitsError as error:
             return _refusal(call_id, error, hang_up=not line.session_id)
@@ -57,24 +80,62 @@ class LineDesk:
             _log.exception("line call failed", extra={"facts": {"session_id": line.session_id}})
             return _refusal(call_id, error, hang_up=not line.session_id)
 
-    def refuse_oversized(self, line: Line, limit_bytes: int) -> Answer:
-        """Answer a packet of more than ``limit_bytes``."""
-        error = RequestInvalidError(
-            f"a packet has more than the {limit_bytes} bytes that a line carries",
-            facts={"limit_bytes": limit_bytes},
-        )
-        return _refusal(0, error, hang_up=not line.session_id)
+    def refuse(self, line: Line, packet: bytes, flaw: Flaw) -> Answer:
+        """Answer a packet that is too large, or brought descriptors that it must not bring."""
+        call_id = 0
+        if flaw is Flaw.OVERSIZED:
+            error = RequestInvalidError(
+                f"a packet has more than the {MAX_PACKET_BYTES} bytes that a line carries",
+                facts={"limit_bytes": MAX_PACKET_BYTES},
+            )
+        else:
+            error = RequestInvalidError(
+                "a packet brings one descriptor at most, on a publisher's line and with put_slab "
+                "(where that was so, the server has no descriptors left)"
+            )
+            with suppress(RequestInvalidError):
+                call_id = _parse(packet).call_id
+        return _refusal(call_id, error, hang_up=not line.session_id)
 
-    def line_ended(self, line: Line, *, process_alive: bool) -> None:
+    def mail(self, line: Line) -> list[bytes]:
+        """Return what is due to be sent ahead."""
+        packets: list[bytes] = []
+        for mail in self._ledger.take_mail(line.session_id):
+            packets += mail_packets(mail, self._publishing.lease_messages)
+        return packets
+
+    def line_ended(self, line: Line, *, process_alive: bool) -> bool:
         """Tell the ledger that nobody is at the other end of a session's line."""
-        _log.info(
-            "line ended",
-            extra={"facts": {"session_id": line.session_id, "process_alive": process_alive}},
-        )
+        facts = {"session_id": line.session_id, "process_alive": process_alive}
         try:
-            self._ledger.line_ended(line.session_id, process_alive=process_alive)
+            who = self._ledger.describe(line.session_id)
+            if who.get("kind") == PUBLISHER and self._is_living(line.session_id):
+                _log.warning("publisher lost", extra={"facts": {**facts, **who}})
+            else:
+                _log.info("line ended", extra={"facts": {**facts, **who}})
+            in_doubt = self._ledger.line_ended(line.session_id, process_alive=process_alive)
         except Exception:
-            _log.exception("line end failed", extra={"facts": {"session_id": line.session_id}})
+            _log.exception("line end failed", extra={"facts": facts})
+            return False
+        if in_doubt:
+            _log.warning("room in quarantine", extra={"facts": line.facts})
+        return in_doubt
+
+    def process_ended(self, line: Line) -> None:
+        """Tell the ledger that the process is gone too whose line ended while it lived."""
+        try:
+            self._ledger.process_ended(line.session_id)
+            _log.info("quarantine cleared: process ended", extra={"facts": line.facts})
+        except Exception:
+            _log.exception("process end failed", extra={"facts": line.facts})
+
+    def _is_living(self, session_id: str) -> bool:
+        """Whether a session has neither ended nor been closed."""
+        try:
+            self._ledger.terms(session_id)
+        except TeacherLogitsError:
+            return False
+        return True
 
     def _answer_hello(self, line: Line, request: line_pb2.LineRequest) -> Answer:
         if request.WhichOneof("body") != "hello":
@@ -82,16 +143,24 @@ class LineDesk:
         session_id = request.hello.session_id
         self._ledger.check_hello(session_id, request.hello.nonce)
         self._check_peer(line, session_id)
-        challenge, descriptor = new_challenge()
+        page = WriterPage()
+        descriptor = page.take_fd()
         try:
-            self._ledger.line_opened(session_id, pid=line.peer.pid, challenge=challenge)
+            self._ledger.line_opened(
+                session_id,
+                pid=line.peer.pid,
+                challenge=page.challenge,
+                started=line.peer.started(),
+                page=page,
+            )
         except BaseException:
             os.close(descriptor)
             raise
         line.session_id = session_id
+        line.takes_descriptors = self._ledger.describe(session_id).get("kind") == PUBLISHER
         reply = line_pb2.LineReply(call_id=request.call_id)
-        reply.hello.challenge_size_bytes = len(challenge)
-        return Answer(packet=reply.SerializeToString(), descriptor=descriptor)
+        reply.hello.challenge_size_bytes = len(page.challenge)
+        return Answer(reply.SerializeToString(), descriptor)
 
     def _check_peer(self, line: Line, session_id: str) -> None:
         """Refuse a process that may not map memory, or whose end the kernel cannot tell us."""
@@ -115,10 +184,45 @@ class LineDesk:
         self._ledger.line_unproven(session_id, refusal)
         raise NotAllowedError(message, facts={"uid": peer.uid, "reason": reason.value})
 
-    def _answer_call(self, line: Line, request: line_pb2.LineRequest) -> Answer:
-        reply = line_pb2.LineReply(call_id=request.call_id)
+    def _answer_call(
+        self, line: Line, request: line_pb2.LineRequest, descriptor: int | None
+    ) -> Answer:
         kind = request.WhichOneof("body")
-        if kind == "acquire":
+        if kind == "get_slab":
+            return self._pass_slab(line, request)
+        reply = line_pb2.LineReply(call_id=request.call_id)
+        if kind == "put_slab":
+            self._publishing.put_slab(line.session_id, request.put_slab, descriptor)
+            reply.put_slab.SetInParent()
+        elif kind == "drop_slab":
+            self._publishing.drop_slab(line.session_id, request.drop_slab)
+            reply.drop_slab.SetInParent()
+        elif kind == "reserve":
+            _check_own(line, request.reserve.session_id)
+            reply.reserve.CopyFrom(self._publishing.reserve(request.reserve))
+        elif kind == "seal":
+            _check_own(line, request.seal.session_id)
+            self._publishing.seal(request.seal, may_digest=False)
+            reply.seal.SetInParent()
+        elif kind == "abandon":
+            _check_own(line, request.abandon.session_id)
+            self._publishing.abandon(request.abandon)
+            reply.abandon.SetInParent()
+        else:
+            self._answer_reader(line, request, reply)
+        return Answer(reply.SerializeToString())
+
+    def _answer_reader(
+        self, line: Line, request: line_pb2.LineRequest, reply: line_pb2.LineReply
+    ) -> None:
+        """Answer what students ask for, and renewals, which are everybody's."""
+        kind = request.WhichOneof("body")
+        if kind == "want_steps":
+            wanted = request.want_steps
+            _check_own(line, wanted.session_id)
+            self._ledger.want_steps(wanted.session_id, wanted.first_step, wanted.count)
+            reply.want_steps.SetInParent()
+        elif kind == "acquire":
             _check_own(line, request.acquire.session_id)
             reply.acquire.CopyFrom(acquire(self._ledger, request.acquire))
         elif kind == "release":
@@ -127,23 +231,38 @@ class LineDesk:
         elif kind == "renew":
             _check_own(line, request.renew.session_id)
             reply.renew.CopyFrom(renew(self._ledger, request.renew))
-        elif kind == "get_slab":
-            return self._pass_slab(line, request, reply)
         else:
             raise RequestInvalidError(
-                "a line says hello once, and then get_slab, acquire, release or renew",
+                "a line says hello once, and then get_slab, acquire, release, renew or want_steps; "
+                "a publisher's put_slab, drop_slab, reserve, seal, abandon or renew",
                 facts={"kind": kind or "none"},
             )
-        return Answer(packet=reply.SerializeToString())
 
-    def _pass_slab(
-        self, line: Line, request: line_pb2.LineRequest, reply: line_pb2.LineReply
-    ) -> Answer:
+    def _pass_slab(self, line: Line, request: line_pb2.LineRequest) -> Answer:
         slab_id = request.get_slab.slab_id
         passed = self._exporter.pass_slab(line.session_id, slab_id)
+        reply = line_pb2.LineReply(call_id=request.call_id)
         reply.get_slab.slab_id = slab_id
         reply.get_slab.size_bytes = passed.size_bytes
-        return Answer(packet=reply.SerializeToString(), descriptor=passed.descriptor)
+        return Answer(reply.SerializeToString(), passed.descriptor)
+
+
+def mail_packets(mail: Mail, messages: LeaseMessages) -> list[bytes]:
+    """Return the packets of one piece of mail, each of which a line can carry."""
+    if isinstance(mail, RoomFreed) and len(mail.payload_ids) > MAX_FREED:
+        first = replace(mail, payload_ids=mail.payload_ids[:MAX_FREED])
+        rest = replace(mail, payload_ids=mail.payload_ids[MAX_FREED:])
+        return [*mail_packets(first, messages), *mail_packets(rest, messages)]
+    packet = mail_to_wire(mail, lease_message=messages.lease).SerializeToString()
+    if len(packet) <= MAX_PACKET_BYTES or not isinstance(mail, StepGrant):
+        return [packet]
+    error = NotAvailable(
+        f"what step {mail.step} grants takes {len(packet)} bytes, for {len(mail.leases)} shards, "
+        f"and a line carries {MAX_PACKET_BYTES}: give the teacher fewer data-parallel ranks a "
+        "student rank",
+        facts={"step": mail.step, "leases": len(mail.leases), "size_bytes": len(packet)},
+    )
+    return mail_packets(StepFailure(step=mail.step, error=error), messages)
 
 
 def _parse(packet: bytes) -> line_pb2.LineRequest:
@@ -166,4 +285,4 @@ def _check_own(line: Line, session_id: str) -> None:
 
 def _refusal(call_id: int, error: Exception, *, hang_up: bool) -> Answer:
     reply = line_pb2.LineReply(call_id=call_id, status=to_status(error).SerializeToString())
-    return Answer(packet=reply.SerializeToString(), hang_up=hang_up)
+    return Answer(reply.SerializeToString(), hang_up=hang_up)

@@ -1,30 +1,52 @@
-"""The service of whoever keeps the server running: everything it holds, at one instant."""
+"""The service of whoever keeps the server running: what it holds, and what is taken back by force.
+
+Whether a local session's process is stopped is looked up as it is asked for, by the number and
+the beginning of the process that the broker proved.
+"""
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from teacher_logits import __version__
+from teacher_logits.errors import RequestInvalidError
 from teacher_logits.v1 import operator_service_pb2 as messages
 from teacher_logits.v1 import operator_service_pb2_grpc as stubs
-from teacher_logits.wire import teacher_to_wire
-from teacher_logits.wire_session import duration_to_wire, settlement_to_wire
+from teacher_logits.views import QueueView, ServerView
+from teacher_logits.wire_views import reclaimed_to_wire, server_view_to_wire
+from teacher_logits_server.peers import is_stopped
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
 
     from teacher_logits.clock import Clock
-    from teacher_logits.pool import PoolUsage
+    from teacher_logits.views import Reclaimed, SessionView
     from teacher_logits_server.ledger import Ledger
-    from teacher_logits_server.scorer import QueueView, Scorer
-    from teacher_logits_server.views import LeaseView, SessionView
+    from teacher_logits_server.scorer import Scorer
+
+_NO_QUEUE = QueueView(
+    waiting_requests=0,
+    waiting_tokens=0,
+    running_requests=0,
+    scored_requests=0,
+    scored_tokens=0,
+)
+
+
+_log = logging.getLogger(__name__)
 
 
 class OperatorService(stubs.OperatorServiceServicer):
-    """Shows sessions, leases, the pool and the queue."""
+    """Shows sessions, leases, steps, the pool and the queue, and reclaims room.
 
-    def __init__(self, *, ledger: Ledger, scorer: Scorer, clock: Clock) -> None:
+    Args:
+        scorer: None where the server has no engine.
+    """
+
+    def __init__(self, *, ledger: Ledger, scorer: Scorer | None, clock: Clock) -> None:
         self._ledger = ledger
         self._scorer = scorer
         self._clock = clock
@@ -36,66 +58,62 @@ class OperatorService(stubs.OperatorServiceServicer):
         context: ServicerContext[messages.InspectRequest, messages.InspectResponse],
     ) -> messages.InspectResponse:
         """Describe what the server holds."""
-        view = self._ledger.view()
-        uptime = timedelta(seconds=self._clock.now() - self._started_at)
-        return messages.InspectResponse(
+        held = self._ledger.view()
+        view = ServerView(
             epoch=self._ledger.epoch,
             version=__version__,
-            uptime=duration_to_wire(uptime),
-            draining=view.draining,
-            teachers=[teacher_to_wire(self._ledger.teacher)],
-            sessions=[_session(each) for each in view.sessions],
-            leases=[_lease(each) for each in view.leases],
-            pool=_pool(view.pool),
-            queue=_queue(self._scorer.queue()),
+            uptime=timedelta(seconds=self._clock.now() - self._started_at),
+            draining=held.draining,
+            teachers=held.teachers,
+            sessions=self._looked_at(held.sessions),
+            leases=held.leases,
+            pool=held.pool,
+            steps=held.steps,
+            registered=held.registered,
+            queue=_NO_QUEUE if self._scorer is None else self._scorer.queue(),
+        )
+        return server_view_to_wire(view)
+
+    async def Reclaim(
+        self,
+        request: messages.ReclaimRequest,
+        context: ServicerContext[messages.ReclaimRequest, messages.ReclaimResponse],
+    ) -> messages.ReclaimResponse:
+        """End leases by force, and say what came free."""
+        what = request.WhichOneof("what") or "nothing"
+        named = {"what": what, "id": str(getattr(request, what, ""))}
+        reclaimed = self._reclaim(request, what)
+        _log.warning(
+            "reclaimed by force",
+            extra={
+                "facts": {
+                    **named,
+                    "freed_bytes": reclaimed.freed_bytes,
+                    "leases": reclaimed.lease_count,
+                    "sessions": reclaimed.session_count,
+                }
+            },
+        )
+        return reclaimed_to_wire(reclaimed)
+
+    def _reclaim(self, request: messages.ReclaimRequest, what: str) -> Reclaimed:
+        if what == "session_id":
+            return self._ledger.reclaim_session(request.session_id)
+        if what == "lease_id":
+            return self._ledger.reclaim_lease(request.lease_id)
+        if request.quarantined:
+            return self._ledger.reclaim_quarantined()
+        raise RequestInvalidError(
+            "nothing to reclaim was named: give a session id, a lease id, or all in quarantine"
         )
 
-
-def _session(view: SessionView) -> messages.SessionState:
-    return messages.SessionState(
-        session_id=view.session_id,
-        student_id=view.student_id,
-        teacher_id=view.teacher_id,
-        data_parallel_rank=view.data_parallel_rank,
-        transports=[settlement_to_wire(each) for each in view.settlements],
-        liveness=view.liveness,
-        age=duration_to_wire(view.age),
-        silent=duration_to_wire(view.silent),
-        pid=view.pid,
-        host_name=view.host_name,
-        lease_count=view.lease_count,
-        leased_bytes=view.leased_bytes,
-    )
-
-
-def _lease(view: LeaseView) -> messages.LeaseState:
-    return messages.LeaseState(
-        lease_id=view.lease_id,
-        session_id=view.session_id,
-        payload_id=view.payload_id,
-        size_bytes=view.size_bytes,
-        age=duration_to_wire(view.age),
-        quarantined=view.quarantined,
-    )
-
-
-def _pool(usage: PoolUsage) -> messages.PoolState:
-    return messages.PoolState(
-        budget_bytes=usage.budget_bytes,
-        committed_bytes=usage.committed_bytes,
-        used_bytes=usage.used_bytes,
-        quarantined_bytes=usage.quarantined_bytes,
-        free_bytes=usage.free_bytes,
-        slab_count=usage.slab_count,
-        extent_count=usage.extent_count,
-    )
-
-
-def _queue(view: QueueView) -> messages.QueueState:
-    return messages.QueueState(
-        waiting_requests=view.waiting_requests,
-        waiting_tokens=view.waiting_tokens,
-        running_requests=view.running_requests,
-        scored_requests=view.scored_requests,
-        scored_tokens=view.scored_tokens,
-    )
+    def _looked_at(self, sessions: tuple[SessionView, ...]) -> tuple[SessionView, ...]:
+        """Return sessions with those marked whose process is stopped."""
+        processes = self._ledger.processes()
+        looked_at = []
+        for session in sessions:
+            process = processes.get(session.session_id)
+            if process is not None and is_stopped(process.pid, process.started):
+                session = replace(session, state="unresponsive")
+            looked_at.append(session)
+        return tuple(looked_at)

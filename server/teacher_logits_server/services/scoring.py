@@ -1,5 +1,7 @@
 """The service that runs the server's own teacher: one call, one job, one lease.
 
+Sessions of a published teacher are told so: nobody here can score its rows.
+
 Promises: a call waits as long as its deadline allows and ``default_wait`` at most; a caller
 that is gone gives up its place, and a lease that nobody will hear of is taken back. A retry
 with the same request id joins the call under way, or gets the lease that it got.
@@ -13,9 +15,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from teacher_logits.clock import span_text
 from teacher_logits.errors import (
     DeadlinePassedError,
     DrainingError,
+    NotAllowedError,
     PayloadInvalidError,
     TeacherLogitsError,
 )
@@ -61,11 +65,12 @@ class ScoringService(stubs.ScoringServiceServicer):
     """Turns calls into jobs of the scorer.
 
     Args:
+        scorer: None where the server has no engine.
         longest_wait: what a call waits at most, whatever its own deadline.
     """
 
     def __init__(
-        self, *, scorer: Scorer, ledger: Ledger, clock: Clock, longest_wait: timedelta
+        self, *, scorer: Scorer | None, ledger: Ledger, clock: Clock, longest_wait: timedelta
     ) -> None:
         self._scorer = scorer
         self._ledger = ledger
@@ -83,6 +88,7 @@ class ScoringService(stubs.ScoringServiceServicer):
         self, request: messages.ScoreRequest, context: Context
     ) -> messages.ScoreResponse:
         """Run the teacher over some rows and lease the payload."""
+        scorer = self._scorer_of(request.session_id)
         self._check_draining(request)
         remaining = context.time_remaining()
         margin = min(_ANSWER_MARGIN_SECONDS, remaining / 10)
@@ -93,34 +99,57 @@ class ScoringService(stubs.ScoringServiceServicer):
         calls = self._calls.setdefault(key, _Calls())
         calls.waiting += 1
         try:
-            submit = partial(self._submit, request, deadline)
+            submit = partial(self._submit, scorer, request, deadline)
             if len(request.row_lengths) <= _ROWS_ON_LOOP:
                 job, future = submit()
             else:
-                job, future = await self._in_thread(submit, calls)
+                job, future = await self._in_thread(submit, key, calls)
             lease = await self._scored(job, future, wait, calls)
         finally:
-            calls.waiting -= 1
-            if not calls.waiting:
-                self._calls.pop(key, None)
+            self._leave(key, calls)
         return messages.ScoreResponse(lease=lease_to_wire(lease))
 
-    def _submit(self, request: messages.ScoreRequest, deadline: float) -> _Submitted:
-        job = read_job(request, deadline=deadline, max_tokens=self._ledger.max_request_tokens)
-        self._ledger.note_request(job.session_id, job.request_id, digest_of(request))
-        return job, self._scorer.submit(job)
+    def _scorer_of(self, session_id: str) -> Scorer:
+        """Return what scores for a session; an unknown one is the ledger's to refuse."""
+        engine = self._ledger.engine_teacher
+        teacher_id = str(self._ledger.describe(session_id).get("teacher_id", ""))
+        if self._scorer is not None and engine is not None:
+            if teacher_id in ("", engine.teacher_id):
+                return self._scorer
+        self._ledger.terms(session_id)
+        raise NotAllowedError(
+            f"teacher {teacher_id!r} is published, and no engine here can score its rows: "
+            "acquire its steps",
+            facts={"session_id": session_id, "teacher_id": teacher_id},
+        )
 
-    async def _in_thread(self, submit: Callable[[], _Submitted], calls: _Calls) -> _Submitted:
+    def _submit(
+        self, scorer: Scorer, request: messages.ScoreRequest, deadline: float
+    ) -> _Submitted:
+        job = read_job(request, deadline=deadline, max_tokens=self._ledger.max_request_tokens)
+        self._ledger.note_request(job.session_id, job.request_id, job.digest)
+        return job, scorer.submit(job)
+
+    def _leave(self, key: tuple[str, str], calls: _Calls) -> None:
+        calls.waiting -= 1
+        if not calls.waiting:
+            self._calls.pop(key, None)
+
+    async def _in_thread(
+        self, submit: Callable[[], _Submitted], key: tuple[str, str], calls: _Calls
+    ) -> _Submitted:
         """Submit where many rows would hold up the loop; a call that ends meanwhile gives up."""
         submitting = asyncio.ensure_future(asyncio.to_thread(submit))
 
         def give_up(done: asyncio.Future[_Submitted]) -> None:
-            if not done.cancelled() and done.exception() is None:
+            self._leave(key, calls)
+            if not done.cancelled() and done.exception() is None and not calls.answered:
                 self._give_up(*done.result(), others=calls.waiting)
 
         try:
             return await asyncio.shield(submitting)
         except asyncio.CancelledError:
+            calls.waiting += 1  # until it is given up, so that a retry is one of the same calls
             submitting.add_done_callback(give_up)
             raise
 
@@ -160,14 +189,15 @@ class ScoringService(stubs.ScoringServiceServicer):
     def _check_draining(self, request: messages.ScoreRequest) -> None:
         if not self._ledger.draining:
             return
-        if self._ledger.find_request(request.session_id, request.request_id) is None:
+        session_id, request_id = request.session_id, request.request_id
+        if self._ledger.find_request(session_id, request_id, digest_of(request)) is None:
             raise _draining()
 
     def _too_late(self, waited: float) -> DeadlinePassedError:
         return DeadlinePassedError(
-            f"the teacher was not done after {waited:.3g} s, which is as long as the call may "
-            f"wait (the shorter of its deadline and --default-wait, {self._longest_wait:g} s): "
-            "send fewer rows a call, or allow more",
+            f"the teacher was not done after {span_text(waited)}, which is as long as the call "
+            "may wait (the shorter of its deadline and --default-wait, "
+            f"{span_text(self._longest_wait)}): send fewer rows a call, or allow more",
             facts={"waited_seconds": waited, "longest_wait_seconds": self._longest_wait},
         )
 
@@ -220,4 +250,5 @@ def read_job(request: messages.ScoreRequest, *, deadline: float, max_tokens: int
             request.bad_rows, messages.BadRowPolicy, "BAD_ROW_POLICY_", BadRows, field="bad_rows"
         ),
         deadline=deadline,
+        digest=digest_of(request),
     )

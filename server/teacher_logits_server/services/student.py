@@ -1,4 +1,8 @@
-"""The service of student ranks: admission, proof, renewal, leases.
+"""The service of student ranks: admission, proof, renewal, leases, steps; the first three are
+publishers' too.
+
+A student that comes before its teacher waits for it, and so does a step that is asked for before
+it is complete: as long as the call's deadline and ``default_wait`` allow.
 
 ``renew``, ``acquire`` and ``release`` are one implementation for two ways in: RPCs here, and
 the same messages on a broker line (``line``).
@@ -9,23 +13,39 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import RequestInvalidError, SessionRefusedError, TeacherLogitsError
+from teacher_logits.clock import span_text
+from teacher_logits.errors import (
+    DeadlinePassedError,
+    DrainingError,
+    NoCommonTransportError,
+    NotAvailable,
+    RequestInvalidError,
+    SessionRefusedError,
+    TeacherLogitsError,
+)
 from teacher_logits.terms import SERVER_WRITER
 from teacher_logits.v1 import teacher_logits_service_pb2 as messages
 from teacher_logits.v1 import teacher_logits_service_pb2_grpc as stubs
 from teacher_logits.wire import student_from_wire, transport_from_wire
 from teacher_logits.wire_session import lease_to_wire, refusal_from_wire, session_to_wire
+from teacher_logits.wire_steps import grant_to_wire
 from teacher_logits_server.capability import check_protocol
+from teacher_logits_server.publishers import WAITABLE
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from grpc.aio import ServicerContext
 
     from teacher_logits.profiles import StudentProfile
-    from teacher_logits.terms import SessionTerms
+    from teacher_logits.terms import SessionTerms, StepGrant
     from teacher_logits.transport import Transport
-    from teacher_logits_server.ledger import Ledger
+    from teacher_logits_server.ledger import Ledger, OpenedSession
+    from teacher_logits_server.services.waiting import Waiting
 
 MAX_FAILURES = 16
+PUBLISHER = "publisher"
+"""Kind of a session that writes."""
 
 _log = logging.getLogger(__name__)
 
@@ -37,8 +57,9 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
         broker_path: where the broker listens; empty where there is none.
     """
 
-    def __init__(self, *, ledger: Ledger, broker_path: str) -> None:
+    def __init__(self, *, ledger: Ledger, waiting: Waiting, broker_path: str) -> None:
         self._ledger = ledger
+        self._waiting = waiting
         self._broker_path = broker_path
 
     async def OpenSession(
@@ -46,20 +67,19 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
         request: messages.OpenSessionRequest,
         context: ServicerContext[messages.OpenSessionRequest, messages.OpenSessionResponse],
     ) -> messages.OpenSessionResponse:
-        """Admit a student rank, or refuse it with every rule that it breaks."""
+        """Admit a student rank, or refuse it with every rule that it breaks.
+
+        Where its teacher is not all there, wait for that.
+        """
         # First of all: another release's words are not known here, and its version says why.
         violations = check_protocol(request.protocol_version)
         if violations:
             raise SessionRefusedError(violations)
         profile = student_from_wire(request.profile)
         try:
-            opened = self._ledger.open_session(
-                request_id=request.request_id,
-                protocol_version=request.protocol_version,
-                profile=profile,
-            )
+            opened = await self._open(request, profile, self._waiting.seconds_for(context))
         except SessionRefusedError as error:
-            _log_refused(profile, error)
+            _log_refused(_student(profile), error)
             raise
         _log.info(
             "session opened",
@@ -77,7 +97,7 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
         context: ServicerContext[messages.ProveLocalityRequest, messages.ProveLocalityResponse],
     ) -> messages.ProveLocalityResponse:
         """Settle the session's transports by what was proven."""
-        profile = self._ledger.profile(request.session_id)
+        who = self._ledger.describe(request.session_id)
         if len(request.failures) > MAX_FAILURES:
             raise RequestInvalidError(
                 f"{len(request.failures)} failures were reported; at most {MAX_FAILURES} can be",
@@ -89,10 +109,10 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
                 proofs=_proofs(request),
                 failures=[refusal_from_wire(failure) for failure in request.failures],
             )
-        except TeacherLogitsError as error:
-            _log_refused(profile, error)
+        except (SessionRefusedError, NoCommonTransportError) as error:
+            _log_refused(who, error)
             raise
-        _log_settled(terms)
+        _log_settled(who, terms)
         return messages.ProveLocalityResponse(session=session_to_wire(terms))
 
     async def RenewSession(
@@ -109,8 +129,10 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
         context: ServicerContext[messages.CloseSessionRequest, messages.CloseSessionResponse],
     ) -> messages.CloseSessionResponse:
         """End a session; doing so twice is fine."""
+        who = self._ledger.describe(request.session_id)
         self._ledger.close_session(request.session_id)
-        _log.info("session closed", extra={"facts": {"session_id": request.session_id}})
+        what = "publisher closed" if who.get("kind") == PUBLISHER else "session closed"
+        _log.info(what, extra={"facts": {"session_id": request.session_id, **who}})
         return messages.CloseSessionResponse()
 
     async def AcquirePayload(
@@ -121,6 +143,32 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
         """Lease a payload that is leased already."""
         return acquire(self._ledger, request)
 
+    async def AcquireStep(
+        self,
+        request: messages.AcquireStepRequest,
+        context: ServicerContext[messages.AcquireStepRequest, messages.AcquireStepResponse],
+    ) -> messages.AcquireStepResponse:
+        """Lease all that a step holds of the rank's rows, once it is complete."""
+
+        async def look() -> StepGrant | None:
+            return self._ledger.take_step(request.session_id, request.request_id, request.step)
+
+        def too_late(waited: float) -> DeadlinePassedError:
+            lacking = self._ledger.lacking(request.session_id, request.step)
+            return DeadlinePassedError(
+                f"step {request.step} is not complete after {span_text(waited)} (the shorter of "
+                f"the call's deadline and --default-wait): {lacking}",
+                facts={"step": request.step, "waited_seconds": waited},
+            )
+
+        grant = await self._waiting.until(
+            look,
+            bell=self._waiting.steps,
+            seconds=self._waiting.seconds_for(context),
+            too_late=too_late,
+        )
+        return messages.AcquireStepResponse(grant=grant_to_wire(grant))
+
     async def ReleasePayload(
         self,
         request: messages.ReleasePayloadRequest,
@@ -128,6 +176,42 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
     ) -> messages.ReleasePayloadResponse:
         """Return a lease; doing so twice is fine."""
         return release(self._ledger, request)
+
+    async def _open(
+        self, request: messages.OpenSessionRequest, profile: StudentProfile, seconds: float
+    ) -> OpenedSession:
+        """Open a session once its teacher is there."""
+        lacking: list[TeacherLogitsError] = []
+
+        async def look() -> OpenedSession | None:
+            try:
+                return self._ledger.open_session(
+                    request_id=request.request_id,
+                    protocol_version=request.protocol_version,
+                    profile=profile,
+                )
+            except WAITABLE as error:
+                if self._ledger.draining:
+                    raise DrainingError(
+                        f"the server is shutting down, and {error.message}: try another, or this "
+                        "one again once it is back"
+                    ) from None
+                lacking[:] = [error]
+                return None
+
+        def too_late(waited: float) -> TeacherLogitsError:
+            (error,) = lacking
+            if not isinstance(error, NotAvailable):  # nobody at all has come
+                return error
+            return DeadlinePassedError(
+                f"the teacher is not all there after {span_text(waited)} (the shorter of the "
+                f"call's deadline and --default-wait): {error.message}",
+                facts={**error.facts, "waited_seconds": waited},
+            )
+
+        return await self._waiting.until(
+            look, bell=self._waiting.teachers, seconds=seconds, too_late=too_late
+        )
 
 
 def renew(ledger: Ledger, request: messages.RenewSessionRequest) -> messages.RenewSessionResponse:
@@ -151,9 +235,10 @@ def release(
     ledger: Ledger, request: messages.ReleasePayloadRequest
 ) -> messages.ReleasePayloadResponse:
     """Return a lease, or give a request up; doing so twice is fine."""
+    is_there = True
     if request.lease_id or not request.request_id:
-        ledger.release(request.session_id, request.lease_id)
-    if request.request_id:
+        is_there = ledger.release(request.session_id, request.lease_id)
+    if request.request_id and is_there:
         ledger.release_request(request.session_id, request.request_id)
     return messages.ReleasePayloadResponse()
 
@@ -180,17 +265,21 @@ def _student(profile: StudentProfile) -> dict[str, str | int]:
     }
 
 
-def _log_refused(profile: StudentProfile, error: TeacherLogitsError) -> None:
+def _log_refused(who: Mapping[str, str | int], error: TeacherLogitsError) -> None:
     _log.warning(
         "session refused",
-        extra={"facts": {**_student(profile), "reason": error.reason, "message": error.message}},
+        extra={"facts": {**who, "reason": error.reason, "message": error.message}},
     )
 
 
-def _log_settled(terms: SessionTerms) -> None:
-    facts: dict[str, str] = {"session_id": terms.session_id}
+def _log_settled(who: Mapping[str, str | int], terms: SessionTerms) -> None:
+    facts: dict[str, str | int] = {"session_id": terms.session_id, **who}
     for settlement in terms.settlements:
-        facts["transport"] = settlement.transport.value if settlement.transport else "none"
+        # One writer is the server itself, mostly; the shards of a published teacher are several.
+        of = "" if settlement.writer_id == SERVER_WRITER else f" {settlement.writer_id}"
+        facts[f"transport{of}"] = settlement.transport.value if settlement.transport else "none"
         for refusal in settlement.refusals:
-            facts[f"no_{refusal.transport.value}"] = f"{refusal.reason.value}: {refusal.message}"
-    _log.info("session settled", extra={"facts": facts})
+            name = f"no_{refusal.transport.value}{of}"
+            facts[name] = f"{refusal.reason.value}: {refusal.message}"
+    what = "publisher settled" if who.get("kind") == PUBLISHER else "session settled"
+    _log.info(what, extra={"facts": facts})

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from teacher_logits.errors import PoolFullError
-from teacher_logits_server.memory import (
+from teacher_logits.host_memory import (
     HEADROOM_BYTES,
     Allowance,
+    cgroup_allowances,
     check_memory,
-    read_allowances,
+    machine_allowance,
+    tightest_cgroup,
 )
 
 if TYPE_CHECKING:
@@ -52,10 +54,10 @@ class Machine:
         )
 
     def allowances(self) -> list[Allowance]:
-        return list(read_allowances(proc=self.proc, cgroups=self.cgroups))
+        return list(cgroup_allowances(proc=self.proc, cgroups=self.cgroups))
 
     def check(self, need_bytes: int) -> None:
-        check_memory(need_bytes, proc=self.proc, cgroups=self.cgroups)
+        check_memory(need_bytes, way_out="or buy more", proc=self.proc, cgroups=self.cgroups)
 
 
 @pytest.fixture
@@ -66,7 +68,9 @@ def machine(tmp_path: Path) -> Machine:
 def test_the_machine_allows_what_is_available(machine: Machine) -> None:
     machine.available(500 * MIB)
 
-    assert machine.allowances() == [Allowance(source="MemAvailable", free_bytes=500 * MIB)]
+    allowance = machine_allowance(proc=machine.proc)
+
+    assert allowance == Allowance(source="MemAvailable", free_bytes=500 * MIB)
 
 
 def test_cgroup_v2_allows_what_is_left_of_its_limit(machine: Machine) -> None:
@@ -122,6 +126,23 @@ def test_cgroup_v1_counts_the_whole_subtrees_cache(machine: Machine) -> None:
     )
 
 
+def test_cgroup_v1_without_a_limit_writes_a_huge_number_that_is_none(machine: Machine) -> None:
+    machine.groups("4:memory:/docker/1\n")
+    machine.v1("docker/1", 9223372036854771712, 90 * MIB)
+
+    assert machine.allowances() == []
+
+
+def test_a_version_2_hierarchy_beside_version_1_is_found(machine: Machine) -> None:
+    machine.groups("4:memory:/docker/1\n0::/pod\n")
+    machine.v1("docker/1", 100 * MIB, 0)
+    machine.v2("unified/pod", str(30 * MIB), 0)
+
+    assert tightest_cgroup(proc=machine.proc, cgroups=machine.cgroups) == Allowance(
+        source="memory.max of cgroup /pod", free_bytes=30 * MIB
+    )
+
+
 def test_another_controllers_group_is_not_memorys(machine: Machine) -> None:
     machine.groups("5:cpu:/docker/1\n")
     machine.v1("docker/1", 100 * MIB, 0)
@@ -135,7 +156,7 @@ def test_the_tightest_limit_refuses_with_its_name_and_numbers(machine: Machine) 
     machine.v2("pod", str(100 * MIB), 0)
     machine.check(100 * MIB - HEADROOM_BYTES)
 
-    with pytest.raises(PoolFullError, match=r"memory.max of cgroup /pod.*--pool-size") as caught:
+    with pytest.raises(PoolFullError, match=r"memory.max of cgroup /pod.*buy more") as caught:
         machine.check(100 * MIB - HEADROOM_BYTES + 1)
 
     assert caught.value.facts == {
@@ -148,6 +169,8 @@ def test_the_tightest_limit_refuses_with_its_name_and_numbers(machine: Machine) 
 
 def test_what_cannot_be_read_limits_nothing(machine: Machine) -> None:
     machine.check(1 << 60)
+    assert machine_allowance(proc=machine.proc) is None
+    assert tightest_cgroup(proc=machine.proc, cgroups=machine.cgroups) is None
     machine.groups("no colons here\n0::/pod\n")
     machine.v2("pod", "soon", 0)
 
@@ -163,4 +186,4 @@ def test_a_limit_without_a_breakdown_counts_all_that_is_used(machine: Machine) -
 
 
 def test_this_machine_has_a_page_to_spare() -> None:
-    check_memory(4096)
+    check_memory(4096, way_out="or buy more")

@@ -9,7 +9,8 @@ out-of-memory kill and not in an error. So whoever creates a slab asks here firs
 
 ``inactive_file`` is page cache that the kernel drops before it kills (a model's file that was
 just read, mostly). What cannot be read limits nothing; on systems without /proc nothing does.
-It reads files: not for the serving thread.
+It reads files: not for a serving thread. ``proc`` and ``cgroups`` are where the system shows
+its numbers; tests give folders of their own.
 """
 
 from __future__ import annotations
@@ -27,7 +28,12 @@ if TYPE_CHECKING:
 HEADROOM_BYTES = 64 << 20
 """What a slab must leave to everybody else."""
 
+PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
+
 _MEM_AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB$", re.MULTILINE)
+_NO_LIMIT_BYTES = 1 << 60
+"""Version 1 writes a number near 2**63 where there is no limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,24 +66,27 @@ _V2 = _Files(
 
 
 def check_memory(
-    need_bytes: int, *, proc: Path = Path("/proc"), cgroups: Path | None = None
+    need_bytes: int, *, way_out: str, proc: Path = PROC, cgroups: Path = CGROUPS
 ) -> None:
     """Refuse what the machine or a cgroup has no memory for.
 
     Args:
-        proc, cgroups: where the system shows its numbers; for tests.
+        way_out: what the caller's user can change, for the message.
 
     Raises:
         PoolFullError: with what is needed and free, and by which limit.
     """
-    allowances = list(read_allowances(proc=proc, cgroups=cgroups or Path("/sys/fs/cgroup")))
-    least = min(allowances, key=lambda allowance: allowance.free_bytes, default=None)
+    limits = [machine_allowance(proc=proc), tightest_cgroup(proc=proc, cgroups=cgroups)]
+    least = min(
+        (limit for limit in limits if limit is not None),
+        key=lambda limit: limit.free_bytes,
+        default=None,
+    )
     if least is None or need_bytes + HEADROOM_BYTES <= least.free_bytes:
         return
     raise PoolFullError(
         f"a slab of {need_bytes} bytes would leave less than {HEADROOM_BYTES} of the "
-        f"{least.free_bytes} bytes that {least.source} still allows: wait for memory, give the "
-        "server more, or lower --slab-size or --pool-size",
+        f"{least.free_bytes} bytes that {least.source} still allows: wait for memory, {way_out}",
         facts={
             "need_bytes": need_bytes,
             "free_bytes": least.free_bytes,
@@ -87,11 +96,22 @@ def check_memory(
     )
 
 
-def read_allowances(*, proc: Path, cgroups: Path) -> Iterator[Allowance]:
-    """Yield what each limit that can be read still allows."""
+def machine_allowance(*, proc: Path = PROC) -> Allowance | None:
+    """Return what the machine still allows; None where it does not say."""
     available = _MEM_AVAILABLE.search(_read(proc / "meminfo"))
-    if available is not None:
-        yield Allowance(source="MemAvailable", free_bytes=int(available[1]) * 1024)
+    if available is None:
+        return None
+    return Allowance(source="MemAvailable", free_bytes=int(available[1]) * 1024)
+
+
+def tightest_cgroup(*, proc: Path = PROC, cgroups: Path = CGROUPS) -> Allowance | None:
+    """Return what the tightest cgroup limit still allows; None where no limit is seen."""
+    limits = cgroup_allowances(proc=proc, cgroups=cgroups)
+    return min(limits, key=lambda limit: limit.free_bytes, default=None)
+
+
+def cgroup_allowances(*, proc: Path = PROC, cgroups: Path = CGROUPS) -> Iterator[Allowance]:
+    """Yield what each cgroup of this process that has a limit still allows."""
     for line in _read(proc / "self" / "cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, group = rest.partition(":")
@@ -112,7 +132,7 @@ def _walk(root: Path, group: str, files: _Files) -> Iterator[Allowance]:
     for depth in range(len(names), -1, -1):
         folder = root.joinpath(*names[:depth])
         limit, usage = _number(folder / files.limit), _number(folder / files.usage)
-        if limit is None or usage is None:
+        if limit is None or usage is None or limit >= _NO_LIMIT_BYTES:
             continue
         reclaimable = files.reclaimable.search(_read(folder / "memory.stat"))
         cache = min(int(reclaimable[1]), usage) if reclaimable is not None else 0

@@ -1,0 +1,165 @@
+"""An admitted student rank: what was agreed in the handshake, and how its session ends.
+
+Prints nothing. Refuses to be used after its end, and in a forked child of its process. A
+session that is dropped unclosed is named in a ``ResourceWarning`` and ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import TYPE_CHECKING, TypeVar
+
+from teacher_logits.clock import span_text
+from teacher_logits.errors import SessionExpiredError
+from teacher_logits_client.answers import Answers
+from teacher_logits_client.forks import refuse_to_travel
+from teacher_logits_client.liveness import Liveness
+from teacher_logits_client.steps import Steps, make_source
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from teacher_logits.profiles import StudentProfile, TeacherProfile
+    from teacher_logits.terms import Check, SessionTerms
+    from teacher_logits.transport import Refusal, Transport
+    from teacher_logits_client.agreement import Agreed
+    from teacher_logits_client.calls import Calls
+    from teacher_logits_client.mailbox import Mailbox
+    from teacher_logits_client.reader import Reader
+    from teacher_logits_client.returns import Returner
+
+    Self = TypeVar("Self", bound="Admitted")
+
+_log = logging.getLogger("teacher_logits_client")
+
+
+class Admitted:
+    """A session that can be looked at and ended; ``Session`` is one that can be asked.
+
+    ``terms`` is what the server granted, ``profile`` what was said to it, hints included.
+    ``refusals`` are the wanted transports that are not on offer, with their reasons, and
+    ``checks`` what became of each check of the handshake.
+    """
+
+    _closed = True
+
+    def __init__(
+        self,
+        agreed: Agreed,
+        *,
+        calls: Calls,
+        returner: Returner,
+        reader: Reader,
+        mailbox: Mailbox,
+        owner: object,
+        timeout: float,
+    ) -> None:
+        """Take over an agreed session; ``Client``, its owner, does this."""
+        self._owner = owner
+        self.terms: SessionTerms = agreed.terms
+        self.profile: StudentProfile = agreed.profile
+        self.refusals: tuple[Refusal, ...] = agreed.refusals
+        self._calls = calls
+        self._returner = returner
+        self._reader = reader
+        self._timeout = timeout
+        self._liveness = Liveness(
+            agreed.terms, calls=calls, returner=returner, reader=reader, timeout=timeout
+        )
+        self._answers = Answers(
+            agreed.terms, agreed.profile, reader=reader, liveness=self._liveness, returner=returner
+        )
+        source = make_source(agreed.terms, calls=calls, reader=reader, mailbox=mailbox)
+        self._steps = Steps(
+            agreed.profile,
+            source,
+            session_id=agreed.terms.session_id,
+            reader=reader,
+            liveness=self._liveness,
+            returner=returner,
+        )
+        self._closed = False
+
+    @property
+    def teacher(self) -> TeacherProfile:
+        """What the teacher says of itself."""
+        return self.terms.teacher
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """Every check of the handshake: passed, or unchecked where its data was not given."""
+        return self.terms.checks
+
+    @property
+    def transports(self) -> dict[str, Transport | None]:
+        """The settled transport of each writer, by its id; publishers join as they come."""
+        return self._reader.transports
+
+    @property
+    def transport(self) -> Transport | None:
+        """The transport that all writers share; None where they do not."""
+        settled = set(self.transports.values())
+        return settled.pop() if len(settled) == 1 else None
+
+    def close(self) -> None:
+        """End the session; twice is fine, and in a forked child nothing happens.
+
+        Open leases stay good, and so does the memory of views: what the session holds, here
+        and on the server, is let go with the last of them.
+        """
+        if self._closed or not self._returner.is_here:
+            return
+        self._closed = True
+        self._answers.give_up_all()
+        self._steps.close()
+        self._liveness.end()
+        if not self._returner.wait(self._timeout):
+            _log.warning(
+                "session %s: the server did not hear of its end within %s",
+                self.terms.session_id,
+                span_text(self._timeout),
+            )
+
+    def __enter__(self: Self) -> Self:
+        self._check()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if self._closed or not self._returner.is_here:
+            return
+        self._closed = True
+        self._returner.later(self._steps.close)
+        self._liveness.end()
+        warnings.warn(
+            f"session {self.terms.session_id} was dropped without being closed: use it in a "
+            "`with` block",
+            ResourceWarning,
+            stacklevel=2,
+            source=self,
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return refuse_to_travel("a session")
+
+    def __repr__(self) -> str:
+        transport = self.transport.value if self.transport else "several transports"
+        return f"<Session {self.terms.session_id} ({'closed' if self._closed else transport})>"
+
+    def _check(self, *, look: bool = True) -> None:
+        self._answers.check_here()
+        if self._closed:
+            raise SessionExpiredError(
+                f"session {self.terms.session_id} was closed by this client; open a new one",
+                facts={"session_id": self.terms.session_id},
+            )
+        if look or self._reader.line is None:
+            self._liveness.check()

@@ -1,0 +1,227 @@
+"""Steps without a broker line: calls that wait on the server, some of them ahead.
+
+While one step is read, the next ones are asked for, and their bytes come in the background
+into buffers that are used again: one thread opens what the calls ahead were granted, in the
+order in which it comes.
+
+    acquire(7)   7 is asked for and opened by who acquires     8 is asked for
+                 ... training on 7 ...                         8 comes, and is opened
+    acquire(8)   8 is here                                     9 is asked for
+
+At most ``prefetch`` steps lie ahead. What was asked for and never taken goes back with the
+session, unread.
+"""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import threading
+import time
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as NotYet
+from functools import partial
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+from teacher_logits.clock import span_text
+from teacher_logits.errors import DeadlinePassedError, TeacherLogitsError
+from teacher_logits_client.step_grants import OpenedGrant
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from teacher_logits.terms import StepGrant
+    from teacher_logits_client.calls import Calls
+    from teacher_logits_client.calls.steps import PendingStep
+    from teacher_logits_client.reader import OpenedLease
+
+    Open = Callable[[StepGrant, float], list[OpenedLease]]
+
+
+_MOST_REQUESTS = 4096
+
+
+class _Ahead:
+    """A step that was asked for ahead; ``ready`` once its call and its bytes are there."""
+
+    def __init__(self, step: int, pending: PendingStep) -> None:
+        self.step = step
+        self.pending = pending
+        self.is_dropped = False
+        self.ready: Future[OpenedGrant] = Future()
+
+
+class CalledSteps:
+    """The steps of one session without a line; any thread may take them.
+
+    Args:
+        open_bytes: opens a grant's leases before a time; what fails but for its deadline is
+            given back.
+        put_away: lets go of opened leases that nobody took.
+        wait_seconds: how long a call ahead may wait for its step.
+    """
+
+    def __init__(
+        self,
+        calls: Calls,
+        *,
+        session_id: str,
+        prefetch: int,
+        open_bytes: Open,
+        put_away: Callable[[Sequence[OpenedLease]], None],
+        wait_seconds: float,
+    ) -> None:
+        self._calls = calls
+        self._session_id = session_id
+        self._prefetch = prefetch
+        self._open_bytes = open_bytes
+        self._put_away = put_away
+        self._wait_seconds = wait_seconds
+        self._lock = threading.Lock()
+        self._ahead: dict[int, _Ahead] = {}
+        #: The request of each step that was asked for and not taken yet: a retry gets the
+        #: same leases, so that nothing is granted twice.
+        self._requests: dict[int, str] = {}
+        #: Calls that somebody holds; those that are done are cancelled in vain.
+        self._pending: WeakSet[PendingStep] = WeakSet()
+        self._granted: queue.SimpleQueue[_Ahead | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def take(self, step: int, *, until: float, seconds: float) -> OpenedGrant:
+        """Return a step's grant, opened where it was asked for ahead; wait until ``until``.
+
+        Raises:
+            DeadlinePassedError: it was not complete, or its bytes not here, within ``seconds``.
+            CancelledError: the session was closed meanwhile.
+            TeacherLogitsError: why the step cannot be had.
+        """
+        with self._lock:
+            ahead = self._ahead.pop(step, None)
+        pending = self._ask(step, until - time.monotonic()) if ahead is None else None
+        self._look_ahead(step)
+        if ahead is not None:
+            found = self._await(ahead, until=until, seconds=seconds)
+            if found is not None:
+                return found
+        # Not asked for ahead, or in vain: why, a call of its own tells anew.
+        pending = pending or self._ask(step, until - time.monotonic())
+        return OpenedGrant(grant=pending.result(max(0.0, until - time.monotonic())))
+
+    def finish(self, step: int) -> None:
+        """Note that a step's grant was opened, or given back: asked again, it is granted anew."""
+        with self._lock:
+            self._requests.pop(step, None)
+
+    def read_ahead(self) -> None:
+        """Do nothing: what was asked for ahead comes by itself."""
+
+    def put_back(self, grant: StepGrant) -> None:
+        """Do nothing: who asks again is granted the same, by the same request."""
+
+    def close(self) -> None:
+        """Cancel what is under way, and let go of what was opened and not taken."""
+        with self._lock:
+            self._closed = True
+            left = list(self._ahead.values())
+            self._ahead.clear()
+            pending = list(self._pending)
+        self._granted.put(None)
+        for ahead in left:
+            self._drop(ahead)
+        for call in pending:
+            call.cancel()
+
+    def _ask(self, step: int, seconds: float) -> PendingStep:
+        with self._lock:
+            request_id = self._requests.setdefault(step, secrets.token_hex(12))
+            if len(self._requests) > _MOST_REQUESTS:
+                self._requests.pop(next(iter(self._requests)))
+        pending = self._calls.acquire_step(
+            self._session_id, request_id=request_id, step=step, timeout=seconds
+        )
+        with self._lock:
+            self._pending.add(pending)
+            if self._closed:
+                pending.cancel()
+        return pending
+
+    def _look_ahead(self, step: int) -> None:
+        """Ask for the steps behind one that is taken, and for no others."""
+        wanted = range(step + 1, step + 1 + self._prefetch)
+        with self._lock:
+            dropped = [self._ahead.pop(each) for each in list(self._ahead) if each not in wanted]
+            missing = [each for each in wanted if each not in self._ahead and not self._closed]
+            if missing and self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._open_granted, name="teacher-logits-steps", daemon=True
+                )
+                self._thread.start()
+        for each in dropped:
+            self._drop(each)
+        for number in missing:
+            ahead = _Ahead(number, self._ask(number, self._wait_seconds))
+            with self._lock:
+                self._ahead[number] = ahead
+            ahead.pending.when_done(partial(self._granted.put, ahead))
+
+    def _await(self, ahead: _Ahead, *, until: float, seconds: float) -> OpenedGrant | None:
+        """Return what was asked for ahead; None where that failed."""
+        try:
+            return ahead.ready.result(max(0.0, until - time.monotonic()))
+        except NotYet:
+            with self._lock:
+                self._ahead[ahead.step] = ahead
+            raise DeadlinePassedError(
+                f"waited {span_text(seconds)} for step {ahead.step}, and it is not complete, its "
+                "bytes are still under way, or the server is stopped",
+                facts={"step": ahead.step, "deadline_seconds": seconds},
+            ) from None
+        except TeacherLogitsError:
+            return None
+
+    def _open_granted(self) -> None:
+        """Open what the calls ahead were granted; the thread's own work."""
+        while True:
+            ahead = self._granted.get()
+            if ahead is None:
+                return
+            try:
+                found = self._opened(ahead.pending.result(0.0))
+            except (TeacherLogitsError, CancelledError) as error:
+                self._finish(ahead, error)
+            except BaseException as error:
+                self._finish(ahead, error)
+                raise
+            else:
+                self._finish(ahead, found)
+            del ahead
+
+    def _opened(self, grant: StepGrant) -> OpenedGrant:
+        try:
+            leases = self._open_bytes(grant, time.monotonic() + self._wait_seconds)
+        except DeadlinePassedError:
+            return OpenedGrant(grant=grant)  # who asks for it tries again
+        except BaseException:
+            self.finish(grant.step)  # its leases were given back
+            raise
+        return OpenedGrant(grant=grant, leases=tuple(leases))
+
+    def _finish(self, ahead: _Ahead, outcome: OpenedGrant | BaseException) -> None:
+        with self._lock:
+            if not ahead.is_dropped:
+                if isinstance(outcome, BaseException):
+                    ahead.ready.set_exception(outcome)
+                else:
+                    ahead.ready.set_result(outcome)
+                return
+        if isinstance(outcome, OpenedGrant):
+            self._put_away(outcome.leases or ())
+
+    def _drop(self, ahead: _Ahead) -> None:
+        with self._lock:
+            ahead.is_dropped = True
+        ahead.pending.cancel()
+        if not ahead.ready.cancel() and ahead.ready.exception() is None:
+            self._put_away(ahead.ready.result().leases or ())

@@ -1,0 +1,137 @@
+"""Claims: what a publisher asks for, and the way by which its bytes come to be read.
+
+There are two ways, with one interface: into slabs of its own that readers on this node map
+(``own_slabs``), or through a buffer that is streamed to the server (``uploads``).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from teacher_logits.errors import NotAvailable, TeacherLogitsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from teacher_logits.payload import Payload
+    from teacher_logits.terms import Reservation
+    from teacher_logits_client.line import Line
+
+
+_log = logging.getLogger("teacher_logits_client")
+
+ABANDON_SECONDS = 5.0
+"""How long the server may take to hear that a reservation is given up."""
+
+
+def seconds_until(until: float) -> float:
+    """Return the seconds that are left, a little where none are: every call has a deadline."""
+    return max(0.001, until - time.monotonic())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """Rows of a step to be written: ``payload`` has a key and no payload id yet."""
+
+    request_id: str
+    payload: Payload
+    row_positions: tuple[int, ...]
+    real_rows: int
+
+    @property
+    def step(self) -> int:
+        """The step."""
+        return self.payload.key.step if self.payload.key is not None else -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sealing:
+    """What is said of a payload when it is sealed; ``digest`` is empty where it is no repeat."""
+
+    bad_row_count: int
+    valid_count: int | None
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Granted:
+    """A right to write, and the bytes to write to: the payload's, from its first on."""
+
+    reservation: Reservation
+    room: memoryview
+
+
+class Way(Protocol):
+    """How a publisher's payloads come to be read; used from any thread.
+
+    ``until`` is in seconds of ``time.monotonic``.
+    """
+
+    line: Line | None
+
+    def reserve(self, claim: Claim, *, until: float) -> Granted:
+        """Claim rows and wait for room.
+
+        Raises:
+            PoolFullError: no room came free in time, or it can never fit.
+            PayloadConflictError: the rows are another's, or reserved already.
+            PayloadRetiredError: the step is over.
+            PayloadInvalidError: it is not what the profile says.
+        """
+
+    def seal(self, payload_id: str, sealing: Sealing, *, until: float) -> None:
+        """Have a payload read from now on; a try that was not answered may be repeated.
+
+        Raises:
+            PayloadConflictError: its rows were sealed before, with other bytes.
+            ReservationLapsedError: the right to write has ended.
+            DeadlinePassedError: the server did not answer; whether it is sealed is not known.
+        """
+
+    def abandon(self, payload_id: str, *, until: float) -> None:
+        """Give a reservation up and free its room; safe to repeat."""
+
+    def give_up(self, claim: Claim) -> None:
+        """Give up a claim that was not answered: the server may have granted it."""
+
+    def close(self) -> None:
+        """Let go of memory and line. What is sealed stays readable."""
+
+
+class Desk(Protocol):
+    """What a draft needs of its publisher."""
+
+    way: Way
+    default_seconds: float
+
+    def check(self) -> None:
+        """Refuse to go on in a forked child, and once the publisher is closed or its session over.
+
+        Raises:
+            ForkedClientError, SessionExpiredError, EpochChangedError: as it says.
+        """
+
+    def is_here(self) -> bool:
+        """Say whether this is the publisher's own process, and no fork of it."""
+
+    def later(self, job: Callable[[], None]) -> None:
+        """Do something soon, on another thread; safe in a finaliser."""
+
+
+def abandon(way: Way, payload_id: str) -> None:
+    """Give a reservation up; a job for another thread.
+
+    Raises:
+        NotAvailable: the server cannot be told now.
+    """
+    try:
+        way.abandon(payload_id, until=time.monotonic() + ABANDON_SECONDS)
+    except NotAvailable:
+        if way.line is None or not way.line.has_ended:
+            raise  # to be tried again
+    except TeacherLogitsError as error:
+        # The session has ended, and the reservation with it: nothing is owed.
+        _log.debug("payload %s is gone already: %s", payload_id, error.message)

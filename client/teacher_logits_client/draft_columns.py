@@ -1,0 +1,216 @@
+"""Columns of a draft: tensors over its room, each known to be unwritten until it is written.
+
+Room is used again and holds older payloads' bytes. So what a teacher is to write starts out
+with a mark, the bits of a NaN (or an id) that no arithmetic yields, one a position and column;
+``unwritten`` finds what still has it. What describes the rows is written at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+import torch
+
+from teacher_logits.digest import payload_digest
+from teacher_logits.errors import PayloadInvalidError
+from teacher_logits.keys import PayloadKey
+from teacher_logits.layout import ColumnKind as Kind
+from teacher_logits.layout import lay_out, top_k_columns
+from teacher_logits.payload import Payload
+from teacher_logits.selection import Selection, select_top_k
+from teacher_logits.tensors import column_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from teacher_logits.layout import Column
+    from teacher_logits.profiles import TeacherProfile
+    from teacher_logits_client.draft_rows import DraftRows
+
+NEEDED = frozenset(
+    {
+        Kind.TOPK_IDS,
+        Kind.TOPK_LOGPROBS,
+        Kind.LOG_TAIL,
+        Kind.ROW_OFFSETS,
+        Kind.ROW_WINDOWS,
+        Kind.ROW_DIGESTS,
+        Kind.ROW_STATUS,
+    }
+)
+WRITTEN_BY_TEACHER = (
+    Kind.TOPK_IDS,
+    Kind.TOPK_LOGPROBS,
+    Kind.LOG_TAIL,
+    Kind.LOGSUMEXP,
+    Kind.ACTUAL_LOGPROB,
+)
+"""The columns that a teacher fills, by ``select_top_k`` or by itself."""
+
+NOT_SELECTED = 255
+"""Status of a position into which nothing was selected: whoever wrote it wrote the columns."""
+
+_INTEGERS = {4: torch.int32, 2: torch.int16}
+_MARKS = {
+    torch.int32: -(1 << 31),
+    torch.float32: 0x7FC0DEAD,
+    torch.float16: 0x7E5A,
+    torch.bfloat16: 0x7FDA,
+}
+
+
+def columns_of(profile: TeacherProfile, rows: DraftRows) -> tuple[tuple[Column, ...], int]:
+    """Place the columns that a teacher promises; return them and the payload's size in bytes.
+
+    Raises:
+        PayloadInvalidError: the profile promises columns that this release cannot write, or
+            lacks some that it needs.
+    """
+    columns, _ = top_k_columns(
+        row_count=len(rows.rows),
+        position_count=rows.position_count,
+        top_k=profile.top_k,
+        temperature_count=len(temperatures_of(profile)),
+        value_type=profile.value_type,
+    )
+    wanted = frozenset(profile.columns)
+    known = {column.kind for column in columns}
+    if not NEEDED <= wanted <= known:
+        unknown = ", ".join(sorted(kind.value for kind in wanted - known)) or "none"
+        missing = ", ".join(sorted(kind.value for kind in NEEDED - wanted)) or "none"
+        raise PayloadInvalidError(
+            f"the teacher's profile promises columns that this release does not write ({unknown}), "
+            f"or leaves out some that every payload has ({missing})",
+            facts={"unknown": unknown, "missing": missing},
+        )
+    return lay_out((c.kind, c.element_type, c.shape) for c in columns if c.kind in wanted)
+
+
+def temperatures_of(profile: TeacherProfile) -> tuple[float, ...]:
+    """Return the temperatures of a teacher's payloads: 1, then the others."""
+    return tuple(dict.fromkeys((1.0, *profile.temperatures)))
+
+
+def describe(profile: TeacherProfile, step: int, rows: DraftRows) -> Payload:
+    """Return what will be written, without the id that its payload will have.
+
+    Raises:
+        PayloadInvalidError: see ``columns_of``.
+    """
+    columns, size_bytes = columns_of(profile, rows)
+    return Payload(
+        payload_id="",
+        teacher_id=profile.teacher_id,
+        teacher_revision=profile.revision,
+        first_row=rows.rows.start,
+        row_count=len(rows.rows),
+        position_count=rows.position_count,
+        top_k=profile.top_k,
+        temperatures=temperatures_of(profile),
+        vocabulary_size=profile.vocabulary_size,
+        columns=columns,
+        size_bytes=size_bytes,
+        key=PayloadKey(teacher_id=profile.teacher_id, step=step, shard=profile.data_parallel_rank),
+    )
+
+
+class DraftColumns:
+    """A draft's tensors. ``selection`` are those that a teacher fills, over the room where the
+    payload has them, and ``by_kind`` all that the payload has."""
+
+    def __init__(
+        self, room: memoryview, columns: tuple[Column, ...], rows: DraftRows, *, temperatures: int
+    ) -> None:
+        self.by_kind = column_tensors(room, columns)
+        positions = rows.position_count
+        beside = (positions, temperatures)
+        found = self.by_kind
+        self.selection = Selection(
+            topk_ids=found[Kind.TOPK_IDS],
+            topk_logprobs=found[Kind.TOPK_LOGPROBS],
+            log_tail=found[Kind.LOG_TAIL],
+            logsumexp=found[Kind.LOGSUMEXP] if Kind.LOGSUMEXP in found else torch.empty(beside),
+            actual_logprob=found.get(Kind.ACTUAL_LOGPROB),
+            status=torch.full((positions,), NOT_SELECTED, dtype=torch.uint8),
+        )
+        for kind in self._filled():
+            _marked(found[kind]).fill_(_MARKS[found[kind].dtype])
+        if self.selection.actual_logprob is not None:
+            self.selection.actual_logprob.masked_fill_(~rows.has_next(), 0.0)
+        found[Kind.ROW_OFFSETS].copy_(rows.offsets)
+        found[Kind.ROW_WINDOWS].copy_(rows.windows)
+        digests = torch.frombuffer(bytearray(rows.digests), dtype=torch.uint8)
+        found[Kind.ROW_DIGESTS].copy_(digests.view_as(found[Kind.ROW_DIGESTS]))
+        found[Kind.ROW_STATUS].zero_()
+
+    def writable(self, positions: slice) -> dict[str, torch.Tensor]:
+        """Return what a teacher fills of some positions, by name."""
+        return {kind.value: self.by_kind[kind][positions] for kind in self._filled()}
+
+    def unwritten(self, kind: Kind) -> torch.Tensor:
+        """Return bool [P]: the positions of a column that nobody has written."""
+        tensor = self.by_kind[kind]
+        return _marked(tensor) == _MARKS[tensor.dtype]
+
+    def _filled(self) -> list[Kind]:
+        return [kind for kind in WRITTEN_BY_TEACHER if kind in self.by_kind]
+
+
+def _marked(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the last entry of each position, as integers: whoever fills a row gets there."""
+    last = tensor if tensor.dim() == 1 else tensor[:, -1]
+    return last.view(_INTEGERS[tensor.element_size()])
+
+
+def digest_of(payload: Payload, room: memoryview) -> str:
+    """Return the digest of a draft's bytes."""
+    return payload_digest(
+        (
+            column.kind.value,
+            column.element_type.value,
+            column.shape,
+            room[column.offset_bytes : column.end_bytes],
+        )
+        for column in payload.columns
+    )
+
+
+def select_into(
+    out: Selection,
+    logits: torch.Tensor,
+    *,
+    temperatures: Sequence[float],
+    vocab_size: int,
+    next_ids: torch.Tensor | None,
+) -> None:
+    """Select into CPU memory, beside the logits first where they are elsewhere."""
+    is_beside = logits.device == out.topk_ids.device
+    target = out if is_beside else _like(out, logits.device)
+    select_top_k(
+        logits,
+        k=out.topk_ids.shape[1],
+        temperatures=temperatures,
+        vocab_size=vocab_size,
+        next_ids=next_ids,
+        out=target,
+    )
+    if not is_beside:
+        for each in fields(out):
+            here, there = getattr(out, each.name), getattr(target, each.name)
+            if here is not None:
+                here.copy_(there)
+
+
+def _like(out: Selection, device: torch.device) -> Selection:
+    def like(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(tensor, device=device)
+
+    return Selection(
+        topk_ids=like(out.topk_ids),
+        topk_logprobs=like(out.topk_logprobs),
+        log_tail=like(out.log_tail),
+        logsumexp=like(out.logsumexp),
+        actual_logprob=None if out.actual_logprob is None else like(out.actual_logprob),
+        status=like(out.status),
+    )

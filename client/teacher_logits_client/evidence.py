@@ -1,0 +1,146 @@
+"""Evidence: what a client can show of where it lives, read as its session opens.
+
+What cannot be read is no error: it is a refusal of one transport, with its reason.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from teacher_logits import __version__, inprocess
+from teacher_logits.errors import NotAvailable, TeacherLogitsError, TransportFailure
+from teacher_logits.transport import Refusal, RefusalReason, Transport, proof_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from teacher_logits.inprocess import Resident
+    from teacher_logits_client.calls.opened import OpenedSession
+    from teacher_logits_client.line import Line
+
+    MakeLine = Callable[[str, float], Line]
+
+OPENABLE = frozenset({Transport.LOCAL, Transport.SHARED_MEMORY, Transport.STREAM})
+"""Transports that this release of the client has an opener for."""
+
+
+@dataclass
+class Evidence:
+    """What was read for each transport, and what could not be. Whoever has it owns the line."""
+
+    proofs: dict[Transport, bytes] = field(default_factory=dict)
+    failures: list[Refusal] = field(default_factory=list)
+    line: Line | None = None
+    resident: Resident | None = None
+
+    def fail(self, transport: Transport, reason: RefusalReason, message: str) -> None:
+        """Note why a transport could not be proven."""
+        self.failures.append(Refusal(transport=transport, reason=reason, message=message))
+
+
+def not_openable(transport: Transport) -> Refusal:
+    """Return the refusal of a transport that this release has no opener for."""
+    return Refusal(
+        transport=transport,
+        reason=RefusalReason.PLATFORM,
+        message=f"this client (release {__version__}) cannot open it",
+    )
+
+
+def gather(
+    opened: OpenedSession,
+    wanted: Sequence[Transport],
+    socket_path: str,
+    make_line: MakeLine,
+    until: float,
+) -> Evidence:
+    """Read what proves that this process shares memory with the server.
+
+    ``wanted`` are the transports that it matters for; ``make_line`` connects to the broker at a
+    path, within some seconds.
+    """
+    evidence = Evidence()
+    nonce = opened.nonce
+    for transport in wanted:
+        if transport is Transport.LOCAL:
+            evidence.resident = inprocess.find(opened.terms.epoch)
+            if evidence.resident is None:
+                evidence.fail(
+                    transport,
+                    RefusalReason.OTHER_PROCESS,
+                    f"the server does not live in process {os.getpid()}",
+                )
+            else:
+                secret = evidence.resident.secret
+                evidence.proofs[transport] = proof_of(secret, nonce=nonce, transport=transport)
+        elif transport is Transport.SHARED_MEMORY:
+            challenge = _read_challenge(opened, socket_path, evidence, make_line, until)
+            if challenge is not None:
+                evidence.proofs[transport] = proof_of(challenge, nonce=nonce, transport=transport)
+        elif transport not in OPENABLE:
+            evidence.failures.append(not_openable(transport))
+    return evidence
+
+
+def _read_challenge(
+    opened: OpenedSession,
+    socket_path: str,
+    evidence: Evidence,
+    make_line: MakeLine,
+    until: float,
+) -> bytes | None:
+    """Open the line and read the page that came over it; None where either failed."""
+    transport = Transport.SHARED_MEMORY
+    if not opened.broker_path:
+        evidence.fail(transport, RefusalReason.BROKER_UNREACHABLE, "the server has no broker")
+        return None
+    try:
+        line = _connect(opened.broker_path, socket_path, make_line, until)
+    except OSError as error:
+        evidence.fail(
+            transport,
+            RefusalReason.BROKER_UNREACHABLE,
+            f"connect {opened.broker_path}: {error.strerror or error}; on one node, give both "
+            "sides the folder of this socket",
+        )
+        return None
+    try:
+        challenge = line.hello(
+            opened.terms.session_id, opened.nonce, timeout=until - time.monotonic()
+        )
+    except TeacherLogitsError as error:
+        line.close()
+        evidence.fail(transport, _why(error), error.message)
+        return None
+    evidence.line = line
+    return challenge
+
+
+def _connect(broker_path: str, socket_path: str, make_line: MakeLine, until: float) -> Line:
+    """Connect to the broker where the server sees it, or beside the socket that we came by.
+
+    Containers often have one folder under two names.
+    """
+    left = max(0.001, until - time.monotonic())
+    try:
+        return make_line(broker_path, left)
+    except OSError:
+        beside = os.path.join(os.path.dirname(socket_path), os.path.basename(broker_path))
+        if not socket_path or beside == broker_path:
+            raise
+        try:
+            return make_line(beside, left)
+        except OSError:
+            pass  # the name that the server gave is the one to speak of
+        raise
+
+
+def _why(error: TeacherLogitsError) -> RefusalReason:
+    if isinstance(error, TransportFailure):
+        return RefusalReason.SLAB_NOT_MAPPABLE
+    if isinstance(error, NotAvailable):
+        return RefusalReason.BROKER_UNREACHABLE
+    return RefusalReason.BROKER_REFUSED

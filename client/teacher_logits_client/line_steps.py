@@ -1,0 +1,163 @@
+"""Steps over a broker line: the server sends them ahead, and an acquire finds them waiting.
+
+acquire(7)   ->  want 7, 8          with prefetch 1; sent, and not waited for
+             <-  7, when it is complete; and 8, when that is
+acquire(8)   ->  want 8, 9          8 lies in the socket, or is in the mailbox already
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from teacher_logits.clock import span_text
+from teacher_logits.errors import DeadlinePassedError, TeacherLogitsError
+from teacher_logits_client.mailbox import MAX_PREFETCH
+from teacher_logits_client.step_grants import OpenedGrant, Recent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from teacher_logits.terms import StepGrant
+    from teacher_logits_client.line import Line
+    from teacher_logits_client.mailbox import Mailbox
+    from teacher_logits_client.opened_ahead import OpenedAhead
+    from teacher_logits_client.step_grants import StepSource
+
+_log = logging.getLogger("teacher_logits_client")
+_AT_ONCE = 0.0
+
+
+class LineSteps:
+    """The steps of one session with a line; any thread may take them.
+
+    Args:
+        mailbox: where the line's mail is put.
+        ahead: opens what is in it.
+        again: asks for a step that was taken before: over the line each comes once for as
+            long as its leases are out.
+    """
+
+    def __init__(
+        self,
+        line: Line,
+        mailbox: Mailbox,
+        *,
+        session_id: str,
+        ahead: OpenedAhead,
+        again: StepSource,
+    ) -> None:
+        self._line = line
+        self._mailbox = mailbox
+        self._session_id = session_id
+        self._ahead = ahead
+        self._again = again
+        self._taken = Recent()
+        self._lock = threading.Lock()
+        #: Steps that some thread waits for.
+        self._awaited: Counter[int] = Counter()
+
+    def take(self, step: int, *, until: float, seconds: float) -> OpenedGrant:
+        """Return a step's grant, opened where it waited here; wait for it until ``until``.
+
+        What was sent ahead is found without a wait, and without waking another thread: torch
+        lets go of the interpreter now and then, and would wait for that thread to give it back.
+
+        Raises:
+            DeadlinePassedError: it was not complete within ``seconds``, or the server is stopped.
+            ServerUnreachableError: the line has ended.
+            TeacherLogitsError: why the step cannot be had.
+        """
+        grant = self._mailbox.take(step)
+        if grant is None:
+            self._line.drain()
+            grant = self._mailbox.take(step)
+        if grant is not None:
+            self._move_on(step)
+        elif step not in self._taken:
+            grant = self._wait(step, until=until, seconds=seconds)
+        if grant is None:
+            return self._again.take(step, until=until, seconds=seconds)
+        try:
+            leases = self._ahead.take(grant, until=until)
+        except DeadlinePassedError:
+            self._mailbox.put(grant)
+            raise
+        self._taken.add(step)
+        return OpenedGrant(grant=grant, leases=leases)
+
+    def read_ahead(self) -> None:
+        """Read what lies in the socket, so that the next acquire need not."""
+        self._line.drain()
+
+    def look_ahead(self) -> None:
+        """Read and open what was sent ahead; on the thread of the returns."""
+        try:
+            self._line.drain()
+            self._ahead.open_all()
+        except TeacherLogitsError as error:
+            _log.debug("session %s: not opened ahead: %s", self._session_id, error.message)
+
+    def finish(self, step: int) -> None:
+        """Note that a step that was taken is open, or given back."""
+        self._again.finish(step)
+
+    def put_back(self, grant: StepGrant) -> None:
+        """Keep a grant that could not be opened in time, for the next who asks."""
+        self._mailbox.put(grant)
+
+    def close(self) -> None:
+        """Leave what was sent and not taken: it goes back with the session, unread."""
+        self._ahead.close()
+        self._again.close()
+
+    def _wait(self, step: int, *, until: float, seconds: float) -> StepGrant | None:
+        def refuse(error: TeacherLogitsError) -> None:
+            self._mailbox.fail(step, error)
+
+        try:
+            with self._lock:
+                self._awaited[step] += 1
+                call_id = self._want(step, until=until, on_refusal=refuse)
+            # Another thread that wants it too may be quicker.
+            if self._line.wait(lambda: step in self._mailbox or step in self._taken, until):
+                return self._mailbox.take(step)
+        finally:
+            with self._lock:
+                self._awaited[step] -= 1
+                self._awaited = +self._awaited
+        answers = call_id is not None and self._line.has_answered(call_id)
+        why = (
+            "it is not complete: its publishers have not sealed all of its rows"
+            if answers
+            else "the broker did not answer: the server is stopped, or gone"
+        )
+        raise DeadlinePassedError(
+            f"waited {span_text(seconds)} for step {step}, and {why}",
+            facts={"step": step, "deadline_seconds": seconds, "server_answers": answers},
+        )
+
+    def _move_on(self, step: int) -> None:
+        """Tell that a step was taken, so that those behind it come."""
+        if self._lock.acquire(blocking=False):  # else a newer request is on its way
+            try:
+                self._want(step, until=_AT_ONCE, on_refusal=_ignore)
+            finally:
+                self._lock.release()
+
+    def _want(
+        self, step: int, *, until: float, on_refusal: Callable[[TeacherLogitsError], None]
+    ) -> int | None:
+        """Want a step, those that other threads wait for, and those behind them; lock held."""
+        wanted = {step, *self._awaited}
+        first = min(wanted)
+        count = min(max(wanted) - first + 1 + self._mailbox.prefetch, 1 + MAX_PREFETCH)
+        return self._line.want_steps(
+            self._session_id, first, count, until=until, on_refusal=on_refusal
+        )
+
+
+def _ignore(error: TeacherLogitsError) -> None:
+    """Leave a refusal to the next request: the step that was asked for is here."""

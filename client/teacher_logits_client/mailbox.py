@@ -1,0 +1,75 @@
+"""Mailbox: the steps that were sent ahead to one session, until they are asked for.
+
+Put by whichever thread reads the broker line, taken by whoever acquires; each step once. What
+was never asked for stays, and goes back unread with the session.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from teacher_logits.errors import RequestInvalidError
+from teacher_logits.grid import is_whole
+from teacher_logits.terms import RoomFreed, StepFailure
+
+if TYPE_CHECKING:
+    from teacher_logits.errors import TeacherLogitsError
+    from teacher_logits.terms import Mail, StepGrant
+
+MAX_PREFETCH = 15
+"""Steps that a session may want ahead, beside the one that it asks for."""
+
+
+class Mailbox:
+    """Steps by their number. Each method is one step of the dictionary, and so needs no lock.
+
+    Args:
+        prefetch: steps wanted ahead of the one that is asked for.
+    """
+
+    def __init__(self, prefetch: int = 1) -> None:
+        """Take in nothing yet.
+
+        Raises:
+            RequestInvalidError: no session may want so many steps ahead.
+        """
+        if not is_whole(prefetch) or not 0 <= prefetch <= MAX_PREFETCH:
+            raise RequestInvalidError(
+                f"prefetch={prefetch!r}: give how many steps are asked for ahead, 0 to "
+                f"{MAX_PREFETCH}",
+                facts={"prefetch": str(prefetch), "limit": MAX_PREFETCH},
+            )
+        self.prefetch = int(prefetch)
+        self._steps: dict[int, StepGrant | StepFailure] = {}
+
+    def __contains__(self, step: int) -> bool:
+        return step in self._steps
+
+    def put(self, mail: Mail) -> None:
+        """Take in what was sent ahead."""
+        if not isinstance(mail, RoomFreed):  # a publisher's, not for students
+            self._steps[mail.step] = mail
+
+    def fail(self, step: int, error: TeacherLogitsError) -> None:
+        """Take in that a step was refused, unless it came all the same."""
+        self._steps.setdefault(step, StepFailure(step=step, error=error))
+
+    def take(self, step: int) -> StepGrant | None:
+        """Return a step that is here, and None where another thread was quicker.
+
+        Raises:
+            TeacherLogitsError: why it cannot be had.
+        """
+        found = self._steps.pop(step, None)
+        if isinstance(found, StepFailure):
+            raise found.error
+        return found
+
+    def grants(self) -> list[StepGrant]:
+        """Return what waits to be taken, the lowest step first."""
+        waiting = [each for each in list(self._steps.values()) if not isinstance(each, StepFailure)]
+        return sorted(waiting, key=lambda grant: grant.step)
+
+    def holds(self, grant: StepGrant) -> bool:
+        """Say whether this very grant waits to be taken."""
+        return self._steps.get(grant.step) is grant

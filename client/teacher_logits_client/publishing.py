@@ -1,0 +1,126 @@
+"""How a publisher comes about: the handshake, and the way that its payloads will take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from teacher_logits.errors import ConfigError, RequestInvalidError
+from teacher_logits.grid import is_size
+from teacher_logits.profiles import TeacherProfile
+from teacher_logits.transport import Transport
+from teacher_logits_client.agreement import shake_hands_as_publisher
+from teacher_logits_client.freed_mail import FreedMail
+from teacher_logits_client.line import Line
+from teacher_logits_client.own_slabs import OwnSlabs
+from teacher_logits_client.publisher import Publisher
+from teacher_logits_client.publisher_room import PublisherRoom
+from teacher_logits_client.slab_maker import SlabMaker
+from teacher_logits_client.uploads import Uploads
+
+if TYPE_CHECKING:
+    from teacher_logits_client.agreement import AgreedPublisher
+    from teacher_logits_client.calls import Calls
+    from teacher_logits_client.claims import Way
+    from teacher_logits_client.openers.stream import BufferPool
+    from teacher_logits_client.returns import Returner
+
+DEFAULT_POOL_BYTES = 1 << 30
+DEFAULT_SLAB_BYTES = 256 << 20
+
+WRITABLE = (Transport.SHARED_MEMORY, Transport.STREAM)
+"""Transports that a publisher can write for, most wanted first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublisherSettings:
+    """What a publisher is opened with; see ``Client.open_publisher``."""
+
+    transports: tuple[Transport, ...]
+    pool_size_bytes: int
+    slab_size_bytes: int
+    timeout: float
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be.
+
+        Raises:
+            ConfigError: a size below 1.
+            RequestInvalidError: no transport, or one that no publisher writes for.
+        """
+        for name in ("pool_size_bytes", "slab_size_bytes"):
+            size = getattr(self, name)
+            if not is_size(size):
+                raise ConfigError(
+                    f"{name} is {size!r}: give a whole number of bytes, of at least 1",
+                    facts={name: str(size)},
+                )
+        others = [t.value for t in self.transports if t not in WRITABLE]
+        if others or not self.transports:
+            raise RequestInvalidError(
+                f"a publisher cannot write for {', '.join(others) or 'no transport'}: give "
+                "'shared_memory', 'stream' or both",
+                facts={"transports": ", ".join(others)},
+            )
+
+
+def open_publisher(
+    calls: Calls,
+    profile: object,
+    settings: PublisherSettings,
+    *,
+    returner: Returner,
+    buffers: BufferPool,
+    owner: object,
+    control_timeout: float,
+) -> Publisher:
+    """Be admitted as a publisher; see ``Client.open_publisher``, which ``owner`` is."""
+    if not isinstance(profile, TeacherProfile):
+        raise RequestInvalidError(
+            f"open_publisher was given a {type(profile).__name__}: give a TeacherProfile",
+            facts={"given": type(profile).__name__},
+        )
+    mail = FreedMail()
+    agreed = shake_hands_as_publisher(
+        calls,
+        profile,
+        settings.transports,
+        timeout=settings.timeout,
+        make_line=partial(_make_line, mail),
+    )
+    return Publisher(
+        agreed,
+        way=_way_of(agreed, settings, calls=calls, mail=mail, buffers=buffers),
+        calls=calls,
+        returner=returner,
+        owner=owner,
+        timeout=control_timeout,
+    )
+
+
+def _way_of(
+    agreed: AgreedPublisher,
+    settings: PublisherSettings,
+    *,
+    calls: Calls,
+    mail: FreedMail,
+    buffers: BufferPool,
+) -> Way:
+    session_id = agreed.terms.session_id
+    if agreed.line is None:
+        return Uploads(session_id, registry=calls.registry, buffers=buffers)
+    return OwnSlabs(
+        session_id,
+        line=agreed.line,
+        registry=calls.registry,
+        mail=mail,
+        room=PublisherRoom(
+            pool_size_bytes=settings.pool_size_bytes, slab_size_bytes=settings.slab_size_bytes
+        ),
+        maker=SlabMaker(),
+    )
+
+
+def _make_line(mail: FreedMail, path: str, timeout: float) -> Line:
+    return Line(path, timeout=timeout, on_mail=mail.put)

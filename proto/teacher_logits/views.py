@@ -1,0 +1,136 @@
+"""What a server holds at one instant, for whoever looks: inspection, metrics, drain.
+
+Plain values, in the server's words. ``wire_views`` takes them over the wire; a field added
+here is added there in both directions and in ``operator_service.proto``, and a test walks
+the messages for one that was forgotten.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from teacher_logits.pool import PoolUsage
+    from teacher_logits.profiles import TeacherProfile
+    from teacher_logits.transport import Settlement
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionView:
+    """One session. ``settlements`` is empty while it opens; ``liveness`` is how its end is learnt.
+
+    ``kind`` is ``student`` or ``publisher``, and the latter has no ``student_id``. ``silent``
+    counts from the last sign of life. ``pid`` is 0 where the server does not know
+    it, which is so without a broker line. ``state`` is one of
+
+        opening        has not settled its transports
+        alive          and nothing speaks against it
+        unresponsive   its process is stopped, by a signal or a debugger
+        silent         has no line, and missed a renewal
+        closed         takes no new leases; those that are out are awaited
+        ended          only room in quarantine is left of it
+    """
+
+    session_id: str
+    student_id: str
+    teacher_id: str
+    data_parallel_rank: int
+    settlements: tuple[Settlement, ...]
+    liveness: str
+    age: timedelta
+    silent: timedelta
+    pid: int
+    host_name: str
+    lease_count: int
+    leased_bytes: int
+    kind: str = "student"
+    state: str = "alive"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaseView:
+    """One lease; ``size_bytes`` is the room it holds.
+
+    ``quarantined``: its session is gone, and a reader may be left. ``doubt`` says why:
+    ``line_ended`` while its process lived, or ``ttl_passed`` without a word.
+    """
+
+    lease_id: str
+    session_id: str
+    payload_id: str
+    size_bytes: int
+    age: timedelta
+    quarantined: bool
+    doubt: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepView:
+    """One step of a published teacher that is not retired.
+
+    ``stage`` is ``open``, ``complete`` or ``lost``. ``waits_for`` names the first of the
+    ``waiting_ranks`` that have not read it, as ``student:rank``.
+    """
+
+    teacher_id: str
+    step: int
+    stage: str
+    sealed_rows: int
+    real_rows: int
+    waiting_ranks: int
+    waits_for: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegisteredView:
+    """Payloads that publishers registered, wherever they lie, and the publishers' own slabs."""
+
+    payload_count: int = 0
+    payload_bytes: int = 0
+    slab_count: int = 0
+    committed_bytes: int = 0
+    used_bytes: int = 0
+    quarantined_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueView:
+    """Scoring requests that wait or run, and what was scored since the server's start."""
+
+    waiting_requests: int
+    waiting_tokens: int
+    running_requests: int
+    scored_requests: int
+    scored_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerView:
+    """A server at one instant."""
+
+    epoch: str
+    version: str
+    uptime: timedelta
+    draining: bool
+    teachers: tuple[TeacherProfile, ...]
+    sessions: tuple[SessionView, ...]
+    leases: tuple[LeaseView, ...]
+    pool: PoolUsage
+    queue: QueueView
+    steps: tuple[StepView, ...] = ()
+    registered: RegisteredView = RegisteredView()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reclaimed:
+    """What an operator's forced reclaim has ended, and the room that came free with it.
+
+    Room that other leases hold, or a step that is not retired, is not free with that.
+    """
+
+    freed_bytes: int = 0
+    lease_count: int = 0
+    session_count: int = 0

@@ -1,0 +1,103 @@
+"""Mail: which steps a local session wants sent ahead, and what its publisher is to be told.
+
+Pure, and bounded: a session wants at most ``MAX_WANTED_STEPS`` steps, and freed payloads
+gather in one message. Each wanted step is sent once; asked for again, it is sent again only
+when what was sent before has come back. A step that failed is told to who asks for it, and
+not to who only wants it ahead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from teacher_logits.errors import RequestInvalidError
+from teacher_logits.terms import RoomFreed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+MAX_WANTED_STEPS = 16
+
+
+@dataclass(kw_only=True)
+class Mailbox:
+    """What one session is to be sent. Only the table changes it."""
+
+    wanted: range = range(0)
+    sent: set[int] = field(default_factory=set)
+    freed: list[str] = field(default_factory=list)
+    #: The lowest open step that a publisher was told last.
+    told_lowest: int = 0
+
+
+class Mail:
+    """The mailboxes of all sessions."""
+
+    def __init__(self) -> None:
+        self._boxes: dict[str, Mailbox] = {}
+
+    def want(
+        self, session_id: str, first_step: int, count: int, *, is_out: Callable[[int], bool]
+    ) -> None:
+        """Want ``count`` steps from ``first_step`` on, instead of what was wanted before.
+
+        ``is_out`` says whether some of what was sent of a step has not come back yet.
+
+        Raises:
+            RequestInvalidError: too many, none, or a step that cannot be.
+        """
+        if not 1 <= count <= MAX_WANTED_STEPS or first_step < 0:
+            raise RequestInvalidError(
+                f"steps {first_step} to {first_step + count - 1} are wanted: ask for 1 to "
+                f"{MAX_WANTED_STEPS} at a time, from 0 on",
+                facts={"first_step": first_step, "count": count, "limit": MAX_WANTED_STEPS},
+            )
+        box = self._boxes.setdefault(session_id, Mailbox())
+        box.wanted = range(first_step, first_step + count)
+        box.sent = {
+            step for step in box.sent if is_out(step) or (step in box.wanted and step != first_step)
+        }
+
+    def due(self, session_id: str) -> list[int]:
+        """Return the wanted steps that were not sent, the one asked for first."""
+        box = self._boxes.get(session_id, Mailbox())
+        return [step for step in box.wanted if step not in box.sent]
+
+    def is_asked(self, session_id: str, step: int) -> bool:
+        """Say whether a step is the one that is asked for now."""
+        box = self._boxes.get(session_id)
+        return box is not None and step == box.wanted.start
+
+    def note_sent(self, session_id: str, step: int) -> None:
+        """Note that a step goes out."""
+        self._boxes[session_id].sent.add(step)
+
+    def wants(self, session_id: str, steps: Collection[int]) -> bool:
+        """Say whether a session wants one of these and was not sent it."""
+        box = self._boxes.get(session_id)
+        return box is not None and any(s in box.wanted and s not in box.sent for s in steps)
+
+    def note_freed(self, session_id: str, payload_id: str) -> None:
+        """Note that a payload's room is its writer's again."""
+        self._boxes.setdefault(session_id, Mailbox()).freed.append(payload_id)
+
+    def take_freed(self, session_id: str, lowest_open_step: int) -> RoomFreed | None:
+        """Return the payloads whose room is free again, each once.
+
+        None where there are none and the publisher knows the lowest open step.
+        """
+        box = self._boxes.setdefault(session_id, Mailbox())
+        freed, box.freed = tuple(box.freed), []
+        if not freed and lowest_open_step == box.told_lowest:
+            return None
+        box.told_lowest = lowest_open_step
+        return RoomFreed(payload_ids=freed, lowest_open_step=lowest_open_step)
+
+    def note_lowest(self, session_id: str, lowest_open_step: int) -> None:
+        """Note that a publisher was told the lowest open step."""
+        self._boxes.setdefault(session_id, Mailbox()).told_lowest = lowest_open_step
+
+    def forget(self, session_id: str) -> None:
+        """Send a session nothing any more."""
+        self._boxes.pop(session_id, None)

@@ -1,0 +1,203 @@
+"""Parts: what the publishers of a teacher write of one step, and how far it has come.
+
+Pure. A step is cut into parts, one a shard; a part's life:
+
+    reserve --> reserved --seal--> sealed --> retired with its step
+                   |                  `-- its writer died unread --> lost --reserve--> reserved
+                   `-- abandon --> nothing
+
+Promises: the parts of a step never share a row, so that it is complete once its sealed rows
+are as many as its real ones.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from teacher_logits.errors import PayloadConflictError, ProducerLostError, RequestInvalidError
+
+
+class Stage(enum.Enum):
+    """Where a step stands."""
+
+    OPEN = "open"
+    COMPLETE = "complete"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """A reader's place: one of those that read a rank's rows for a student."""
+
+    student_id: str
+    rank: int
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """What a publisher reserves: rows of one step, for one shard.
+
+    ``real_rows`` counts the step's rows that are no padding.
+    """
+
+    payload_id: str
+    session_id: str
+    request_id: str
+    step: int
+    shard: int
+    rows: range
+    real_rows: int
+
+    def check_same(self, other: Claim) -> None:
+        """Refuse a claim under this one's request id that is for other rows.
+
+        Raises:
+            RequestInvalidError: it is.
+        """
+        mine = (self.step, self.shard, self.rows, self.real_rows)
+        if mine != (other.step, other.shard, other.rows, other.real_rows):
+            raise RequestInvalidError(
+                f"request id {self.request_id!r} has reserved {rows_text(self.rows)} of step "
+                f"{self.step} already; take a fresh id for each reservation",
+                facts={"request_id": self.request_id, "step": self.step},
+            )
+
+
+@dataclass(kw_only=True)
+class Part:
+    """One shard of a step. Only its tables change it."""
+
+    claim: Claim
+    is_sealed: bool = False
+    is_lost: bool = False
+    valid_count: int | None = None
+    digest: str = ""
+    #: A second writing of the same rows under way, to be compared.
+    repeat: Claim | None = None
+    #: Second writings that were found to be the same: payload id, session id.
+    repeated: set[tuple[str, str]] = field(default_factory=set)
+
+    def was_taken(self, session_id: str, payload_id: str) -> bool:
+        """Say whether a session has sealed this already, under this payload id."""
+        claim = self.claim
+        first = (claim.payload_id, claim.session_id) if self.is_sealed else None
+        return (payload_id, session_id) in {first, *self.repeated}
+
+
+@dataclass(kw_only=True)
+class Step:
+    """One step. Only its tables change it."""
+
+    number: int
+    real_rows: int
+    parts: dict[int, Part] = field(default_factory=dict)
+    #: Who has read it, by student.
+    consumed: dict[str, set[Seat]] = field(default_factory=dict)
+
+    @property
+    def sealed(self) -> list[Part]:
+        """The parts that can be read, in the order of their rows."""
+        parts = [p for p in self.parts.values() if p.is_sealed and not p.is_lost]
+        return sorted(parts, key=lambda part: part.claim.rows.start)
+
+    @property
+    def sealed_rows(self) -> int:
+        """Rows that can be read."""
+        return sum(len(part.claim.rows) for part in self.sealed)
+
+    @property
+    def claimed(self) -> list[int]:
+        """The shards that are reserved or there to be read."""
+        return [shard for shard, part in self.parts.items() if not part.is_lost]
+
+    @property
+    def claimed_rows(self) -> int:
+        """Rows of these."""
+        return sum(len(self.parts[shard].claim.rows) for shard in self.claimed)
+
+    @property
+    def stage(self) -> Stage:
+        """Where it stands."""
+        if self.sealed_rows == self.real_rows:
+            return Stage.COMPLETE
+        return Stage.LOST if any(p.is_lost for p in self.parts.values()) else Stage.OPEN
+
+    @property
+    def is_written(self) -> bool:
+        """Whether some of it is reserved or there to be read."""
+        return bool(self.claimed)
+
+    @property
+    def global_count(self) -> int | None:
+        """Positions that count, where every part brought a mask."""
+        counts = [part.valid_count for part in self.sealed]
+        return None if None in counts else sum(count or 0 for count in counts)
+
+    def check_claim(self, claim: Claim) -> None:
+        """Refuse rows that are another's, or this shard's own and not sealed.
+
+        Raises:
+            PayloadConflictError: they are, or the step has another count of real rows.
+        """
+        if self.is_written and self.real_rows != claim.real_rows:
+            raise _conflict(
+                claim, f"has {self.real_rows} real rows, and this shard says {claim.real_rows}"
+            )
+        for shard, part in self.parts.items():
+            theirs = part.claim.rows
+            if shard != claim.shard and not part.is_lost and _overlap(theirs, claim.rows):
+                raise _conflict(claim, f"has {rows_text(theirs)} from shard {shard} already")
+        own = self.parts.get(claim.shard)
+        if own is None or own.is_lost:
+            return
+        if own.claim.rows != claim.rows:
+            raise _conflict(claim, f"has {rows_text(own.claim.rows)} of this shard already")
+        if not own.is_sealed or own.repeat is not None:
+            raise _conflict(claim, "has them reserved for this shard already")
+
+    def lacking_text(self, shard_count: int) -> str:
+        """Say which shards of a step of ``shard_count`` shards are not there to be read."""
+        sealed = {part.claim.shard for part in self.sealed}
+        written = [shard for shard in self.claimed if shard not in sealed]
+        absent = [shard for shard in range(shard_count) if shard not in self.claimed]
+        text = f"{self.sealed_rows} of its {self.real_rows} rows are sealed"
+        for shards, what in ((written, "being written"), (absent, "not reserved")):
+            if shards and self.sealed_rows < self.real_rows:
+                more = " ..." if len(shards) > 8 else ""
+                text += f"; {what}: shard {', '.join(map(str, shards[:8]))}{more}"
+        return text
+
+    def lost_error(self) -> ProducerLostError:
+        """Return the error of whoever wants a step that has lost a part."""
+        lost = sorted(shard for shard, part in self.parts.items() if part.is_lost)
+        shards = ", ".join(map(str, lost))
+        return ProducerLostError(
+            f"step {self.number} lacks shard {shards}: its publisher ended before anybody had "
+            "leased it; wait for a new publisher of that shard to write it again, or go on "
+            "without this step",
+            facts={"step": self.number, "shards": shards},
+        )
+
+
+def rows_text(rows: range) -> str:
+    """Return rows as messages name them."""
+    return f"rows {rows.start} to {rows.stop - 1}"
+
+
+def _overlap(one: range, other: range) -> bool:
+    return one.start < other.stop and other.start < one.stop
+
+
+def _conflict(claim: Claim, why: str) -> PayloadConflictError:
+    return PayloadConflictError(
+        f"shard {claim.shard} cannot write {rows_text(claim.rows)}: step {claim.step} {why}; each "
+        "row of a step is written once, by one shard",
+        facts={
+            "step": claim.step,
+            "shard": claim.shard,
+            "first_row": claim.rows.start,
+            "row_count": len(claim.rows),
+        },
+    )

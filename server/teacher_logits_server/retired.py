@@ -1,0 +1,35 @@
+"""Which steps of a teacher are over for good, in bounded memory. Pure."""
+
+from __future__ import annotations
+
+import heapq
+
+LIMIT = 4096
+"""Retired steps remembered one by one; all below the lowest of them count as retired too."""
+
+
+class RetiredSteps:
+    """A set of steps that only grows, from below."""
+
+    def __init__(self) -> None:
+        self._single: set[int] = set()
+        self._heap: list[int] = []
+        self._below = 0
+
+    def __contains__(self, step: int) -> bool:
+        return step < self._below or step in self._single
+
+    def add(self, step: int) -> None:
+        """Retire one step."""
+        if step in self:
+            return
+        self._single.add(step)
+        heapq.heappush(self._heap, step)
+        if len(self._heap) > LIMIT:
+            self.add_below(self._heap[0] + 1)
+
+    def add_below(self, step: int) -> None:
+        """Retire every step below this one."""
+        self._below = max(self._below, step)
+        while self._heap and self._heap[0] < self._below:
+            self._single.discard(heapq.heappop(self._heap))

@@ -1,0 +1,107 @@
+"""Row checks: whether the small columns of a payload say what was reserved.
+
+Plain bytes, no tensors: a few reads and comparisons a seal, however many rows. The values of
+the scores are the receiver's to check (``invariants``).
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from teacher_logits.errors import PayloadInvalidError
+from teacher_logits.layout import ColumnKind, RowStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from teacher_logits.payload import Payload
+
+_KNOWN_STATUSES = bytes(RowStatus)
+
+
+def check_rows(
+    payload: Payload,
+    row_positions: Sequence[int],
+    *,
+    bad_row_count: int,
+    read: Callable[[int, int], bytes],
+) -> None:
+    """Refuse a payload whose rows are not those that were reserved. Columns it lacks pass.
+
+    Args:
+        row_positions: positions of each row, by the reservation.
+        bad_row_count: rows whose status is not OK, by the seal.
+        read: returns bytes of the payload, by (offset, size).
+
+    Raises:
+        PayloadInvalidError: naming the column, the first row, and both numbers.
+    """
+
+    def column(kind: ColumnKind) -> bytes:
+        found = payload.column(kind)
+        data = read(found.offset_bytes, found.size_bytes)
+        if len(data) != found.size_bytes:
+            raise _differs(payload, kind, "bytes in its room", len(data), found.size_bytes)
+        return data
+
+    kinds = {column.kind for column in payload.columns}
+    if ColumnKind.ROW_OFFSETS in kinds:
+        offsets = array("q", accumulate(row_positions, initial=0))
+        data = column(ColumnKind.ROW_OFFSETS)
+        _compare(payload, ColumnKind.ROW_OFFSETS, data, offsets)
+    if ColumnKind.ROW_WINDOWS in kinds:
+        counts = _numbers("i", column(ColumnKind.ROW_WINDOWS))[1::2]
+        expected = array("i", row_positions)
+        _compare(payload, ColumnKind.ROW_WINDOWS, _bytes(counts), expected)
+    if ColumnKind.ROW_STATUS in kinds:
+        _check_status(payload, column(ColumnKind.ROW_STATUS), bad_row_count)
+
+
+def _compare(payload: Payload, kind: ColumnKind, data: bytes, expected: array[int]) -> None:
+    if data == _bytes(expected):
+        return
+    has = _numbers(expected.typecode, data)
+    row = next(row for row, (a, b) in enumerate(zip(has, expected, strict=True)) if a != b)
+    raise _differs(payload, kind, f"row {row}", has[row], expected[row])
+
+
+def _check_status(payload: Payload, data: bytes, bad_row_count: int) -> None:
+    unknown = data.translate(None, _KNOWN_STATUSES)
+    if unknown:
+        row = data.index(unknown[:1])
+        raise PayloadInvalidError(
+            f"{ColumnKind.ROW_STATUS.value} of payload {payload.payload_id} has {unknown[0]} for "
+            f"row {row}; the statuses are 0 to {max(RowStatus)}",
+            facts={"column": ColumnKind.ROW_STATUS.value, "row": row, "status": unknown[0]},
+        )
+    bad = len(data) - data.count(RowStatus.OK)
+    if bad != bad_row_count:
+        raise _differs(payload, ColumnKind.ROW_STATUS, "the count of bad rows", bad, bad_row_count)
+
+
+def _differs(
+    payload: Payload, kind: ColumnKind, what: str, has: int, should: int
+) -> PayloadInvalidError:
+    return PayloadInvalidError(
+        f"{kind.value} of payload {payload.payload_id} has {has} for {what}, and {should} was "
+        "announced: write the columns before the seal, as they were reserved",
+        facts={"column": kind.value, "what": what, "has": has, "should": should},
+    )
+
+
+def _numbers(typecode: str, data: bytes) -> array[int]:
+    numbers = array(typecode)
+    numbers.frombytes(data)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
+
+
+def _bytes(numbers: array[int]) -> bytes:
+    if sys.byteorder == "big":
+        numbers = array(numbers.typecode, numbers)
+        numbers.byteswap()
+    return numbers.tobytes()

@@ -1,0 +1,140 @@
+"""Seats: which students read a teacher's steps, and which of their readers have read one.
+
+Pure. A student has ``data_parallel_size * readers_per_rank`` readers, and each has a seat. A
+session sits down when it opens and leaves when it ends; its successor takes the free seat, so
+that what was read from it stays read. Steps wait for every student that is there, which it is
+while one of its sessions is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from teacher_logits.errors import SessionRefusedError, Violation
+from teacher_logits_server.parts import Seat
+
+if TYPE_CHECKING:
+    from teacher_logits.profiles import StudentProfile
+    from teacher_logits_server.parts import Step
+
+
+@dataclass(kw_only=True)
+class _Student:
+    data_parallel_size: int
+    readers_per_rank: int
+    #: The first step that waits for it.
+    begin: int
+    seats: dict[str, Seat] = field(default_factory=dict)
+
+
+class Seats:
+    """The readers of one teacher's steps."""
+
+    def __init__(self) -> None:
+        self._students: dict[str, _Student] = {}
+        self._by_session: dict[str, Seat] = {}
+        self._highest_asked = -1
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody reads here."""
+        return not self._students
+
+    def check(self, student: StudentProfile) -> None:
+        """Refuse a session whose grid is another than that of its own student's others.
+
+        Raises:
+            SessionRefusedError: by rule ``student_grid_conflict``.
+        """
+        known = self._students.get(student.student_id)
+        if known is None:
+            return
+        for name, has, says in (
+            ("data_parallel_size", known.data_parallel_size, student.batch_grid.data_parallel_size),
+            ("readers_per_rank", known.readers_per_rank, student.readers_per_rank),
+        ):
+            if has != says:
+                raise SessionRefusedError([_grid_conflict(student.student_id, name, has, says)])
+
+    def join(self, session_id: str, student: StudentProfile) -> None:
+        """Give a reader its seat.
+
+        The first student is waited for from the first step on, a later one from behind the
+        highest step that anybody asked for and got.
+        """
+        known = self._students.get(student.student_id)
+        if known is None:
+            known = _Student(
+                data_parallel_size=student.batch_grid.data_parallel_size,
+                readers_per_rank=student.readers_per_rank,
+                begin=self._highest_asked + 1 if self._students else 0,
+            )
+            self._students[student.student_id] = known
+        rank = student.data_parallel_rank
+        taken = [seat for seat in known.seats.values() if seat.rank == rank]
+        free = set(range(known.readers_per_rank)) - {seat.number for seat in taken}
+        # One reader too many is a successor whose predecessor has not been found dead yet:
+        # it shares the seat of the one that came first.
+        number = min(free) if free else taken[0].number
+        seat = Seat(student_id=student.student_id, rank=rank, number=number)
+        known.seats[session_id] = self._by_session[session_id] = seat
+
+    def of(self, session_id: str) -> Seat | None:
+        """Return a reader's seat; None where it has none, or has left it."""
+        return self._by_session.get(session_id)
+
+    def sessions(self) -> list[str]:
+        """Return the sessions that have a seat."""
+        return list(self._by_session)
+
+    def leave(self, session_id: str) -> bool:
+        """Take a reader's seat back; return whether its student has gone with it."""
+        seat = self._by_session.pop(session_id, None)
+        if seat is None:
+            return False
+        student = self._students[seat.student_id]
+        del student.seats[session_id]
+        if student.seats:
+            return False
+        del self._students[seat.student_id]
+        if not self._students:
+            self._highest_asked = -1
+        return True
+
+    def note_asked(self, number: int) -> None:
+        """Note that a reader asked for a step and got it."""
+        self._highest_asked = max(self._highest_asked, number)
+
+    def have_read(self, step: Step) -> bool:
+        """Say whether every reader that a step waits for has read it, and there is one at all."""
+        return bool(self._students) and all(
+            len(step.consumed.get(student_id, ()))
+            >= student.data_parallel_size * student.readers_per_rank
+            for student_id, student in self._students.items()
+            if student.begin <= step.number
+        )
+
+    def waited_for(self, step: Step) -> dict[str, list[int]]:
+        """Return the ranks of each student that have not read a step yet."""
+        waiting = {}
+        for student_id, student in self._students.items():
+            done = Counter(seat.rank for seat in step.consumed.get(student_id, ()))
+            ranks = [
+                rank
+                for rank in range(student.data_parallel_size)
+                if done[rank] < student.readers_per_rank
+            ]
+            if ranks and student.begin <= step.number:
+                waiting[student_id] = ranks
+        return waiting
+
+
+def _grid_conflict(student_id: str, name: str, has: int, says: int) -> Violation:
+    return Violation(
+        rule="student_grid_conflict",
+        message=f"other sessions of student {student_id!r} say {name} {has}, this one {says}; give "
+        "each training job a student_id of its own",
+        facts={f"student_{name}": says, f"other_{name}": has},
+    )

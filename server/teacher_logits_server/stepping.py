@@ -1,0 +1,278 @@
+"""Registered payloads under the ledger's lock: what becomes of room as steps go by.
+
+A base of ``ledger.Ledger``, over ``room``; nothing here is called from outside. The tables
+say what is to happen to a payload (``steps``, ``publishers``), and it happens here:
+
+    its step is retired           no new lease; its room is free with its last hold
+    its publisher died            likewise, and its step is lost, unless somebody has leased it:
+                                  then once that comes back
+    a reservation ended           its room, where it had some, is free
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from teacher_logits import keys
+from teacher_logits.cuts import cut_rows
+from teacher_logits.grid import rows_of_rank
+from teacher_logits.terms import LeaseTerms, StepGrant
+from teacher_logits_server.capability import check_payload_suits
+from teacher_logits_server.drafts import Drafts
+from teacher_logits_server.grants import Grant, Grants
+from teacher_logits_server.leases import Doubt, Lease
+from teacher_logits_server.mail import Mail
+from teacher_logits_server.publishers import Publishers
+from teacher_logits_server.room import Room
+from teacher_logits_server.settlement import OF_A_PUBLISHER, Wishes, settle_writer
+
+if TYPE_CHECKING:
+    from teacher_logits.clock import Clock
+    from teacher_logits.cuts import Cut
+    from teacher_logits.profiles import TeacherProfile
+    from teacher_logits.transport import Settlement, Transport
+    from teacher_logits_server.lending import Slots
+    from teacher_logits_server.limits import Limits
+    from teacher_logits_server.news import News
+    from teacher_logits_server.parts import Step
+    from teacher_logits_server.publishers import Published
+    from teacher_logits_server.registry import Sealed
+    from teacher_logits_server.sessions import Session
+
+
+class Stepping(Room):
+    """Steps, grants, drafts and mail. For its arguments see ``Handshake``."""
+
+    def __init__(
+        self,
+        *,
+        epoch: str,
+        limits: Limits,
+        engine: TeacherProfile | None,
+        clock: Clock,
+        slots: Slots,
+        offered: frozenset[Transport],
+    ) -> None:
+        super().__init__(limits=limits, clock=clock, slots=slots)
+        self.epoch = epoch
+        self._offered = offered
+        self._publishers = Publishers(engine=engine, keep_steps=limits.keep_steps)
+        self._drafts = Drafts()
+        self._grants = Grants()
+        self._mail = Mail()
+        #: Sessions of publishers that are there.
+        self._writers: set[str] = set()
+        #: Payloads of dead publishers that somebody has leased.
+        self._orphans: set[str] = set()
+
+    # Leases
+
+    def _take_back(self, lease: Lease, *, returned: bool) -> None:
+        """End a lease; ``returned`` where its reader said so itself."""
+        teacher = self._lending.sealed(lease).payload.teacher_id
+        self._lending.take_back(lease)
+        self._note_end(lease, teacher, returned=returned)
+
+    def _doubt(self, lease: Lease, doubt: Doubt) -> None:
+        """Keep the room of a lease whose reader is gone and not proven gone."""
+        teacher = self._lending.sealed(lease).payload.teacher_id
+        self._lending.quarantine(lease, doubt)
+        self._note_end(lease, teacher, returned=False)
+
+    def _note_end(self, lease: Lease, teacher_id: str, *, returned: bool) -> None:
+        grant = self._grants.end(lease.lease_id, returned=returned)
+        published = self._publishers.find(teacher_id)
+        if published is None:
+            return
+        if grant is not None and grant.seat is not None:
+            published.steps.consume(grant.step, grant.seat)
+            self._carry_out(published)
+        if lease.payload_id in self._orphans and not self._lending.is_leased(lease.payload_id):
+            self._lose(published, lease.payload_id)
+            self._carry_out(published)
+
+    def _cut(self, sealed: Sealed, lease: Lease) -> Cut | None:
+        """Return the rows of a payload that a lease streams; None where it has all of it."""
+        payload, rows = sealed.payload, lease.rows
+        if rows is None or not lease.streams or len(rows) == payload.row_count:
+            return None
+        return cut_rows(payload, sealed.row_positions, first_row=rows.start, row_count=len(rows))
+
+    def _lease_terms(self, lease: Lease, sealed: Sealed) -> LeaseTerms:
+        cut = self._cut(sealed, lease)
+        return LeaseTerms(
+            lease_id=lease.lease_id,
+            payload=sealed.payload if cut is None else cut.payload,
+            writer_id=sealed.writer_id,
+            extent=None if lease.streams else sealed.extent,
+        )
+
+    # Grants
+
+    def _grant(
+        self, session: Session, published: Published, step: Step, *, request_id: str, now: float
+    ) -> StepGrant:
+        """Lease a session all that a complete step holds of its rows.
+
+        Raises:
+            SessionRefusedError: a writer shares no memory with it, and it insists.
+            NoCommonTransportError: nothing that it wants is left for a writer.
+            PayloadInvalidError: a payload lacks what the session settled.
+        """
+        found = self._find_rows(session, step)
+        settlements = self._settle_new(session, [sealed.writer_id for sealed, _ in found])
+        leases = [self._lend(session, sealed, rows=rows, now=now) for sealed, rows in found]
+        terms = StepGrant(
+            step=step.number,
+            leases=tuple(leases),
+            real_rows=step.real_rows,
+            global_count=step.global_count,
+            settlements=tuple(settlements.values()),
+        )
+        seat = published.steps.seats.of(session.session_id)
+        self._grants.add(
+            Grant(
+                session_id=session.session_id,
+                request_id=request_id,
+                seat=seat,
+                terms=terms,
+                open_leases={lease.lease_id for lease in leases},
+            )
+        )
+        if not leases and seat is not None:  # its rows are all padding
+            published.steps.consume(step.number, seat)
+            self._carry_out(published)
+        return terms
+
+    def _find_rows(self, session: Session, step: Step) -> list[tuple[Sealed, range]]:
+        """Return the payloads of a step that hold rows of a student's rank, and these rows."""
+        student = session.student
+        mine = rows_of_rank(student.batch_grid, student.data_parallel_rank)
+        found = []
+        for part in step.sealed:
+            theirs = part.claim.rows
+            rows = range(max(mine.start, theirs.start), min(mine.stop, theirs.stop))
+            if not rows:
+                continue
+            sealed = self._lending.held(part.claim.payload_id)
+            check_payload_suits(
+                student,
+                sealed.payload,
+                teacher_id=session.teacher_id,
+                vocabulary_size=session.vocabulary_size,
+            )
+            found.append((sealed, rows))
+        return found
+
+    def _settle_new(self, session: Session, writers: list[str]) -> dict[str, Settlement]:
+        """Settle the writers that a session does not know; return what it is to be told."""
+        settlements = {}
+        for writer_id in dict.fromkeys(writers):
+            if writer_id in session.untold:
+                settlements[writer_id] = session.settlements[writer_id]
+            elif writer_id not in session.settlements:
+                settlements[writer_id] = self._settle(session, writer_id)
+        session.settlements |= settlements
+        session.untold -= settlements.keys()
+        return settlements
+
+    def _lend(
+        self,
+        session: Session,
+        sealed: Sealed,
+        *,
+        rows: range | None = None,
+        request_id: str = "",
+        digest: bytes = b"",
+        now: float,
+    ) -> LeaseTerms:
+        lease = Lease(
+            lease_id=keys.new_id("l", self.epoch),
+            session_id=session.session_id,
+            request_id=request_id,
+            digest=digest,
+            payload_id=sealed.payload.payload_id,
+            granted_at=now,
+            rows=rows,
+            streams=not session.shares(sealed.writer_id),
+        )
+        self._lending.lend(lease)
+        return self._lease_terms(lease, sealed)
+
+    def _settle(self, session: Session, writer_id: str) -> Settlement:
+        """Return how a session reads, or writes, a writer's payloads; see ``settle_writer``."""
+        wishes = OF_A_PUBLISHER
+        if not session.is_publisher:
+            student = session.student
+            wishes = Wishes(transports=student.transports, locality=student.locality)
+        return settle_writer(wishes, session.proof, writer_id=writer_id, offered=self._offered)
+
+    # Ends
+
+    def _carry_out(self, published: Published) -> None:
+        """Do to the payloads what the steps' table has decided, and tell who waits."""
+        changes = published.steps.take_changes()
+        for payload_id in changes.retired:
+            self._orphans.discard(payload_id)
+            self._lending.retire(payload_id)
+        for payload_id in changes.lapsed:
+            self._end_draft(payload_id)
+        if changes.is_news:
+            self._news.steps_changed = True
+        if changes.decided:
+            self._news.mail |= {
+                session_id
+                for session_id in published.steps.seats.sessions()
+                if self._mail.wants(session_id, changes.decided)
+            }
+            self._news.mail |= {
+                member.session_id
+                for member in published.members.values()
+                if member.session_id in self._writers
+            }
+
+    def _take_news(self) -> News | None:
+        for session_id, payload_id in self._lending.take_freed_foreign():
+            if session_id in self._writers:
+                self._mail.note_freed(session_id, payload_id)
+                self._news.mail.add(session_id)
+        return super()._take_news()
+
+    def _end_draft(self, payload_id: str) -> None:
+        extent = self._drafts.end(payload_id)
+        if extent is not None:
+            self._lending.give_back(extent)
+
+    def _lose(self, published: Published, payload_id: str) -> None:
+        self._orphans.discard(payload_id)
+        published.steps.lose(payload_id)
+        self._lending.retire(payload_id)
+
+    def _end_publisher(self, session: Session, *, in_good_order: bool) -> None:
+        """Learn that a publisher is gone: what it wrote stays, or is lost where it died."""
+        session_id = session.session_id
+        published = self._publishers.find(session.teacher_id)
+        if session_id not in self._writers or published is None:
+            return
+        self._writers.discard(session_id)
+        for claim, is_sealed in published.steps.claims_of(session_id):
+            if not is_sealed:
+                published.steps.abandon(claim.payload_id)
+                self._end_draft(claim.payload_id)
+            elif not in_good_order and self._lending.is_leased(claim.payload_id):
+                self._orphans.add(claim.payload_id)
+            elif not in_good_order:
+                self._lose(published, claim.payload_id)
+        self._publishers.leave(session.teacher_id, session_id, in_good_order=in_good_order)
+        self._lending.relays.leave(session_id)
+        self._carry_out(published)
+        self._publishers.forget_if_over(session.teacher_id)
+        self._news.teachers_changed = True
+
+    def _end_reader(self, session: Session) -> None:
+        """Learn that a student's session reads no step any more."""
+        published = self._publishers.find(session.teacher_id)
+        if published is not None and not session.is_publisher:
+            published.steps.leave(session.session_id)
+            self._carry_out(published)
+            self._publishers.forget_if_over(session.teacher_id)

@@ -1,0 +1,299 @@
+"""Steps: what one teacher has of each step, who may have it, and when it ends.
+
+Pure. Publishers reserve and seal its parts (``parts``), students' readers consume it
+(``seats``).
+
+Promises: a step is had whole or not at all; it is retired when every reader of every
+admitted student has consumed it, or when ``keep_steps`` says so, and a retired step never
+comes back while anybody is there. What follows for payloads is told once, by
+``take_changes``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from teacher_logits.errors import PayloadRetiredError
+from teacher_logits_server.parts import Claim, Part, Seat, Stage, Step
+from teacher_logits_server.retired import RetiredSteps
+from teacher_logits_server.seats import Seats
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """What became of payloads: those of retired steps, and reservations that ended with them.
+
+    ``decided`` are the steps of which whoever waits can be told now. ``is_news``: whoever waits
+    for room should look again.
+    """
+
+    retired: tuple[str, ...]
+    lapsed: tuple[str, ...]
+    decided: tuple[int, ...]
+    is_news: bool
+
+
+class Steps:
+    """The steps of one teacher.
+
+    Args:
+        keep_steps: how many steps are kept at most, the newest complete one among them; 0
+            keeps all that are not consumed.
+    """
+
+    def __init__(self, *, keep_steps: int = 0) -> None:
+        self.seats = Seats()
+        self._keep = keep_steps
+        self._steps: dict[int, Step] = {}
+        self._parts: dict[str, Part] = {}
+        self._by_request: dict[tuple[str, str], Claim] = {}
+        self._retired = RetiredSteps()
+        self._highest_complete = -1
+        self._told_retired: list[str] = []
+        self._told_lapsed: list[str] = []
+        self._decided: list[int] = []
+        self._is_news = False
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(sorted(self._steps.values(), key=lambda step: step.number))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is reserved or sealed."""
+        return not any(step.is_written for step in self._steps.values())
+
+    @property
+    def lowest_open_step(self) -> int:
+        """The lowest step that is being written, else the one behind the highest complete."""
+        return min((step.number for step in self._open()), default=self._highest_complete + 1)
+
+    def lowest_without(self, shard: int) -> int:
+        """Return the lowest step that still needs a shard, else the one that comes next for it."""
+        lacking = (
+            step.number
+            for step in self._open()
+            if shard not in step.claimed and step.claimed_rows < step.real_rows
+        )
+        own = (step.number for step in self._steps.values() if shard in step.claimed)
+        return min(lacking, default=max(self._highest_complete, *own, -1) + 1)
+
+    def find(self, number: int) -> Step | None:
+        """Return a step of which something is known and that is not retired."""
+        return self._steps.get(number)
+
+    def part_of(self, payload_id: str) -> Part | None:
+        """Return the part that a payload belongs to, or a reservation's payload to be."""
+        return self._parts.get(payload_id)
+
+    def take_changes(self) -> Changes:
+        """Return what became of payloads since this was last asked."""
+        changes = Changes(
+            retired=tuple(self._told_retired),
+            lapsed=tuple(self._told_lapsed),
+            decided=tuple(self._decided),
+            is_news=self._is_news,
+        )
+        self._told_retired, self._told_lapsed, self._decided = [], [], []
+        self._is_news = False
+        return changes
+
+    def begin_anew(self) -> None:
+        """Forget which steps were retired or lost, so that they may come again."""
+        self._retired = RetiredSteps()
+        for step in list(self._steps.values()):
+            if not step.is_written:
+                self._drop(step)
+        complete = (s.number for s in self._steps.values() if s.stage is Stage.COMPLETE)
+        self._highest_complete = max(complete, default=-1)
+
+    def retire_all(self) -> None:
+        """Retire every step there is."""
+        for step in list(self._steps.values()):
+            self._retire(step)
+
+    # Publishers
+
+    def reserve(self, claim: Claim) -> tuple[Claim, bool]:
+        """Claim rows; return the claim, and whether the rows were sealed before.
+
+        A retry gets the claim of the first try.
+
+        Raises:
+            PayloadRetiredError: the step is retired.
+            PayloadConflictError: the rows, or the shard, or the step's count of real rows are
+                another's.
+            RequestInvalidError: the request id was used for other rows.
+        """
+        older = self._by_request.get((claim.session_id, claim.request_id))
+        if older is not None:
+            older.check_same(claim)
+            return older, self._parts[older.payload_id].repeat == older
+        self.check_open(claim.step)
+        step = self._steps.get(claim.step)
+        if step is None:
+            step = Step(number=claim.step, real_rows=claim.real_rows)
+        step.check_claim(claim)
+        if not step.is_written:
+            step.real_rows = claim.real_rows
+        part = step.parts.get(claim.shard)
+        is_repeat = part is not None and not part.is_lost
+        if part is not None and is_repeat:
+            part.repeat = claim
+        else:
+            if part is not None:
+                self._forget_claim(part.claim)
+            part = step.parts[claim.shard] = Part(claim=claim)
+        self._steps[claim.step] = step
+        self._parts[claim.payload_id] = part
+        self._by_request[claim.session_id, claim.request_id] = claim
+        return claim, is_repeat
+
+    def seal(self, payload_id: str, *, valid_count: int | None, digest: str) -> None:
+        """Make a reserved part readable."""
+        part = self._parts.get(payload_id)
+        if part is None or part.is_sealed:
+            raise ValueError(f"payload {payload_id} is not reserved")
+        part.is_sealed, part.valid_count, part.digest = True, valid_count, digest
+        self._is_news = True
+        step = self._steps[part.claim.step]
+        if step.stage is not Stage.COMPLETE:
+            return
+        self._highest_complete = max(self._highest_complete, step.number)
+        self._decided.append(step.number)
+        self._retire_if_read(step)
+        if self._keep:
+            kept_from = self._highest_complete - self._keep + 1
+            for each in list(self._steps.values()):
+                if each.number < kept_from:
+                    self._retire(each)
+            self._retired.add_below(kept_from)
+
+    def accept_repeat(self, payload_id: str, session_id: str) -> None:
+        """End a repeat that is the same as the first."""
+        part = self._parts[payload_id]
+        self.abandon(payload_id)
+        part.repeated.add((payload_id, session_id))
+        self._parts[payload_id] = part
+
+    def abandon(self, payload_id: str) -> None:
+        """End a reservation; one that is sealed, or ended, stays as it is."""
+        part = self._parts.get(payload_id)
+        if part is None:
+            return
+        if part.repeat is not None and part.repeat.payload_id == payload_id:
+            self._forget_claim(part.repeat)
+            part.repeat = None
+        elif not part.is_sealed:
+            step = self._steps[part.claim.step]
+            self._forget_claim(part.claim)
+            del step.parts[part.claim.shard]
+            if not step.parts:
+                self._drop(step)
+            self._is_news = True
+
+    def lose(self, payload_id: str) -> None:
+        """Learn that a sealed part is gone. A repeat under way takes its place."""
+        part = self._parts.get(payload_id)
+        if part is None or not part.is_sealed or part.claim.payload_id != payload_id:
+            return
+        if part.repeat is not None:
+            self._forget_claim(part.claim)
+            part.claim, part.repeat, part.is_sealed = part.repeat, None, False
+        else:
+            part.is_lost = True
+            self._decided.append(part.claim.step)
+        self._is_news = True
+
+    def claims_of(self, session_id: str) -> list[tuple[Claim, bool]]:
+        """Return what a session reserved, and whether it is sealed and still there."""
+        claims = []
+        for step in self._steps.values():
+            for part in step.parts.values():
+                if part.claim.session_id == session_id and not part.is_lost:
+                    claims.append((part.claim, part.is_sealed))
+                if part.repeat is not None and part.repeat.session_id == session_id:
+                    claims.append((part.repeat, False))
+        return claims
+
+    # Students
+
+    def check_open(self, number: int) -> None:
+        """Refuse a step that is retired.
+
+        Raises:
+            PayloadRetiredError: it is, with the lowest step there is.
+        """
+        if number not in self._retired:
+            return
+        lowest = min(self._steps, default=self._highest_complete + 1)
+        raise PayloadRetiredError(
+            f"step {number} is retired: all who read it have returned it, or --keep-steps let it "
+            f"go; the lowest step there is, or that comes next, is {lowest}",
+            facts={"step": number, "lowest_step": lowest},
+        )
+
+    def had(self, number: int) -> Step | None:
+        """Return a step that is complete, and None where it is not yet.
+
+        Raises:
+            PayloadRetiredError: it is retired.
+            ProducerLostError: a publisher died with some of it.
+        """
+        self.check_open(number)
+        step = self._steps.get(number)
+        if step is None or step.stage is Stage.OPEN:
+            return None
+        if step.stage is Stage.LOST:
+            raise step.lost_error()
+        return step
+
+    def consume(self, number: int, seat: Seat) -> None:
+        """Note that a reader has returned all that it was granted of a step."""
+        step = self._steps.get(number)
+        if step is not None:
+            step.consumed.setdefault(seat.student_id, set()).add(seat)
+            self._retire_if_read(step)
+
+    def leave(self, session_id: str) -> None:
+        """Learn that a reader is gone; steps do not wait for a student without readers."""
+        if self.seats.leave(session_id):
+            for step in list(self._steps.values()):
+                self._retire_if_read(step)
+
+    def _open(self) -> Iterator[Step]:
+        for step in self._steps.values():
+            if step.is_written and step.stage is not Stage.COMPLETE:
+                yield step
+
+    def _retire_if_read(self, step: Step) -> None:
+        if step.stage is Stage.COMPLETE and self.seats.have_read(step):
+            self._retire(step)
+
+    def _retire(self, step: Step) -> None:
+        for part in step.parts.values():
+            if part.repeat is not None:
+                self._told_lapsed.append(part.repeat.payload_id)
+            if not part.is_lost:
+                told = self._told_retired if part.is_sealed else self._told_lapsed
+                told.append(part.claim.payload_id)
+        self._drop(step)
+        self._retired.add(step.number)
+        self._decided.append(step.number)
+        self._is_news = True
+
+    def _drop(self, step: Step) -> None:
+        for part in step.parts.values():
+            self._forget_claim(part.claim)
+            if part.repeat is not None:
+                self._forget_claim(part.repeat)
+            for payload_id, _ in part.repeated:
+                self._parts.pop(payload_id, None)
+        self._steps.pop(step.number, None)
+
+    def _forget_claim(self, claim: Claim) -> None:
+        self._parts.pop(claim.payload_id, None)
+        self._by_request.pop((claim.session_id, claim.request_id), None)

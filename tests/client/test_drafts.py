@@ -1,0 +1,214 @@
+"""Drafts as such: in which forms rows, masks and logits may come, without a server."""
+
+from typing import cast
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.client.publishing import (
+    ROWS,
+    VOCABULARY,
+    WIDTH,
+    K,
+    a_grid,
+    a_teacher,
+    expected,
+    flat,
+    next_of,
+    some_rows,
+)
+
+import teacher_logits_client as tl
+from teacher_logits.digest import row_digest
+from teacher_logits.errors import PayloadInvalidError
+from teacher_logits.selection import Selection
+from teacher_logits_client.draft_checks import finish
+from teacher_logits_client.draft_columns import DraftColumns, describe
+from teacher_logits_client.draft_parts import DraftPart
+from teacher_logits_client.draft_rows import DraftRows, Given, make_draft_rows, rows_to_write
+
+TEACHER = a_teacher("teacher")
+
+
+def rows_of(rows: range = range(ROWS), padded: int = ROWS, **given: object) -> DraftRows:
+    values = dict.fromkeys(("input_ids", "lengths", "attention_mask", "windows", "loss_mask"))
+    return make_draft_rows(TEACHER, rows, padded, Given(**{**values, **given}))  # type: ignore[arg-type]
+
+
+def draft_of(rows: DraftRows) -> tuple[DraftPart, DraftColumns]:
+    payload = describe(TEACHER, 0, rows)
+    columns = DraftColumns(
+        memoryview(bytearray(payload.size_bytes)), payload.columns, rows, temperatures=2
+    )
+    return DraftPart(rows.rows, draft_rows=rows, columns=columns, payload=payload), columns
+
+
+def finished(rows: DraftRows, columns: DraftColumns) -> int:
+    return finish(columns, rows, describe(TEACHER, 0, rows), mask=False)
+
+
+def matches(columns: DraftColumns, wanted: object) -> bool:
+    assert isinstance(wanted, Selection)
+    got = columns.selection
+    return all(torch.equal(getattr(got, name), value) for name, value in vars(wanted).items())
+
+
+def test_a_list_of_rows_and_a_rectangle_are_the_same_rows() -> None:
+    ids, lengths, _ = some_rows(0)
+    ragged = [row[:length].tolist() for row, length in zip(ids, lengths.tolist(), strict=True)]
+    a, b = rows_of(input_ids=ids, lengths=lengths), rows_of(input_ids=ragged)
+    mask = torch.arange(WIDTH) < lengths[:, None]
+    c = rows_of(input_ids=ids.numpy(), attention_mask=mask)
+    assert a.digests == b.digests == c.digests
+    assert a.digests[:16] == row_digest(ragged[0])
+    assert a.width == b.width == c.width == WIDTH
+    assert a.next_ids is not None
+    assert a.next_ids.tolist() == next_of(ids, lengths).tolist()
+
+
+@pytest.mark.parametrize("form", ["flat", "rectangle", "padded rows"])
+def test_logits_come_flat_or_as_a_rectangle(form: str) -> None:
+    ids, lengths, logits = some_rows(1)
+    wanted = expected(ids, lengths, logits)
+    rows = rows_of(input_ids=ids, lengths=lengths)
+    if form == "flat":
+        logits = flat(logits, lengths)
+    elif form == "padded rows":
+        rows = rows_of(range(ROWS - 1), ROWS, input_ids=ids, lengths=lengths)
+        wanted = expected(ids[:-1], lengths[:-1], logits[:-1])
+    part, columns = draft_of(rows)
+    tl.select_top_k(logits, out=part)
+    assert matches(columns, wanted)
+    assert finished(rows, columns) == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=ROWS, max_size=ROWS))
+def test_windows_are_cut_out_of_every_form(cuts: list[tuple[int, int]]) -> None:
+    ids, lengths, logits = some_rows(2)
+    windows = [
+        (min(first, length), min(count, length - min(first, length)))
+        for (first, count), length in zip(cuts, lengths.tolist(), strict=True)
+    ]
+    rows = rows_of(input_ids=ids, lengths=lengths, windows=windows)
+    pieces = [logits[row, a : a + n] for row, (a, n) in enumerate(windows)]
+    following = torch.split(next_of(ids, lengths), lengths.tolist())
+    wanted = tl.select_top_k(
+        torch.cat(pieces),
+        k=K,
+        temperatures=(1.0, 2.0),
+        vocab_size=VOCABULARY,
+        next_ids=torch.cat([following[row][a : a + n] for row, (a, n) in enumerate(windows)]),
+    )
+    for given_logits in (logits, flat(logits, lengths), torch.cat(pieces)):
+        part, columns = draft_of(rows)
+        tl.select_top_k(given_logits, out=part)
+        assert matches(columns, wanted)
+
+
+def test_a_rectangle_is_not_copied() -> None:
+    ids, lengths, logits = some_rows(1)
+    part, _ = draft_of(rows_of(input_ids=ids, lengths=lengths))
+    begin, end = logits.data_ptr(), logits.data_ptr() + logits.nbytes
+    for index, _ in part._pieces(logits, what="logits", axes=1):
+        assert begin <= logits[index].data_ptr() < end
+
+
+def test_next_ids_may_be_said_in_the_form_of_the_logits() -> None:
+    ids, lengths, logits = some_rows(1)
+    rectangle = torch.full((ROWS, WIDTH), -1)
+    rectangle[:, :-1] = ids[:, 1:]
+    rectangle[torch.arange(ROWS), lengths - 1] = -1
+    part, columns = draft_of(rows_of(lengths=lengths.tolist()))
+    with pytest.raises(PayloadInvalidError, match=f"are {max(lengths.tolist())} wide|next"):
+        tl.select_top_k(logits, out=part)
+    tl.select_top_k(logits, out=part, next_ids=rectangle)
+    assert matches(columns, expected(ids, lengths, logits))
+
+
+def test_logits_of_other_rows_are_refused() -> None:
+    ids, lengths, logits = some_rows(1)
+    part, _ = draft_of(rows_of(input_ids=ids, lengths=lengths))
+    for wrong in (logits[:3], logits[:, :-1], flat(logits, lengths)[:-1], logits.unsqueeze(0)):
+        with pytest.raises(PayloadInvalidError, match="logits have shape"):
+            tl.select_top_k(wrong, out=part)
+    with pytest.raises(PayloadInvalidError, match="columns"):
+        tl.select_top_k(logits[..., :9], out=part)
+
+
+def test_a_column_of_another_width_or_name_is_refused() -> None:
+    ids, lengths, _ = some_rows(1)
+    part, _ = draft_of(rows_of(input_ids=ids, lengths=lengths))
+    count = part.position_count
+    with pytest.raises(PayloadInvalidError, match="has 3 entries a position, and the payload 6"):
+        part.write(topk_ids=torch.zeros(count, 3, dtype=torch.int32))
+    with pytest.raises(PayloadInvalidError, match="no column"):
+        part.write(row_status=torch.zeros(count))
+
+
+@pytest.mark.parametrize("left_out", ["topk_ids", "log_tail", "logsumexp", "actual_logprob"])
+def test_each_column_that_was_not_written_is_named(left_out: str) -> None:
+    ids, lengths, logits = some_rows(1)
+    rows = rows_of(input_ids=ids, lengths=lengths)
+    part, columns = draft_of(rows)
+    values = vars(expected(ids, lengths, logits))
+    part.write(**{k: v for k, v in values.items() if k not in ("status", left_out)})
+    with pytest.raises(PayloadInvalidError, match=f"{left_out} was not written") as raised:
+        finished(rows, columns)
+    assert raised.value.facts["position"] == 0
+
+
+def test_marks_and_counts_of_a_mask_are_counted_alike() -> None:
+    ids, lengths, _ = some_rows(3)
+    mask = torch.rand(ROWS, WIDTH, generator=torch.Generator().manual_seed(1)) < 0.5
+    each = [
+        int(row[: length - 1].sum()) for row, length in zip(mask, lengths.tolist(), strict=True)
+    ]
+    ragged = [row[:length].tolist() for row, length in zip(mask, lengths.tolist(), strict=True)]
+    for given_mask in (mask, mask.int(), mask.float(), ragged, each, torch.tensor(each)):
+        rows = rows_of(input_ids=ids, lengths=lengths, loss_mask=given_mask)
+        assert rows.valid_count == sum(each)
+
+
+def test_a_mask_that_cannot_be_is_refused() -> None:
+    ids, lengths, _ = some_rows(3)
+    for mask, words in (
+        (torch.ones(ROWS, WIDTH + 1), "wide"),
+        (lengths, "count"),
+        (torch.ones(ROWS, dtype=torch.bool), "give marks"),
+        ([[True]] * ROWS, "the row"),
+        (torch.ones(ROWS + 1, WIDTH), "give one for each"),
+    ):
+        with pytest.raises(PayloadInvalidError, match=words):
+            rows_of(input_ids=ids, lengths=lengths, loss_mask=mask)
+
+
+def test_rows_longer_than_the_teacher_promises_are_refused() -> None:
+    with pytest.raises(PayloadInvalidError, match="promises 64 at most"):
+        rows_of(range(1), 1, input_ids=[[1] * 65])
+    with pytest.raises(PayloadInvalidError, match="1 to 64"):
+        rows_of(range(1), 1, lengths=[65])
+
+
+def test_a_rank_of_padding_publishes_nothing() -> None:
+    teacher = a_teacher("t", batch_grid=a_grid(2), data_parallel_rank=1)
+    assert rows_to_write(teacher, None, real_rows=3) == (range(2, 3), 2)
+    with pytest.raises(PayloadInvalidError, match="publishes nothing"):
+        rows_to_write(teacher, None, real_rows=2)
+
+
+def test_columns_that_a_profile_leaves_out_are_not_written() -> None:
+    few = a_teacher("t", columns=[k for k in TEACHER.columns if k.value != "actual_logprob"])
+    ids, lengths, logits = some_rows(1)
+    rows = rows_of(lengths=lengths)
+    payload = describe(few, 0, rows)
+    columns = DraftColumns(
+        memoryview(bytearray(payload.size_bytes)), payload.columns, rows, temperatures=2
+    )
+    part = DraftPart(rows.rows, draft_rows=rows, columns=columns, payload=payload)
+    tl.select_top_k(logits, out=part)
+    assert finish(columns, rows, payload, mask=False) == 0
+    wanted = cast("Selection", expected(ids, lengths, logits))
+    assert torch.equal(columns.selection.topk_ids, wanted.topk_ids)
+    with pytest.raises(PayloadInvalidError, match="logits"):
+        describe(a_teacher("t", columns=("logits", *TEACHER.columns)), 0, rows)

@@ -1,0 +1,282 @@
+"""A publisher's own slabs, against a broker that does as the test tells it."""
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import cast
+
+import pytest
+from tests.client.test_line import Broker, a_line
+from tests.client.test_line_mail import a_shard
+
+from teacher_logits.errors import (
+    DeadlinePassedError,
+    PayloadConflictError,
+    PoolFullError,
+    ServerUnreachableError,
+)
+from teacher_logits.keys import PayloadKey
+from teacher_logits.payload import Payload
+from teacher_logits.pool import PAGE_BYTES
+from teacher_logits.slab import CONTROL_BYTES, is_retired
+from teacher_logits.terms import Reservation, RoomFreed
+from teacher_logits.v1 import line_pb2
+from teacher_logits.wire_errors import to_status
+from teacher_logits.wire_steps import mail_to_wire, reservation_to_wire
+from teacher_logits_client.calls.registry import RegistryCalls
+from teacher_logits_client.claims import Claim, Sealing
+from teacher_logits_client.freed_mail import FreedMail
+from teacher_logits_client.own_slabs import OwnSlabs
+from teacher_logits_client.publisher_room import PublisherRoom
+from teacher_logits_client.slab_maker import SlabMaker
+
+SOON, LONG = 0.1, 30.0
+GOOD = Sealing(bad_row_count=0, valid_count=None, digest="")
+
+
+@dataclass
+class Desk:
+    """Answers a publisher's requests on a thread, but for those that it is told to leave out."""
+
+    broker: Broker
+    unanswered: set[str] = field(default_factory=set)
+    refused: dict[str, Exception] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    slab_sizes: dict[str, int] = field(default_factory=dict)
+
+    def run(self) -> None:
+        while True:
+            try:
+                packet = self.broker.socket.recv(65536)
+                if not packet:
+                    return
+                self._answer(line_pb2.LineRequest.FromString(packet))
+            except OSError:
+                return
+
+    def _answer(self, request: line_pb2.LineRequest) -> None:
+        kind = request.WhichOneof("body") or ""
+        self.asked.append(kind)
+        if kind in self.unanswered:
+            return
+        reply = line_pb2.LineReply(call_id=request.call_id)
+        if kind in self.refused:
+            reply.status = to_status(self.refused[kind]).SerializeToString()
+        elif kind == "reserve":
+            step = request.reserve.payload.key.step
+            reservation = Reservation(
+                payload_id=f"p-{step}", is_repeat=False, lowest_open_step=step
+            )
+            reply.reserve.CopyFrom(reservation_to_wire(reservation))
+        else:
+            getattr(reply, kind).SetInParent()
+            if kind == "put_slab":
+                self.slab_sizes[request.put_slab.slab_id] = request.put_slab.size_bytes
+        self.broker.answer(reply)
+
+    def free(self, *steps: int) -> None:
+        names = tuple(f"p-{step}" for step in steps)
+        mail = RoomFreed(payload_ids=names, lowest_open_step=max(steps) + 1)
+        self.broker.answer(mail_to_wire(mail))
+
+
+@contextmanager
+def slabs(
+    folder: Path, *, pages: int = 1, check_memory: Callable[[int], None] = lambda size: None
+) -> Iterator[tuple[OwnSlabs, Desk]]:
+    mail = FreedMail()
+    with a_line(folder, on_mail=mail.put) as (line, broker), ThreadPoolExecutor(1) as pool:
+        desk = Desk(broker)
+        broker.socket.settimeout(LONG)
+        running = pool.submit(desk.run)
+        way = OwnSlabs(
+            "session",
+            line=line,
+            registry=cast("RegistryCalls", None),
+            mail=mail,
+            room=PublisherRoom(
+                pool_size_bytes=pages * PAGE_BYTES, slab_size_bytes=pages * PAGE_BYTES
+            ),
+            maker=SlabMaker(check_memory=check_memory),
+        )
+        try:
+            yield way, desk
+        finally:
+            way.close()
+            running.result(LONG)
+
+
+def a_claim(step: int, size_bytes: int = 100) -> Claim:
+    shard = a_shard()
+    payload = Payload(
+        **{
+            **vars(shard),
+            "size_bytes": size_bytes,
+            "key": PayloadKey(teacher_id="teacher", step=step, shard=1),
+        }
+    )
+    return Claim(request_id=f"r-{step}", payload=payload, row_positions=(2, 3), real_rows=0)
+
+
+def slot_of(way: OwnSlabs, payload_id: str) -> int:
+    """What the control page says of a payload's room."""
+    held = way._room.find(payload_id)
+    assert held is not None
+    return way._slabs[held.extent.slab_id].generation(held.extent.slot)
+
+
+def test_readers_are_let_in_by_the_seal_and_kept_out_before_and_after(tmp_path: Path) -> None:
+    with slabs(tmp_path) as (way, desk):
+        granted = way.reserve(a_claim(0), until=monotonic() + LONG)
+        granted.room[:3] = b"abc"
+        assert slot_of(way, "p-0") == 1
+        way.seal("p-0", GOOD, until=monotonic() + LONG)
+        assert slot_of(way, "p-0") == 2
+        held = way._room.find("p-0")
+        assert held is not None
+        desk.free(0)
+        way.reserve(a_claim(1), until=monotonic() + LONG)
+        assert slot_of(way, "p-1") == 3
+        assert list(desk.slab_sizes.values()) == [PAGE_BYTES + CONTROL_BYTES]
+
+
+def test_a_full_pool_waits_for_mail(tmp_path: Path) -> None:
+    with slabs(tmp_path) as (way, desk), ThreadPoolExecutor(1) as pool:
+        way.reserve(a_claim(0), until=monotonic() + LONG)
+        way.seal("p-0", GOOD, until=monotonic() + LONG)
+        waiting = pool.submit(way.reserve, a_claim(1), until=monotonic() + LONG)
+        desk.free(0)
+        assert waiting.result(LONG).reservation.payload_id == "p-1"
+
+
+def test_a_draft_that_is_abandoned_lets_another_thread_go_on(tmp_path: Path) -> None:
+    with slabs(tmp_path) as (way, desk), ThreadPoolExecutor(1) as pool:
+        way.reserve(a_claim(0), until=monotonic() + LONG)
+        waiting = pool.submit(way.reserve, a_claim(1), until=monotonic() + LONG)
+        way.abandon("p-0", until=monotonic() + LONG)
+        assert waiting.result(LONG).reservation.payload_id == "p-1"
+        assert desk.asked.count("abandon") == 1
+
+
+def test_a_claim_that_finds_no_room_in_time_is_given_up(tmp_path: Path) -> None:
+    with slabs(tmp_path) as (way, desk):
+        way.reserve(a_claim(0), until=monotonic() + LONG)
+        with pytest.raises(PoolFullError, match="step 0 is being written"):
+            way.reserve(a_claim(1), until=monotonic() + SOON)
+        assert desk.asked[-1] == "abandon"
+
+
+def test_a_seal_that_was_not_answered_leaves_its_room_in_doubt(tmp_path: Path) -> None:
+    with slabs(tmp_path) as (way, desk):
+        way.reserve(a_claim(0), until=monotonic() + LONG)
+        desk.unanswered = {"seal"}
+        with pytest.raises(DeadlinePassedError):
+            way.seal("p-0", GOOD, until=monotonic() + SOON)
+        assert way.usage().quarantined_bytes == PAGE_BYTES
+        way.abandon("p-0", until=monotonic() + LONG)  # the server may have sealed it all the same
+        with pytest.raises(PoolFullError, match="sealed, as far as is known"):
+            way.reserve(a_claim(1), until=monotonic() + SOON)
+        desk.free(0)
+        way.reserve(a_claim(1), until=monotonic() + LONG)
+
+
+def test_a_seal_may_be_tried_again_and_was_heard_if_its_room_is_free_meanwhile(
+    tmp_path: Path,
+) -> None:
+    with slabs(tmp_path, pages=2) as (way, desk):
+        for step in range(2):
+            way.reserve(a_claim(step), until=monotonic() + LONG)
+        desk.unanswered = {"seal"}
+        for name in ("p-0", "p-1"):
+            with pytest.raises(DeadlinePassedError):
+                way.seal(name, GOOD, until=monotonic() + SOON)
+        desk.unanswered = set()
+        way.seal("p-0", GOOD, until=monotonic() + LONG)
+        assert slot_of(way, "p-0") == 2
+        desk.free(1)
+        asked = len(desk.asked)
+        way._line.drain()
+        way.seal("p-1", GOOD, until=monotonic() + LONG)
+        assert len(desk.asked) == asked
+
+
+def test_a_refused_seal_frees_its_room_and_keeps_readers_out(tmp_path: Path) -> None:
+    with slabs(tmp_path) as (way, desk):
+        way.reserve(a_claim(0), until=monotonic() + LONG)
+        held = way._room.find("p-0")
+        assert held is not None
+        desk.refused = {"seal": PayloadConflictError("other bytes")}
+        with pytest.raises(PayloadConflictError):
+            way.seal("p-0", GOOD, until=monotonic() + LONG)
+        assert way._slabs[held.extent.slab_id].generation(held.extent.slot) == 3
+        assert way.usage().free_bytes == PAGE_BYTES
+
+
+def test_an_idle_slab_makes_way_for_a_payload_of_another_size(tmp_path: Path) -> None:
+    with slabs(tmp_path, pages=4) as (way, desk):
+        way._room = PublisherRoom(pool_size_bytes=4 * PAGE_BYTES, slab_size_bytes=PAGE_BYTES)
+        for step in range(2):
+            way.reserve(a_claim(step), until=monotonic() + LONG)
+            way.abandon(f"p-{step}", until=monotonic() + LONG)
+        way.reserve(a_claim(2, 4 * PAGE_BYTES), until=monotonic() + LONG)
+        assert "drop_slab" in desk.asked
+        assert way.usage().slab_count == 1
+
+
+def test_a_claim_that_was_not_answered_is_given_up_by_its_request(tmp_path: Path) -> None:
+    with slabs(tmp_path) as (way, desk):
+        desk.unanswered = {"reserve"}
+        with pytest.raises(DeadlinePassedError):
+            way.reserve(a_claim(0), until=monotonic() + SOON)
+        desk.unanswered = set()
+        way.give_up(a_claim(0))
+        assert desk.asked == ["reserve", "reserve", "abandon"]
+
+
+def test_where_there_is_no_memory_it_waits_for_what_is_held_or_says_so(tmp_path: Path) -> None:
+    def none_left(size: int) -> None:
+        raise PoolFullError("no memory", facts={"need_bytes": size})
+
+    with slabs(tmp_path, pages=2, check_memory=none_left) as (way, desk):
+        way._room = PublisherRoom(pool_size_bytes=2 * PAGE_BYTES, slab_size_bytes=PAGE_BYTES)
+        with pytest.raises(PoolFullError, match="no memory"):
+            way.reserve(a_claim(0), until=monotonic() + LONG)
+        way._maker = SlabMaker(check_memory=lambda size: None)
+        way.reserve(a_claim(0), until=monotonic() + LONG)
+        way.seal("p-0", GOOD, until=monotonic() + LONG)
+        way._maker = SlabMaker(check_memory=none_left)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(way.reserve, a_claim(1), until=monotonic() + LONG)
+            desk.free(0)
+            waiting.result(LONG)
+
+
+def test_a_slab_with_sealed_payloads_is_left_as_it_is_when_its_publisher_closes(
+    tmp_path: Path,
+) -> None:
+    with slabs(tmp_path, pages=2) as (way, desk):
+        way._room = PublisherRoom(pool_size_bytes=2 * PAGE_BYTES, slab_size_bytes=PAGE_BYTES)
+        del desk
+        for step in range(2):
+            way.reserve(a_claim(step), until=monotonic() + LONG)
+        way.seal("p-0", GOOD, until=monotonic() + LONG)
+        kept = {slab_id: os.dup(slab.fd) for slab_id, slab in way._slabs.items()}
+        sealed = way._room.find("p-0")
+        assert sealed is not None
+        way.close()
+        for slab_id, fd in kept.items():
+            assert is_retired(memoryview(os.pread(fd, 64, 0))) == (slab_id != sealed.extent.slab_id)
+            os.close(fd)
+
+
+def test_the_end_of_the_line_ends_a_wait_for_room(tmp_path: Path) -> None:
+    with slabs(tmp_path) as (way, desk), ThreadPoolExecutor(1) as pool:
+        way.reserve(a_claim(0), until=monotonic() + LONG)
+        waiting = pool.submit(way.reserve, a_claim(1), until=monotonic() + LONG)
+        desk.broker.socket.shutdown(2)
+        with pytest.raises(ServerUnreachableError):
+            waiting.result(LONG)

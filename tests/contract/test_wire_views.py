@@ -1,0 +1,171 @@
+"""What a server holds crosses the wire whole, and no field of a view is forgotten."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from teacher_logits.pool import PoolUsage
+from teacher_logits.profiles import TeacherProfile
+from teacher_logits.transport import Refusal, RefusalReason, Settlement, Transport
+from teacher_logits.v1 import operator_service_pb2 as messages
+from teacher_logits.views import (
+    LeaseView,
+    QueueView,
+    RegisteredView,
+    ServerView,
+    SessionView,
+    StepView,
+)
+from teacher_logits.wire_views import server_view_from_wire, server_view_to_wire
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from google.protobuf.message import Message
+
+counts = st.integers(0, 2**63 - 1)
+spans = st.timedeltas(timedelta(0), timedelta(days=9999))
+
+REFUSAL = Refusal(
+    transport=Transport.CUDA_IPC, reason=RefusalReason.NOT_OFFERED, message="no device"
+)
+FULL = ServerView(
+    epoch="e",
+    version="1.2",
+    uptime=timedelta(hours=1),
+    draining=True,
+    teachers=(
+        TeacherProfile(teacher_id="t", vocabulary_size=9, head_rows=9, top_k=2, max_row_tokens=5),
+    ),
+    sessions=(
+        SessionView(
+            session_id="s",
+            student_id="trainer",
+            teacher_id="t",
+            data_parallel_rank=3,
+            settlements=(
+                Settlement(writer_id="server", transport=Transport.STREAM, refusals=(REFUSAL,)),
+            ),
+            liveness="line",
+            age=timedelta(seconds=2),
+            silent=timedelta(milliseconds=5),
+            pid=4711,
+            host_name="node",
+            lease_count=1,
+            leased_bytes=4096,
+            kind="student",
+        ),
+    ),
+    leases=(
+        LeaseView(
+            lease_id="l",
+            session_id="s",
+            payload_id="p",
+            size_bytes=4096,
+            age=timedelta(seconds=1),
+            quarantined=True,
+        ),
+    ),
+    pool=PoolUsage(
+        budget_bytes=100,
+        committed_bytes=50,
+        used_bytes=20,
+        quarantined_bytes=10,
+        slab_count=2,
+        extent_count=3,
+    ),
+    queue=QueueView(
+        waiting_requests=1,
+        waiting_tokens=2,
+        running_requests=3,
+        scored_requests=4,
+        scored_tokens=5,
+    ),
+    steps=(
+        StepView(
+            teacher_id="t",
+            step=7,
+            stage="complete",
+            sealed_rows=8,
+            real_rows=6,
+            waiting_ranks=2,
+            waits_for=("trainer:0", "trainer:3"),
+        ),
+    ),
+    registered=RegisteredView(
+        payload_count=1,
+        payload_bytes=2,
+        slab_count=3,
+        committed_bytes=4,
+        used_bytes=5,
+        quarantined_bytes=6,
+    ),
+)
+
+
+def sent(view: ServerView) -> ServerView:
+    """A view after its bytes have crossed."""
+    data = server_view_to_wire(view).SerializeToString()
+    return server_view_from_wire(messages.InspectResponse.FromString(data))
+
+
+def unset(message: Message) -> Iterator[str]:
+    """Fields of the inspection's own messages that were left at their defaults."""
+    there = {field.name for field, _ in message.ListFields()}
+    for field in message.DESCRIPTOR.fields:
+        if field.name not in there:
+            yield f"{message.DESCRIPTOR.name}.{field.name}"
+
+
+def test_a_view_crosses_whole() -> None:
+    assert sent(FULL) == FULL
+
+
+def test_every_field_of_the_messages_is_filled() -> None:
+    message = server_view_to_wire(FULL)
+    parts = (
+        message,
+        *message.sessions,
+        *message.leases,
+        message.pool,
+        message.queue,
+        *message.steps,
+        message.registered,
+    )
+
+    assert [name for part in parts for name in unset(part)] == []
+
+
+@given(
+    uptime=spans,
+    queue=st.builds(QueueView, **{each.name: counts for each in dataclasses.fields(QueueView)}),
+    lease=st.builds(
+        LeaseView,
+        lease_id=st.text(),
+        session_id=st.text(),
+        payload_id=st.text(),
+        size_bytes=counts,
+        age=spans,
+        quarantined=st.booleans(),
+    ),
+)
+def test_any_numbers_cross(uptime: timedelta, queue: QueueView, lease: LeaseView) -> None:
+    view = dataclasses.replace(FULL, uptime=uptime, queue=queue, leases=(lease, lease))
+
+    assert sent(view) == view
+
+
+def test_a_session_that_still_opens_has_settled_nothing() -> None:
+    opening = dataclasses.replace(FULL.sessions[0], settlements=(), pid=0)
+    view = dataclasses.replace(FULL, sessions=(opening,))
+
+    assert sent(view).sessions == (opening,)
+
+
+def test_clients_of_others_are_told_the_free_bytes() -> None:
+    assert server_view_to_wire(FULL).pool.free_bytes == FULL.pool.free_bytes == 70

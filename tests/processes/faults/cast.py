@@ -1,0 +1,304 @@
+"""The cast of a module's scenarios: role processes of a folder of their own, reused and replaced.
+
+Roles come from multiprocessing's fork server, which has torch imported: a new one costs
+milliseconds, not seconds. Whoever is ended is ended by pid, and whatever is waited for has a
+deadline: answers come over the pipe, and the kernel tells of a process's end.
+"""
+
+import json
+import multiprocessing
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.processes.faults.roles import AT, READY, run
+
+from teacher_logits.views import ServerView
+from teacher_logits_client.calls.inspection import inspect_server
+from teacher_logits_client.config import parse_address
+
+PATIENCE_SECONDS = float(__import__("os").environ.get("HF_PAT","30"))
+"""How long anything may take that must happen; nothing here hangs on how soon it does."""
+
+_PRELOAD = [
+    "tests.processes.faults.content",
+    "tests.processes.faults.student",
+    "teacher_logits_client.client",
+    "teacher_logits_server.app",
+]
+
+
+class RoleError(Exception):
+    """What a role was told to do failed there. ``kinds`` are the names of the error's classes."""
+
+    def __init__(self, role: str, kinds: Sequence[str], message: str, trace: str) -> None:
+        super().__init__(f"{role}: {kinds[0]}: {message}\n{trace}")
+        self.kinds = tuple(kinds)
+        self.message = message
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether it is an error of the product's tree."""
+        return "TeacherLogitsError" in self.kinds
+
+
+class Role:
+    """A role process. Any call fails after a deadline rather than wait for ever."""
+
+    def __init__(self, kind: str, log: Path, arguments: Sequence[str] = ()) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(_PRELOAD)
+        self.kind = kind
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(
+            target=run, args=(kind, theirs, str(log), list(arguments)), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+        self._next = 0
+        self._said: list[tuple[int, str, Any]] = []
+
+    def __repr__(self) -> str:
+        return f"{self.kind} {self.pid}"
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process is there."""
+        return self._process.is_alive()
+
+    def ask(self, command: str, /, **arguments: object) -> int:
+        """Send a command; return its number, for ``answer``."""
+        self._next += 1
+        self._pipe.send((self._next, command, arguments))
+        return self._next
+
+    def answer(self, number: int, *, within: float = PATIENCE_SECONDS) -> Any:
+        """Wait for the answer to a command.
+
+        Raises:
+            RoleError: the command failed.
+        """
+        kind, what = self._await(lambda said: said[0] == number and said[1] != AT, within)
+        if kind == "error":
+            raise RoleError(repr(self), *what)
+        return what
+
+    def do(self, command: str, /, **arguments: object) -> Any:
+        """Have a command done."""
+        return self.answer(self.ask(command, **arguments))
+
+    def error_of(self, number: int, *, within: float = PATIENCE_SECONDS) -> RoleError:
+        """Wait for the error of a command that must fail with one of the product's."""
+        try:
+            value = self.answer(number, within=within)
+        except RoleError as error:
+            assert error.is_typed, error
+            return error
+        raise AssertionError(f"{self} was answered with {value!r}")
+
+    def await_point(self) -> None:
+        """Wait until the role stands at the point that was armed."""
+        self._await(lambda said: said[1] == AT, PATIENCE_SECONDS)
+
+    def await_ready(self) -> dict[str, Any]:
+        """Wait until a server serves; return what it tells then."""
+        _, line = self._await(lambda said: said[1] == READY, PATIENCE_SECONDS)
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def _await(self, wanted: Any, within: float) -> tuple[str, Any]:
+        until = time.monotonic() + within
+        while True:
+            for said in self._said:
+                if wanted(said):
+                    self._said.remove(said)
+                    return said[1], said[2]
+            if not self._pipe.poll(max(0.0, until - time.monotonic())):
+                if os.environ.get("HF_DEBUG") and not getattr(self,"_dbg",0): self._dbg=1; print("DEBUG", self.do("debug"))
+                raise AssertionError(f"{self} said nothing for {within} s; heard {self._said}")
+            try:
+                self._said.append(self._pipe.recv())
+            except (EOFError, ConnectionResetError):
+                raise AssertionError(f"{self} is gone") from None
+
+    # Means
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal; a stop is waited for, and an end."""
+        os.kill(self.pid, number)
+        if number is signal.SIGSTOP:
+            await_stopped(self.pid)
+        elif number is signal.SIGKILL:
+            self.await_end()
+
+    def await_end(self) -> int:
+        """Wait until the process is no more; return its exit code."""
+        self._process.join(PATIENCE_SECONDS)
+        assert not self._process.is_alive(), f"{self} lives on"
+        self._pipe.close()
+        return self._process.exitcode or 0
+
+    def kill(self) -> None:
+        """End it whatever it does."""
+        if self._process.is_alive():
+            self._process.kill()
+            self.await_end()
+
+
+def await_stopped(pid: int) -> None:
+    """Wait until each thread of a process stands still; the kernel has no event for it."""
+    until = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < until:
+        states = [
+            (task / "stat").read_text().rpartition(")")[2].split()[0]
+            for task in Path(f"/proc/{pid}/task").iterdir()
+        ]
+        if all(state in "TtZ" for state in states):
+            return
+        os.sched_yield()
+    raise AssertionError(f"process {pid} was not stopped")
+
+
+class Worker:
+    """A forked worker of a student, by its socket."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        listener.settimeout(PATIENCE_SECONDS)
+        self._line, _ = listener.accept()
+        self._line.settimeout(PATIENCE_SECONDS)
+        self._pipe = self._line.makefile("rw")
+        self.pid = int(self._pipe.readline())
+        self._pidfd = os.pidfd_open(self.pid)
+
+    def read(self) -> None:
+        """Have it read all that it can see, which must be right."""
+        self._pipe.write("read\n")
+        self._pipe.flush()
+        answer = self._pipe.readline()
+        assert answer == "right\n", answer
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal; a stop is waited for, and an end."""
+        if number is signal.SIGKILL:
+            self.kill()
+            return
+        signal.pidfd_send_signal(self._pidfd, number)
+        if number is signal.SIGSTOP:
+            await_stopped(self.pid)
+
+    def kill(self) -> None:
+        """End it, and wait for its end; twice is fine."""
+        if self._pidfd < 0:
+            return
+        signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        ready, _, _ = select.select([self._pidfd], [], [], PATIENCE_SECONDS)
+        assert ready, f"worker {self.pid} lives on"
+        os.close(self._pidfd)
+        self._pidfd = -1
+        self._pipe.close()
+        self._line.close()
+
+
+@dataclass(frozen=True)
+class Place:
+    """The folder of a cast: ``run`` holds the sockets and nothing else, ``logs`` what roles say."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        for each in (self.run, self.logs):
+            each.mkdir(exist_ok=True)
+
+    @property
+    def run(self) -> Path:
+        """Where the server's sockets are."""
+        return self.folder / "run"
+
+    @property
+    def logs(self) -> Path:
+        """Where the roles write."""
+        return self.folder / "logs"
+
+    @property
+    def address(self) -> str:
+        """Where the server listens."""
+        return f"unix:{self.run / 's'}"
+
+    def said(self) -> str:
+        """Return the end of every log, for the report of a failure."""
+        parts = [f"--- {p.name}\n{p.read_text()[-1500:]}" for p in sorted(self.logs.iterdir())]
+        return "\n".join(parts)
+
+
+class Cast:
+    """A server, and those who use it. A role that is asked for and gone is made anew."""
+
+    def __init__(self, folder: Path, **settings: str) -> None:
+        self.place = Place(folder)
+        self._settings = {
+            "engine": "tests.transport_suite.dense_teacher:make",
+            "teacher-id": "engine",
+            "listen": self.address,
+            "pool-size": "1MiB",
+            "slab-size": "1MiB",
+            "chunk-size": "4KiB",
+            "session-ttl": "2s",
+            "renew-interval": "500ms",
+            **settings,
+        }
+        self._roles: dict[str, Role] = {}
+
+    @property
+    def address(self) -> str:
+        """Where the server listens."""
+        return self.place.address
+
+    @property
+    def server(self) -> Role:
+        """The server."""
+        return self._roles["server"]
+
+    def start_server(self) -> Role:
+        """Start a server, at the same address as any before it."""
+        flags = [text for name, value in self._settings.items() for text in (f"--{name}", value)]
+        server = Role("server", self.place.logs / "server", flags)
+        self._roles["server"] = server
+        server.await_ready()
+        return server
+
+    def role(self, name: str, kind: str = "student") -> Role:
+        """Return the role of a name."""
+        role = self._roles.get(name)
+        if role is None or not role.is_alive:
+            role = self._roles[name] = Role(kind, self.place.logs / name)
+        return role
+
+    def living(self) -> dict[str, Role]:
+        """Return every role that is there."""
+        return {name: role for name, role in self._roles.items() if role.is_alive}
+
+    def inspect(self) -> ServerView:
+        """Return what the server holds."""
+        return inspect_server(parse_address(self.address), timeout=PATIENCE_SECONDS)
+
+    def listener(self) -> socket.socket:
+        """Return a socket in the folder for a forked worker to come to."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        path = self.place.folder / "worker"
+        path.unlink(missing_ok=True)
+        listener.bind(str(path))
+        listener.listen()
+        return listener
+
+    def end(self) -> None:
+        """End every role."""
+        for role in self._roles.values():
+            role.kill()

@@ -1,0 +1,54 @@
+"""The stage of the fault scenarios, and which of them run.
+
+`TEACHER_LOGITS_FAULT_SEEDS=7,31` has exactly those scenarios played, as a failure names them.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.processes.faults.cast import Cast
+from tests.processes.faults.scenarios import scenario_count
+from tests.processes.faults.stage import Stage
+
+FEW = 20
+"""Seeds that `make test` plays."""
+SEEDS_NAME = "TEACHER_LOGITS_FAULT_SEEDS"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give the tests of seeds the ones that were asked for."""
+    given = os.environ.get(SEEDS_NAME, "")
+    if "seed" in metafunc.fixturenames:
+        asked = [int(text) for text in given.split(",") if text]
+        slow = [] if asked else [pytest.mark.slow]
+        metafunc.parametrize(
+            "seed",
+            [
+                pytest.param(seed, marks=slow if seed >= FEW else [])
+                for seed in asked or range(scenario_count())
+            ],
+        )
+
+
+@pytest.fixture(scope="module")
+def whole_stage() -> Iterator[Stage]:
+    """A stage with a server, in a folder of its own with a path as short as a socket's must be."""
+    with tempfile.TemporaryDirectory(prefix="tl-faults-") as folder:
+        cast = Cast(Path(folder))
+        try:
+            yield Stage(cast)
+        finally:
+            cast.end()
+
+
+@pytest.fixture
+def stage(whole_stage: Stage, request: pytest.FixtureRequest) -> Iterator[Stage]:
+    """The module's stage; after a failure, the next test finds others on it."""
+    failed = request.session.testsfailed
+    yield whole_stage
+    if request.session.testsfailed > failed:
+        print(whole_stage.cast.place.said())
+        whole_stage.start_over()
