@@ -1,8 +1,8 @@
 """The other processes of a benchmark: started, heard, used, ended.
 
 A child writes a line of JSON when it is ready, works until its standard input ends, on what
-that says, and may write more. A server of ours says its line on a descriptor of its own and is ended by
-SIGTERM.
+that says, and may write more. A server of ours says its line on a descriptor of its own and is
+ended by SIGTERM.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ROWS = 8
 TOP_K = 64
 VOCABULARY = 128
-A_MOMENT_SECONDS = 0.02
+A_MOMENT_SECONDS = 0.005
 """Until a seal, so that whoever is to wait for it does."""
 
 _BYTES_A_POSITION = 6 * TOP_K + 12

@@ -9,6 +9,7 @@ from teacher_logits.errors import PayloadInvalidError
 from teacher_logits_client.calls import Scoring
 
 if TYPE_CHECKING:
+    from teacher_logits_client.flat_rows import Rows
     from teacher_logits_client.rows import RowBatch
 
 
@@ -26,6 +27,23 @@ def scoring_of(batch: RowBatch, session_id: str, *, mask_bad_rows: bool) -> Scor
     )
 
 
+def check_count(input_ids: Rows, limit: int) -> None:
+    """Refuse far too many rows before anything is made of them: each has a token at least.
+
+    A list's tokens are counted as well; what is no list of rows is left to ``make_row_batch``.
+
+    Raises:
+        PayloadInvalidError: as ``check_size`` does.
+    """
+    shape = getattr(input_ids, "shape", None)
+    try:
+        least = sum(map(len, input_ids)) if shape is None else shape[0] * (len(shape) == 2)
+    except (TypeError, IndexError):
+        return
+    if least > limit:
+        raise _too_many(least if shape is None else f"at least {least}", limit)
+
+
 def check_size(batch: RowBatch, limit: int) -> None:
     """Refuse more tokens than the server takes at a time, prefixes included.
 
@@ -33,8 +51,12 @@ def check_size(batch: RowBatch, limit: int) -> None:
         PayloadInvalidError: with both numbers.
     """
     if batch.token_count > limit:
-        raise PayloadInvalidError(
-            f"the request holds {batch.token_count} tokens, and the server takes {limit} at "
-            "a time: send fewer rows a request, or raise --max-request-tokens on the server",
-            facts={"tokens": batch.token_count, "limit": limit},
-        )
+        raise _too_many(batch.token_count, limit)
+
+
+def _too_many(tokens: int | str, limit: int) -> PayloadInvalidError:
+    return PayloadInvalidError(
+        f"the request holds {tokens} tokens, and the server takes {limit} at a time: send fewer "
+        "rows a request, or raise --max-request-tokens on the server",
+        facts={"tokens": tokens, "limit": limit},
+    )

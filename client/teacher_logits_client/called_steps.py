@@ -27,6 +27,7 @@ from weakref import WeakSet
 from teacher_logits.clock import span_text
 from teacher_logits.errors import DeadlinePassedError, TeacherLogitsError
 from teacher_logits_client.step_grants import OpenedGrant
+from teacher_logits_client.step_thread import StepThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -86,7 +87,7 @@ class CalledSteps:
         #: Calls that somebody holds; those that are done are cancelled in vain.
         self._pending: WeakSet[PendingStep] = WeakSet()
         self._granted: queue.SimpleQueue[_Ahead | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._thread: StepThread | None = None
         self._closed = False
 
     def take(self, step: int, *, until: float, seconds: float) -> OpenedGrant:
@@ -154,10 +155,7 @@ class CalledSteps:
             dropped = [self._ahead.pop(each) for each in list(self._ahead) if each not in wanted]
             missing = [each for each in wanted if each not in self._ahead and not self._closed]
             if missing and self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._open_granted, name="teacher-logits-steps", daemon=True
-                )
-                self._thread.start()
+                self._thread = StepThread(self._open_granted, stop=partial(self._granted.put, None))
         for each in dropped:
             self._drop(each)
         for number in missing:

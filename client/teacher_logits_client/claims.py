@@ -91,8 +91,11 @@ class Way(Protocol):
             DeadlinePassedError: the server did not answer; whether it is sealed is not known.
         """
 
-    def abandon(self, payload_id: str, *, until: float) -> None:
-        """Give a reservation up and free its room; safe to repeat."""
+    def abandon(self, payload_id: str, *, until: float) -> bool:
+        """Give a reservation up and free its room; safe to repeat.
+
+        True where the server had sealed it all the same: then its readers have the room.
+        """
 
     def give_up(self, claim: Claim) -> None:
         """Give up a claim that was not answered: the server may have granted it."""

@@ -37,15 +37,23 @@ Each finding is ok, warn (bytes are sent that could be shared, or memory is shor
 (the work stops). Exit codes: 0 no fail, 1 a fail, 2 called wrongly."""
 
 _INSPECT = """\
-Show what a running server holds: sessions and how their payloads come, leases, the pool of
-shared memory, the queue of scoring requests.
+Show what a running server holds: sessions and how their payloads come, steps and whom they
+wait for, leases, the pool of shared memory, the queue of scoring requests.
 
   teacher-logits inspect unix:/run/teacher-logits/teacher.sock
-  teacher-logits inspect 127.0.0.1:5555 --json | jq .pool.free_bytes"""
+  teacher-logits inspect 127.0.0.1:5555 --json | jq .pool.free_bytes
+
+With --reclaim it takes room back by force, which nothing else does under a reader:
+
+  teacher-logits inspect ADDRESS --reclaim quarantined          says what would happen
+  teacher-logits inspect ADDRESS --reclaim quarantined --yes    and does it
+  teacher-logits inspect ADDRESS --reclaim s-... --yes          a session and its leases
+  teacher-logits inspect ADDRESS --reclaim l-... --yes          one lease"""
 
 _INSPECT_END = """\
-The JSON has stable keys, sizes in bytes and spans in seconds. Exit codes: 0 shown, 1 the
-server could not be asked, 2 called wrongly."""
+The JSON has stable keys, sizes in bytes and spans in seconds. A reader whose lease was
+reclaimed raises StalePayloadError when it closes it, and must discard the step. Exit codes:
+0 shown or done, 1 the server could not be asked, or has no such lease, 2 called wrongly."""
 
 
 def demo(argv: Sequence[str]) -> int:
@@ -103,17 +111,38 @@ def inspect(argv: Sequence[str]) -> int:
     Raises:
         ConfigError: the address or a flag is wrong.
         ServerUnreachableError, DeadlinePassedError: the server could not be asked.
+        SessionExpiredError, LeaseLostError: there is nothing of that name to reclaim.
     """
     parser = _parser("inspect", _INSPECT, _INSPECT_END)
     parser.add_argument("address", help="where the server is: unix:/path or host:port")
     _add_common(parser)
+    parser.add_argument(
+        "--reclaim",
+        metavar="s-...|l-...|quarantined",
+        help="take the room of a session, a lease, or all in quarantine back by force",
+    )
+    parser.add_argument(
+        "--yes", action="store_true", help="do it; without it, --reclaim says what would happen"
+    )
     flags = parser.parse_args(argv)
     timeout = check_timeout(flags.timeout, what="--timeout")
     address = parse_address(flags.address, insecure=flags.insecure)
 
     from teacher_logits_client.calls.inspection import inspect_server
-    from teacher_logits_client.inspect_view import as_json, as_text
+    from teacher_logits_client.inspect_json import as_json
+    from teacher_logits_client.inspect_view import as_text
 
+    if flags.yes and flags.reclaim is None:
+        parser.error("--yes belongs to --reclaim")
+    if flags.reclaim is not None:
+        from teacher_logits_client.reclaiming import reclaim_or_tell
+
+        _write(
+            reclaim_or_tell(
+                address, flags.reclaim, yes=flags.yes, as_json=flags.json, timeout=timeout
+            )
+        )
+        return EXIT_OK
     view = inspect_server(address, timeout=timeout)
     show = as_json if flags.json else as_text
     _write(show(view, address=str(address)))

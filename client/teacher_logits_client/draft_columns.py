@@ -42,6 +42,7 @@ NEEDED = frozenset(
 WRITTEN_BY_TEACHER = (
     Kind.TOPK_IDS,
     Kind.TOPK_LOGPROBS,
+    Kind.TOPK_LOGITS,
     Kind.LOG_TAIL,
     Kind.LOGSUMEXP,
     Kind.ACTUAL_LOGPROB,
@@ -73,6 +74,7 @@ def columns_of(profile: TeacherProfile, rows: DraftRows) -> tuple[tuple[Column, 
         top_k=profile.top_k,
         temperature_count=len(temperatures_of(profile)),
         value_type=profile.value_type,
+        with_logits=True,
     )
     wanted = frozenset(profile.columns)
     known = {column.kind for column in columns}
@@ -133,6 +135,7 @@ class DraftColumns:
             logsumexp=found[Kind.LOGSUMEXP] if Kind.LOGSUMEXP in found else torch.empty(beside),
             actual_logprob=found.get(Kind.ACTUAL_LOGPROB),
             status=torch.full((positions,), NOT_SELECTED, dtype=torch.uint8),
+            topk_logits=found.get(Kind.TOPK_LOGITS),
         )
         for kind in self._filled():
             _marked(found[kind]).fill_(_MARKS[found[kind].dtype])
@@ -213,4 +216,5 @@ def _like(out: Selection, device: torch.device) -> Selection:
         logsumexp=like(out.logsumexp),
         actual_logprob=None if out.actual_logprob is None else like(out.actual_logprob),
         status=like(out.status),
+        topk_logits=None if out.topk_logits is None else like(out.topk_logits),
     )

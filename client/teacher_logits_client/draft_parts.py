@@ -114,17 +114,20 @@ class DraftPart:
             )
         return out
 
-    def write(self, **columns: torch.Tensor) -> None:
+    def write(self, **columns: torch.Tensor | None) -> None:
         """Write columns that a teacher has already, by name, each in one of the module's forms.
 
-        ``topk_ids`` and ``topk_logprobs`` [...,K], ``log_tail`` and ``logsumexp`` [...,T],
-        ``actual_logprob`` [...]. Values are checked when the draft is sealed.
+        ``topk_ids``, ``topk_logprobs`` and ``topk_logits`` [...,K], ``log_tail`` and ``logsumexp``
+        [...,T], ``actual_logprob`` [...], those that the profile promises; None is none. Values are
+        checked when the draft is sealed.
 
         Raises:
             PayloadInvalidError: a column that the payload does not have, or of other positions.
         """
         targets = self.columns
         for name, values in columns.items():
+            if values is None:
+                continue
             target = targets.get(name)
             if target is None:
                 raise _invalid(

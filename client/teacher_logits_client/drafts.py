@@ -164,7 +164,7 @@ class Draft:
             logits, k=k, temperatures=temperatures, vocab_size=vocab_size, next_ids=next_ids
         )
 
-    def write(self, **columns: torch.Tensor) -> None:
+    def write(self, **columns: torch.Tensor | None) -> None:
         """Write columns of all its rows; see ``DraftPart.write``."""
         self._whole().write(**columns)
 
@@ -209,14 +209,16 @@ class Draft:
     def abandon(self, *, timeout: float | None = None) -> None:
         """Give it up: its rows may be reserved again. After its end, nothing happens.
 
-        A server that cannot be told is told later, or learns it with the session's end.
+        A server that cannot be told is told later, or learns it with the session's end. What was
+        sealed, by a seal that was not answered, stays so: its ``stage`` says it.
         """
         if self._stage in (DraftStage.SEALED, DraftStage.ABANDONED) or not self._desk.is_here():
             return
         self._end(DraftStage.ABANDONED)
         seconds = ABANDON_SECONDS if timeout is None else check_timeout(timeout, what="abandon")
         try:
-            self._desk.way.abandon(self.payload_id, until=time.monotonic() + seconds)
+            if self._desk.way.abandon(self.payload_id, until=time.monotonic() + seconds):
+                self._stage = DraftStage.SEALED
         except TeacherLogitsError:
             self._desk.later(partial(abandon, self._desk.way, self.payload_id))
 

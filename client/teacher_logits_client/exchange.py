@@ -19,12 +19,11 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from teacher_logits.clock import span_text
-from teacher_logits.errors import DeadlinePassedError, ServerUnreachableError, TeacherLogitsError
+from teacher_logits.errors import ServerUnreachableError, TeacherLogitsError
 from teacher_logits.wire_steps import mail_from_wire
 from teacher_logits_client import packets
 from teacher_logits_client.forks import Home
-from teacher_logits_client.replies import read_reply
+from teacher_logits_client.replies import no_reply, read_reply
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,7 +50,7 @@ class Exchange:
         *,
         timeout: float,
         late_lease: Callable[[str], None] | None = None,
-        on_mail: OnMail | None = None,
+        on_mail: OnMail = lambda mail: None,
     ) -> None:
         """Connect.
 
@@ -117,11 +116,7 @@ class Exchange:
         with self._lock:
             reply = self._replies.pop(call_id)
         if reply is None:
-            raise DeadlinePassedError(
-                f"waited {span_text(timeout)} for {what}, and the broker at {self._path} did not "
-                "answer: the server is stopped, or gone",
-                facts={"path": self._path, "deadline_seconds": timeout},
-            )
+            raise no_reply(what, path=self._path, seconds=timeout)
         failure = reply.failure
         if failure is not None:
             reply.close()
@@ -186,13 +181,22 @@ class Exchange:
         self._home.check("session")
         return self._read_until(until_true, until)
 
+    def wake(self) -> None:
+        """Have whoever waits ask again whether what it waits for holds."""
+        with self._lock:
+            self._changed.notify_all()
+            if self._somebody_reads and not self._closed:
+                self._socket.ring()
+
     def close(self) -> None:
         """Let go of the connection; twice is fine, and a forked child's own stays open."""
         with self._lock:
             self._end = self._end or "this client closed it"
             self._changed.notify_all()
             self._closed = True
-            if not self._somebody_reads:
+            if self._somebody_reads:
+                self._socket.ring()
+            else:
                 self._socket.close()
 
     def _send(self, packet: bytes, until: float, descriptors: Sequence[int] = ()) -> bool:
@@ -245,12 +249,10 @@ class Exchange:
         except OSError as error:
             self._ended(f"the broker is gone ({error})")
             return False
-        if not packet.data:
-            self._ended("the broker hung up")
-            return False
-        reply = read_reply(packet)
+        reply = read_reply(packet) if packet.data else None
         if reply is None:
-            self._ended("the broker sent a packet that cannot be read")
+            what = "sent a packet that cannot be read" if packet.data else "hung up"
+            self._ended(f"the broker {what}")
             return False
         if reply.is_mail:
             self._deliver_mail(reply)
@@ -266,20 +268,20 @@ class Exchange:
                 return
             on_refusal = self._posts.pop(call_id, None)
         self._dispose(reply)
-        failure = reply.failure if on_refusal is not None else None
-        if on_refusal is not None and failure is not None:
-            on_refusal(failure)
+        if on_refusal is not None and reply.failure is not None:
+            on_refusal(reply.failure)
 
     def _deliver_mail(self, reply: Reply) -> None:
         reply.close()
         try:
+            if reply.failure is not None:
+                raise reply.failure  # a request that the broker could not even read
             mail = mail_from_wire(reply.message)
         except TeacherLogitsError as error:
             # What it grants can be neither read nor given back: that ends with the line.
-            self._ended(f"the broker sent mail that cannot be read: {error.message}")
+            self._ended(f"what the broker sent ahead is no mail: {error.message}")
             return
-        if self._on_mail is not None:
-            self._on_mail(mail)
+        self._on_mail(mail)
 
     def _dispose(self, reply: Reply) -> None:
         """Deal with a reply that nobody waits for any more."""
@@ -294,7 +296,5 @@ class Exchange:
 
     def _check_open(self) -> None:
         if self._end:
-            raise ServerUnreachableError(
-                f"the line to the broker at {self._path} has ended: {self._end}",
-                facts={"path": self._path},
-            )
+            why = f"the line to the broker at {self._path} has ended: {self._end}"
+            raise ServerUnreachableError(why, facts={"path": self._path})

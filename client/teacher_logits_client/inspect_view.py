@@ -1,12 +1,10 @@
-"""A server's view as text for people and as JSON for programs.
+"""A server's view as text for people: a few tables, and what calls for somebody's hand.
 
-The JSON's keys are stable: sizes in bytes, spans in seconds, names as the contract has them.
-The text is for a terminal and may change.
+The text is for a terminal and may change; ``inspect_json`` has what programs read.
 """
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from teacher_logits.clock import span_text
@@ -16,44 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from teacher_logits.profiles import TeacherProfile
-    from teacher_logits.views import LeaseView, ServerView, SessionView
-
-Json = str | int | float | bool | None | list["Json"] | dict[str, "Json"]
+    from teacher_logits.views import LeaseView, ServerView, SessionView, StepView
 
 _MAX_LEASES = 20
 """Leases that the text lists; the JSON has all."""
-
-
-def as_json(view: ServerView, *, address: str) -> str:
-    """Return the view of the server at an address as one JSON object."""
-    pool, queue = view.pool, view.queue
-    document: Json = {
-        "address": address,
-        "epoch": view.epoch,
-        "version": view.version,
-        "uptime_seconds": view.uptime.total_seconds(),
-        "draining": view.draining,
-        "teachers": [_teacher_json(teacher) for teacher in view.teachers],
-        "sessions": [_session_json(session) for session in view.sessions],
-        "leases": [_lease_json(lease) for lease in view.leases],
-        "pool": {
-            "budget_bytes": pool.budget_bytes,
-            "committed_bytes": pool.committed_bytes,
-            "used_bytes": pool.used_bytes,
-            "quarantined_bytes": pool.quarantined_bytes,
-            "free_bytes": pool.free_bytes,
-            "slab_count": pool.slab_count,
-            "extent_count": pool.extent_count,
-        },
-        "queue": {
-            "waiting_requests": queue.waiting_requests,
-            "waiting_tokens": queue.waiting_tokens,
-            "running_requests": queue.running_requests,
-            "scored_requests": queue.scored_requests,
-            "scored_tokens": queue.scored_tokens,
-        },
-    }
-    return json.dumps(document, indent=2)
+_MAX_STEPS = 20
+"""Likewise of steps, the lowest first: they are what room waits for."""
 
 
 def as_text(view: ServerView, *, address: str) -> str:
@@ -71,14 +37,15 @@ def as_text(view: ServerView, *, address: str) -> str:
         f"queue     {_count(queue.waiting_requests, 'request')} waiting with "
         f"{queue.waiting_tokens:,} tokens, {queue.running_requests} running; "
         f"{_count(queue.scored_requests, 'request')} with {queue.scored_tokens:,} tokens scored",
+        *_registered_lines(view),
         "",
         *_section("session", _session_rows(view.sessions)),
+        *_step_section(view.steps),
         "",
         *_section("lease", _lease_rows(view.leases[:_MAX_LEASES])),
+        *_rest(len(view.leases) - _MAX_LEASES, "lease"),
+        *_advice(view, address),
     ]
-    left_out = len(view.leases) - _MAX_LEASES
-    if left_out > 0:
-        parts.append(f"... and {_count(left_out, 'lease')} more; --json has all")
     return "\n".join(parts)
 
 
@@ -96,16 +63,18 @@ def _section(name: str, rows: list[list[str]]) -> list[str]:
 
 
 def _session_rows(sessions: Sequence[SessionView]) -> list[list[str]]:
-    head = ["SESSION", "STUDENT", "RANK", "TEACHER", "TRANSPORT", "LIVES BY", "AGE", "SILENT"]
-    rows = [[*head, "PID", "HOST", "LEASES", "LEASED"]]
+    head = ["SESSION", "KIND", "STUDENT", "RANK", "TEACHER", "TRANSPORT", "STATE", "LIVES BY"]
+    rows = [[*head, "AGE", "SILENT", "PID", "HOST", "LEASES", "LEASED"]]
     for each in sessions:
         rows.append(
             [
                 each.session_id,
-                each.student_id,
+                each.kind,
+                each.student_id or "-",
                 str(each.data_parallel_rank),
                 each.teacher_id,
                 _transports(each),
+                each.state,
                 each.liveness,
                 span_text(each.age),
                 span_text(each.silent),
@@ -135,6 +104,68 @@ def _lease_rows(leases: Sequence[LeaseView]) -> list[list[str]]:
     return rows
 
 
+def _step_section(steps: Sequence[StepView]) -> list[str]:
+    """Return the steps that are not retired; nothing where no teacher is published."""
+    if not steps:
+        return []
+    rows = [["STEP", "TEACHER", "STAGE", "ROWS SEALED", "WAITS FOR"]]
+    for each in steps[:_MAX_STEPS]:
+        more = each.waiting_ranks - len(each.waits_for)
+        names = ", ".join(each.waits_for) + (f" and {more} more" if more > 0 else "")
+        rows.append(
+            [
+                str(each.step),
+                each.teacher_id,
+                each.stage,
+                f"{each.sealed_rows} of {each.real_rows}",
+                names or "-",
+            ]
+        )
+    return ["", *table(rows), *_rest(len(steps) - _MAX_STEPS, "step")]
+
+
+def _registered_lines(view: ServerView) -> list[str]:
+    """Return what publishers registered; nothing where there are none."""
+    own = view.registered
+    if not own.payload_count and not own.slab_count:
+        return []
+    return [
+        f"published {_count(own.payload_count, 'payload')} of {size_text(own.payload_bytes)}; in "
+        f"publishers' own {_count(own.slab_count, 'slab')} of {size_text(own.committed_bytes)}: "
+        f"{size_text(own.used_bytes)} used, {size_text(own.quarantined_bytes)} in quarantine"
+    ]
+
+
+def _advice(view: ServerView, address: str) -> list[str]:
+    """Return what holds room and can do nothing about it by itself, and what ends it."""
+    lines = []
+    for each in view.sessions:
+        kept = f"its {_count(each.lease_count, 'lease')} of {size_text(each.leased_bytes)}"
+        reclaim = f"`teacher-logits inspect {address} --reclaim {each.session_id} --yes`"
+        if each.state == "unresponsive":
+            lines.append(
+                f"unresponsive: process {each.pid} of session {each.session_id} is stopped, and "
+                f"{kept} stay taken: have it go on (kill -CONT {each.pid}), end it, or take them "
+                f"by force: {reclaim}"
+            )
+    by_id = {each.session_id: each for each in view.sessions}
+    doubts = {(each.session_id, each.doubt) for each in view.leases if each.quarantined}
+    for session_id, doubt in sorted(doubts):
+        pid = by_id[session_id].pid if session_id in by_id else 0
+        reclaim = f"`teacher-logits inspect {address} --reclaim {session_id} --yes`"
+        if doubt == "ttl_passed":
+            why = "passed its TTL without proof that nobody reads:"
+        else:
+            who = f"process {pid}" if pid else "its process"
+            why = f"let go of its line while {who} lived: end that, and the room is free; or"
+        lines.append(f"quarantine: session {session_id} {why} take it by force: {reclaim}")
+    return ["", *lines] if lines else []
+
+
+def _rest(count: int, name: str) -> list[str]:
+    return [f"... and {_count(count, name)} more; --json has all"] if count > 0 else []
+
+
 def _transports(session: SessionView) -> str:
     names = {each.transport.value if each.transport else "none" for each in session.settlements}
     return ",".join(sorted(names)) or "opening"
@@ -150,59 +181,3 @@ def _teacher_line(teacher: TeacherProfile) -> str:
 
 def _count(number: int, name: str) -> str:
     return f"{number:,} {name}{'' if number == 1 else 's'}"
-
-
-def _teacher_json(teacher: TeacherProfile) -> Json:
-    return {
-        "teacher_id": teacher.teacher_id,
-        "revision": teacher.revision,
-        "vocabulary_size": teacher.vocabulary_size,
-        "head_rows": teacher.head_rows,
-        "top_k": teacher.top_k,
-        "max_row_tokens": teacher.max_row_tokens,
-        "tokenizer_fingerprint": teacher.tokenizer_fingerprint,
-        "engine": teacher.engine,
-        "arithmetic_type": teacher.arithmetic_type,
-    }
-
-
-def _session_json(session: SessionView) -> Json:
-    return {
-        "session_id": session.session_id,
-        "student_id": session.student_id,
-        "teacher_id": session.teacher_id,
-        "data_parallel_rank": session.data_parallel_rank,
-        "transports": [
-            {
-                "writer_id": each.writer_id,
-                "transport": each.transport.value if each.transport else None,
-                "refusals": [
-                    {
-                        "transport": refusal.transport.value,
-                        "reason": refusal.reason.value,
-                        "message": refusal.message,
-                    }
-                    for refusal in each.refusals
-                ],
-            }
-            for each in session.settlements
-        ],
-        "liveness": session.liveness,
-        "age_seconds": session.age.total_seconds(),
-        "silent_seconds": session.silent.total_seconds(),
-        "pid": session.pid,
-        "host_name": session.host_name,
-        "lease_count": session.lease_count,
-        "leased_bytes": session.leased_bytes,
-    }
-
-
-def _lease_json(lease: LeaseView) -> Json:
-    return {
-        "lease_id": lease.lease_id,
-        "session_id": lease.session_id,
-        "payload_id": lease.payload_id,
-        "size_bytes": lease.size_bytes,
-        "age_seconds": lease.age.total_seconds(),
-        "quarantined": lease.quarantined,
-    }

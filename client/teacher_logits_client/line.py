@@ -95,11 +95,20 @@ class Line(Exchange):
         return self.post(whole, until=until, on_refusal=on_refusal)
 
     def release(
-        self, session_id: str, lease_id: str, *, timeout: float, request_id: str = ""
+        self,
+        session_id: str,
+        lease_id: str,
+        *,
+        timeout: float,
+        request_id: str = "",
+        unread: bool = False,
     ) -> None:
-        """Return a lease, or, with no lease id, whatever a request was or will be granted."""
+        """Return a lease, or, with no lease id, whatever a request was or will be granted.
+
+        ``unread``: nobody has read it, and its step still waits for this reader.
+        """
         request = teacher_logits_service_pb2.ReleasePayloadRequest(
-            session_id=session_id, lease_id=lease_id, request_id=request_id
+            session_id=session_id, lease_id=lease_id, request_id=request_id, unread=unread
         )
         self._plain(
             line_pb2.LineRequest(release=request), what="the return of a lease", timeout=timeout
@@ -175,16 +184,17 @@ class Line(Exchange):
             timeout=timeout,
         )
 
-    def abandon(self, session_id: str, payload_id: str, *, timeout: float) -> None:
-        """Give a reservation up."""
+    def abandon(self, session_id: str, payload_id: str, *, timeout: float) -> bool:
+        """Give a reservation up; True where it was sealed before, and is held."""
         request = registry_service_pb2.AbandonPayloadRequest(
             session_id=session_id, payload_id=payload_id
         )
-        self._plain(
+        reply = self._plain(
             line_pb2.LineRequest(abandon=request),
             what=f"the giving up of payload {payload_id}",
             timeout=timeout,
         )
+        return reply.abandon.is_sealed
 
     def _plain(
         self, request: line_pb2.LineRequest, *, what: str, timeout: float

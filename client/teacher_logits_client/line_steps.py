@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
+from concurrent.futures import CancelledError
+from functools import partial
 from typing import TYPE_CHECKING
 
 from teacher_logits.clock import span_text
@@ -58,6 +60,7 @@ class LineSteps:
         self._lock = threading.Lock()
         #: Steps that some thread waits for.
         self._awaited: Counter[int] = Counter()
+        self._closed = False
 
     def take(self, step: int, *, until: float, seconds: float) -> OpenedGrant:
         """Return a step's grant, opened where it waited here; wait for it until ``until``.
@@ -68,6 +71,7 @@ class LineSteps:
         Raises:
             DeadlinePassedError: it was not complete within ``seconds``, or the server is stopped.
             ServerUnreachableError: the line has ended.
+            CancelledError: the session was closed meanwhile.
             TeacherLogitsError: why the step cannot be had.
         """
         grant = self._mailbox.take(step)
@@ -86,6 +90,7 @@ class LineSteps:
             self._mailbox.put(grant)
             raise
         self._taken.add(step)
+        self._ahead.note_taken(grant)
         return OpenedGrant(grant=grant, leases=leases)
 
     def read_ahead(self) -> None:
@@ -109,7 +114,9 @@ class LineSteps:
         self._mailbox.put(grant)
 
     def close(self) -> None:
-        """Leave what was sent and not taken: it goes back with the session, unread."""
+        """Leave what was sent and not taken, which goes back with the session, and wait no more."""
+        self._closed = True
+        self._line.wake()
         self._ahead.close()
         self._again.close()
 
@@ -122,7 +129,9 @@ class LineSteps:
                 self._awaited[step] += 1
                 call_id = self._want(step, until=until, on_refusal=refuse)
             # Another thread that wants it too may be quicker.
-            if self._line.wait(lambda: step in self._mailbox or step in self._taken, until):
+            if self._line.wait(partial(self._is_over, step), until):
+                if self._closed:
+                    raise CancelledError(f"the wait for step {step} ended with its session")
                 return self._mailbox.take(step)
         finally:
             with self._lock:
@@ -138,6 +147,9 @@ class LineSteps:
             f"waited {span_text(seconds)} for step {step}, and {why}",
             facts={"step": step, "deadline_seconds": seconds, "server_answers": answers},
         )
+
+    def _is_over(self, step: int) -> bool:
+        return step in self._mailbox or step in self._taken or self._closed
 
     def _move_on(self, step: int) -> None:
         """Tell that a step was taken, so that those behind it come."""

@@ -6,15 +6,16 @@ was never asked for stays, and goes back unread with the session.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import RequestInvalidError
 from teacher_logits.grid import is_whole
-from teacher_logits.terms import RoomFreed, StepFailure
+from teacher_logits.terms import SlabsGone, StepFailure, StepGrant
 
 if TYPE_CHECKING:
     from teacher_logits.errors import TeacherLogitsError
-    from teacher_logits.terms import Mail, StepGrant
+    from teacher_logits.terms import Mail
 
 MAX_PREFETCH = 15
 """Steps that a session may want ahead, beside the one that it asks for."""
@@ -41,14 +42,21 @@ class Mailbox:
             )
         self.prefetch = int(prefetch)
         self._steps: dict[int, StepGrant | StepFailure] = {}
+        self._gone: deque[str] = deque()
 
     def __contains__(self, step: int) -> bool:
         return step in self._steps
 
     def put(self, mail: Mail) -> None:
         """Take in what was sent ahead."""
-        if not isinstance(mail, RoomFreed):  # a publisher's, not for students
+        if isinstance(mail, StepGrant | StepFailure):
             self._steps[mail.step] = mail
+        elif isinstance(mail, SlabsGone):
+            self._gone.extend(mail.slab_ids)
+
+    def take_gone(self) -> list[str]:
+        """Return the slabs that the server says are gone, each once."""
+        return [self._gone.popleft() for _ in range(len(self._gone))]
 
     def fail(self, step: int, error: TeacherLogitsError) -> None:
         """Take in that a step was refused, unless it came all the same."""

@@ -1,7 +1,12 @@
 """Opened ahead: grants that wait in a mailbox, opened while nobody waits for them.
 
-Works on the thread of the returns. Whoever acquires such a step finds its slabs mapped and its
-extents looked up. What would be streamed is left alone: returns must not wait for bytes.
+    slabs      on the thread of the returns: mapped, and extents looked up, in no time
+    streams    on a thread of their own, since returns must not wait for bytes; it reads the
+               line too, so that a step is sent for as soon as it is granted
+
+Whoever acquires such a step finds it open, or waits for the rest of it. That thread is started
+with the first step of the session of which something is streamed. Slabs that the server says are
+gone are let go of here as well.
 """
 
 from __future__ import annotations
@@ -12,14 +17,17 @@ from typing import TYPE_CHECKING
 
 from teacher_logits.clock import span_text
 from teacher_logits.errors import DeadlinePassedError, TeacherLogitsError
+from teacher_logits_client.step_thread import StepThread
 
 if TYPE_CHECKING:
     from teacher_logits.terms import StepGrant
+    from teacher_logits_client.line import Line
     from teacher_logits_client.mailbox import Mailbox
     from teacher_logits_client.reader import OpenedLease, Reader
 
-_SECONDS = 5.0
-"""How long one grant may take to be opened."""
+_SLAB_SECONDS = 5.0
+"""How long the slabs of one grant may take to be opened."""
+_A_WHILE = 3600.0
 
 
 class _Entry:
@@ -30,28 +38,49 @@ class _Entry:
         self.lock = threading.Lock()
         self.lock.acquire()
         self.leases: tuple[OpenedLease, ...] | None = None
+        self.is_dropped = False
 
 
 class OpenedAhead:
-    """The opened grants of one session's mailbox."""
+    """The opened grants of one session's mailbox.
 
-    def __init__(self, mailbox: Mailbox, reader: Reader) -> None:
+    Args:
+        stream_seconds: how long the streams of one grant may take.
+    """
+
+    def __init__(
+        self, mailbox: Mailbox, reader: Reader, line: Line, *, stream_seconds: float
+    ) -> None:
         self._mailbox = mailbox
         self._reader = reader
+        self._line = line
+        self._stream_seconds = stream_seconds
+        #: Each change is one step of the dictionary, and so needs no lock.
         self._entries: dict[int, _Entry] = {}
+        #: Held for what becomes of an entry's leases, and for the start of the thread.
+        self._lock = threading.Lock()
+        self._thread: StepThread | None = None
         self._closed = False
 
     def open_all(self) -> None:
-        """Open whatever waits; one thread at a time does this. What fails is left as it is."""
+        """Open what waits and lies in slabs, and let slabs go that are gone.
+
+        What fails is left as it is.
+        """
+        gone = self._mailbox.take_gone()
+        if gone:
+            self._reader.forget_slabs(gone)
         for grant in self._mailbox.grants():
-            if self._closed or any(lease.extent is None for lease in grant.leases):
-                continue
-            if grant.step not in self._entries:
-                entry = self._entries[grant.step] = _Entry(grant)
-                try:
-                    self._open(entry)
-                finally:
-                    entry.lock.release()
+            if not _streams(grant):
+                self._open(grant, _SLAB_SECONDS)
+
+    def note_taken(self, grant: StepGrant) -> None:
+        """Learn how a session's steps come: streams are opened from the first of them on."""
+        if self._thread is not None or not self._mailbox.prefetch or not _streams(grant):
+            return
+        with self._lock:
+            if self._thread is None and not self._closed:
+                self._thread = StepThread(self._open_streams, stop=self._stop)
 
     def take(self, grant: StepGrant, *, until: float) -> tuple[OpenedLease, ...] | None:
         """Return the leases of a grant that was taken from the mailbox, if they are open.
@@ -66,8 +95,9 @@ class OpenedAhead:
         if not entry.lock.acquire(timeout=max(0.0, until - started)):
             self._entries[grant.step] = entry
             raise DeadlinePassedError(
-                f"the slabs of step {grant.step} had not come after "
-                f"{span_text(time.monotonic() - started)}: the server is stopped, or gone",
+                f"the slabs or streams of step {grant.step} had not come after "
+                f"{span_text(time.monotonic() - started)}: they are large, or the server is "
+                "stopped or gone",
                 facts={"step": grant.step},
             )
         if entry.grant is grant:
@@ -76,21 +106,61 @@ class OpenedAhead:
         return None
 
     def close(self) -> None:
-        """Let go of what was opened and not taken; its leases stay the session's, unread."""
-        self._closed = True
+        """Let go of what was opened and not taken; its leases stay the session's, unread.
+
+        Streams under way end with the session, and are let go of then.
+        """
+        self._stop()
         for step in list(self._entries):
             entry = self._entries.pop(step, None)
-            if entry is not None and entry.lock.acquire(timeout=_SECONDS):
-                self._reader.put_away(entry.leases or ())
+            if entry is not None:
+                with self._lock:
+                    entry.is_dropped = True
+                    leases, entry.leases = entry.leases, None
+                self._reader.put_away(leases or ())
 
-    def _open(self, entry: _Entry) -> None:
-        grant = entry.grant
-        if not self._mailbox.holds(grant):  # who took it meanwhile opens it too
-            self._entries.pop(grant.step, None)
-            return
+    def _stop(self) -> None:
+        with self._lock:
+            self._closed = True
+        self._line.wake()
+
+    def _open_streams(self) -> None:
+        """Open what is streamed as soon as it is granted; the thread's own work."""
         try:
-            self._reader.settle(grant.settlements)
-            until = time.monotonic() + _SECONDS
-            entry.leases = tuple(self._reader.open_bytes(grant.leases, until=until, keep=True))
+            while not self._closed:
+                if self._line.wait(self._has_work, time.monotonic() + _A_WHILE):
+                    for grant in self._waiting_streams():
+                        self._open(grant, self._stream_seconds)
         except TeacherLogitsError:
-            entry.leases = None  # who takes it tries again, and is told
+            return  # the line has ended: who waits for a step is told
+
+    def _has_work(self) -> bool:
+        return self._closed or bool(self._waiting_streams())
+
+    def _waiting_streams(self) -> list[StepGrant]:
+        grants = self._mailbox.grants()
+        return [each for each in grants if _streams(each) and each.step not in self._entries]
+
+    def _open(self, grant: StepGrant, seconds: float) -> None:
+        entry = _Entry(grant)
+        try:
+            if self._closed or self._entries.setdefault(grant.step, entry) is not entry:
+                return
+            if not self._mailbox.holds(grant):  # who took it meanwhile opens it too
+                self._entries.pop(grant.step, None)
+                return
+            self._reader.settle(grant.settlements)
+            until = time.monotonic() + seconds
+            leases = tuple(self._reader.open_bytes(grant.leases, until=until, keep=True))
+            with self._lock:
+                if not entry.is_dropped:
+                    entry.leases, leases = leases, ()
+            self._reader.put_away(leases)
+        except TeacherLogitsError:
+            return  # who takes it tries again, and is told
+        finally:
+            entry.lock.release()
+
+
+def _streams(grant: StepGrant) -> bool:
+    return any(lease.extent is None for lease in grant.leases)

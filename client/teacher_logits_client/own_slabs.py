@@ -140,15 +140,21 @@ class OwnSlabs:
             self._room.sealed(payload_id)
             self._take_mail()
 
-    def abandon(self, payload_id: str, *, until: float) -> None:
-        """Give a reservation up; room that is in doubt stays so."""
+    def abandon(self, payload_id: str, *, until: float) -> bool:
+        """Give a reservation up; room in doubt is so until the answer. See ``Way.abandon``."""
         with self._lock:
             self._take_mail()
             held = self._room.find(payload_id)
             if held is not None and held.stage is Stage.WRITING:
                 self._free(payload_id)
         # Its answer wakes whoever waits for room, and so comes after it is free.
-        self._line.abandon(self._session_id, payload_id, timeout=seconds_until(until))
+        is_sealed = self._line.abandon(self._session_id, payload_id, timeout=seconds_until(until))
+        with self._lock:
+            if is_sealed:
+                self._room.sealed(payload_id)
+            elif self._room.find(payload_id) is not None:  # no seal will be taken any more
+                self._free(payload_id)
+        return is_sealed
 
     def close(self) -> None:
         """Let go of the line, and of the slabs; see ``Way.close``."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import array
+import os
 import select
 import socket
 import time
+import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -23,13 +26,38 @@ class Packet(NamedTuple):
     intact: bool
 
 
-def connect(path: str, timeout: float) -> socket.socket:
+class Connection(socket.socket):
+    """A connection that never blocks, with a bell that ends the wait of whoever waits for it."""
+
+    def __init__(
+        self,
+        family: int = socket.AF_UNIX,
+        kind: int = socket.SOCK_SEQPACKET,
+        proto: int = 0,
+        fileno: int | None = None,
+    ) -> None:
+        super().__init__(family, kind, proto, fileno)
+        self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._close_bell = weakref.finalize(self, os.close, self.bell)
+        self._close_bell.atexit = False
+
+    def ring(self) -> None:
+        """Have whoever waits look again; from any thread, before the close."""
+        os.eventfd_write(self.bell, 1)
+
+    def close(self) -> None:
+        """Close it and its bell."""
+        self._close_bell()
+        super().close()
+
+
+def connect(path: str, timeout: float) -> Connection:
     """Return a connection that never blocks.
 
     Raises:
         OSError: nobody answers at the path, or this platform has no such sockets.
     """
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection = Connection()
     try:
         connection.settimeout(timeout)
         connection.connect(path)
@@ -64,20 +92,28 @@ def receive(connection: socket.socket) -> Packet:
     return Packet(data, descriptors.tolist(), not cut)
 
 
-def wait(connection: socket.socket, event: int, until: float) -> bool:
-    """Wait until the socket is ready or has failed; False after the deadline."""
-    return bool(_poll(connection, event, max(0.0, until - time.monotonic())))
+def wait(connection: Connection, event: int, until: float) -> bool:
+    """Wait until the socket is ready or has failed; False after the deadline.
 
-
-def has_hung_up(connection: socket.socket) -> bool:
-    """Whether the other side has closed the connection; never waits."""
-    return bool(_poll(connection, select.POLLIN, 0) & (select.POLLHUP | select.POLLERR))
-
-
-def _poll(connection: socket.socket, event: int, seconds: float) -> int:
+    Who waits to read is told False at a ring, too.
+    """
     if connection.fileno() < 0:
-        return select.POLLERR  # closed on this side
+        return True  # closed on this side
     poll = select.poll()
     poll.register(connection, event)
-    ready = poll.poll(seconds * 1000)
-    return ready[0][1] if ready else 0
+    if event == select.POLLIN:
+        poll.register(connection.bell, select.POLLIN)
+    ready = poll.poll(max(0.0, until - time.monotonic()) * 1000)
+    if any(fd == connection.bell for fd, _ in ready):
+        with suppress(OSError):  # closed meanwhile
+            os.eventfd_read(connection.bell)
+    return any(fd != connection.bell for fd, _ in ready)
+
+
+def has_hung_up(connection: Connection) -> bool:
+    """Whether the other side has closed the connection; never waits."""
+    if connection.fileno() < 0:
+        return True  # closed on this side
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return any(events & (select.POLLHUP | select.POLLERR) for _, events in poll.poll(0))

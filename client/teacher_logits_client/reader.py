@@ -78,9 +78,12 @@ class Reader:
             locality=agreed.profile.locality,
             has_line=agreed.line is not None,
         )
+        self._shared: SharedMemoryOpener | None = None
         self._openers = self._make_openers(agreed, buffers)
         self._lock = threading.Lock()
         self._out: set[str] = set()
+        #: Leases that go back unread; each change is one step of the set.
+        self._unread: set[str] = set()
         self._closed = False
         self._has_fallen_back = False
         self.when_returned: Callable[[], None] = lambda: None
@@ -96,7 +99,7 @@ class Reader:
         }
         if agreed.line is not None:
             mode = MapMode.COW if self._mode is MapMode.COW else MapMode.READ_ONLY
-            openers[Transport.SHARED_MEMORY] = SharedMemoryOpener(
+            openers[Transport.SHARED_MEMORY] = self._shared = SharedMemoryOpener(
                 agreed.line.get_slab, mode=mode, is_revoked=agreed.line.is_revoked
             )
         if agreed.resident is not None:
@@ -110,8 +113,14 @@ class Reader:
 
     def settle(self, settlements: Sequence[Settlement]) -> None:
         """Learn of writers that came after the handshake, or came back from elsewhere."""
-        for settlement in settlements:
-            self._settled = {**self._settled, settlement.writer_id: settlement.transport}
+        if settlements:
+            with self._lock:
+                self._settled = {**self._settled, **{s.writer_id: s.transport for s in settlements}}
+
+    def forget_slabs(self, slab_ids: Sequence[str]) -> None:
+        """Let go of slabs that are gone, once no lease is on them."""
+        if self._shared is not None:
+            self._shared.forget(slab_ids)
 
     def open(self, lease: LeaseTerms, *, until: float, keep_if_late: bool = False) -> LeasedPayload:
         """Return a lease's payload; a lease that cannot be opened is given back.
@@ -180,8 +189,13 @@ class Reader:
             each.memory.vacate()
             self._no_longer_out(each.lease.lease_id)
 
+    def note_unread(self, lease_id: str) -> None:
+        """Have a lease go back as one that nobody has read: its step still waits for us."""
+        self._unread.add(lease_id)
+
     def discard(self, lease_id: str) -> None:
-        """Give back a lease that nobody has opened; safe in a finaliser."""
+        """Give back a lease that nobody has opened, unread; safe in a finaliser."""
+        self.note_unread(lease_id)
         self._returner.later(lambda: self._give_back(lease_id))
 
     def give_up(self, request_id: str) -> None:
@@ -238,12 +252,14 @@ class Reader:
                     lease_id,
                     timeout=RETURN_TIMEOUT_SECONDS,
                     request_id=request_id,
+                    unread=lease_id in self._unread,
                 )
         except NotAvailable:
             raise  # to be tried again
         except TeacherLogitsError as error:
             # The server ended the lease or the session, or lives anew: nothing is owed.
             _log.debug("%s is gone already: %s", lease_id or request_id, error.message)
+        self._unread.discard(lease_id)
         self._no_longer_out(lease_id or request_id)
         self.when_returned()
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
-from teacher_logits.errors import TeacherLogitsError
+from teacher_logits.clock import span_text
+from teacher_logits.errors import DeadlinePassedError, TeacherLogitsError
 from teacher_logits.v1 import line_pb2
 from teacher_logits.wire_errors import from_status
 
@@ -66,3 +67,12 @@ def read_reply(packet: Packet) -> Reply | None:
         reply.close()
         return None
     return reply
+
+
+def no_reply(what: str, *, path: str, seconds: float) -> DeadlinePassedError:
+    """Return the error of a call that was not answered."""
+    return DeadlinePassedError(
+        f"waited {span_text(seconds)} for {what}, and the broker at {path} did not answer: the "
+        "server is stopped, or gone",
+        facts={"path": path, "deadline_seconds": seconds},
+    )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from teacher_logits.errors import PayloadInvalidError
-from teacher_logits.layout import COLUMN_RULES, ColumnKind, ElementType
+from teacher_logits.layout import COLUMN_RULES, ColumnKind, ElementType, logit_type
 from teacher_logits.profiles import SCORED_COLUMNS
 from teacher_logits.tensors import DTYPES
 
@@ -100,8 +100,9 @@ class Part(Mapping[ColumnKind, torch.Tensor]):
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What columns look like that have no positions: K, T, and the type of the values."""
+    """What columns look like that have no positions: kinds, K, T, and the type of the values."""
 
+    kinds: tuple[ColumnKind, ...]
     top_k: int
     temperatures: tuple[float, ...]
     value_type: ElementType
@@ -111,12 +112,14 @@ class Shape:
         """Return that of some parts, or of what a student asked for where it has none."""
         if not parts:
             return cls(
+                kinds=tuple(dict.fromkeys((*SCORED_COLUMNS, *profile.columns))),
                 top_k=profile.top_k,
                 temperatures=profile.all_temperatures,
                 value_type=profile.value_type,
             )
         payload = parts[0].payload
         return cls(
+            kinds=tuple(column.kind for column in payload.columns),
             top_k=payload.top_k,
             temperatures=payload.temperatures,
             value_type=payload.column(ColumnKind.TOPK_LOGPROBS).element_type,
@@ -127,6 +130,8 @@ class Shape:
         types, axes = COLUMN_RULES[kind]
         sizes = {"P": 0, "N": 0, "N+1": 1, "K": self.top_k, "T": len(self.temperatures)}
         shape = [axis if isinstance(axis, int) else sizes.get(axis, 0) for axis in axes]
+        if kind is ColumnKind.TOPK_LOGITS:
+            types = frozenset({logit_type(self.value_type)})
         element_type = self.value_type if self.value_type in types else next(iter(types))
         return torch.zeros(shape, dtype=DTYPES[element_type])
 
@@ -151,10 +156,10 @@ class RowColumns(Mapping[ColumnKind, torch.Tensor]):
         return made
 
     def __iter__(self) -> Iterator[ColumnKind]:
-        return iter(self._parts[0] if self._parts else SCORED_COLUMNS)
+        return iter(self._parts[0] if self._parts else self._shape.kinds)
 
     def __len__(self) -> int:
-        return len(self._parts[0] if self._parts else SCORED_COLUMNS)
+        return len(self._parts[0] if self._parts else self._shape.kinds)
 
     def empty(self) -> None:
         """Let go of all tensors, and of what they are made from."""

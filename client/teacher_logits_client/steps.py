@@ -58,7 +58,8 @@ class Steps:
         """Wait for a step for at most ``seconds``, and hold it against the rank's own rows.
 
         ``batch`` are those rows, None where they are not known. A step that does not pass its
-        checks is given back.
+        checks is given back unread: it may be asked for again, with other rows, and is not
+        retired before.
 
         Raises:
             DeadlinePassedError: it was not complete, or not here, by then. It may be asked for
@@ -81,8 +82,7 @@ class Steps:
         try:
             return self._make_batch(taken.grant, payloads, batch)
         except BaseException:
-            for each in payloads:
-                each.abandon()
+            self._give_back_unread(payloads)
             raise
 
     def close(self) -> None:
@@ -118,10 +118,16 @@ class Steps:
             for lease in leases:
                 payloads.append(self._reader.adopt(lease))
         except BaseException:
-            for each in payloads:
-                each.abandon()
+            for lease in leases[len(payloads) :]:
+                self._reader.discard(lease.lease.lease_id)
+            self._give_back_unread(payloads)
             raise
         return payloads
+
+    def _give_back_unread(self, payloads: list[LeasedPayload]) -> None:
+        for each in payloads:
+            self._reader.note_unread(each.lease_id)
+            each.abandon()
 
     def _make_batch(
         self, grant: StepGrant, payloads: list[LeasedPayload], rows: RowBatch | None
@@ -193,7 +199,7 @@ def make_source(
         reader.line,
         mailbox,
         session_id=terms.session_id,
-        ahead=OpenedAhead(mailbox, reader),
+        ahead=OpenedAhead(mailbox, reader, reader.line, stream_seconds=wait_seconds),
         again=called,
     )
     reader.when_returned = steps.look_ahead

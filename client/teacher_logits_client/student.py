@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, overload
 from teacher_logits.errors import PayloadInvalidError, RequestInvalidError
 from teacher_logits.grid import is_whole
 from teacher_logits_client.admitted import Admitted
-from teacher_logits_client.asking import check_size, scoring_of
+from teacher_logits_client.asking import check_count, check_size, scoring_of
 from teacher_logits_client.config import check_timeout
 from teacher_logits_client.futures import ScoreFuture
 from teacher_logits_client.rows import make_row_batch
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from teacher_logits_client.batch import Batch
+    from teacher_logits_client.calls.pending import PendingLease
     from teacher_logits_client.flat_rows import Mask, Numbers, Rows
     from teacher_logits_client.payloads import LeasedPayload
     from teacher_logits_client.rows import RowBatch
@@ -69,6 +70,7 @@ class Session(Admitted):
                 facts={"bad_rows": str(bad_rows)},
             )
         seconds = self._seconds(timeout)
+        check_count(input_ids, self.terms.max_request_tokens)
         batch = make_row_batch(
             input_ids,
             lengths,
@@ -80,7 +82,13 @@ class Session(Admitted):
             prefix_vocabulary_size=self.teacher.vocabulary_size,
         )
         check_size(batch, self.terms.max_request_tokens)
-        scoring = scoring_of(batch, self.terms.session_id, mask_bad_rows=bad_rows == "mask")
+        pending = self._send(batch, mask_bad_rows=bad_rows == "mask", seconds=seconds)
+        return ScoreFuture(
+            self._answers, pending, batch, reject_bad_rows=bad_rows == "reject", owner=self
+        )
+
+    def _send(self, batch: RowBatch, *, mask_bad_rows: bool, seconds: float) -> PendingLease:
+        scoring = scoring_of(batch, self.terms.session_id, mask_bad_rows=mask_bad_rows)
         with self._answers.asking(scoring.request_id):  # an interrupt may come after the request
             pending = self._calls.score(
                 scoring,
@@ -88,9 +96,7 @@ class Session(Admitted):
                 timeout=seconds,
             )
         self._answers.expect(pending)
-        return ScoreFuture(
-            self._answers, pending, batch, reject_bad_rows=bad_rows == "reject", owner=self
-        )
+        return pending
 
     @overload
     def acquire(

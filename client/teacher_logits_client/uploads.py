@@ -109,10 +109,10 @@ class Uploads:
         )
         self._forget(payload_id)
 
-    def abandon(self, payload_id: str, *, until: float) -> None:
+    def abandon(self, payload_id: str, *, until: float) -> bool:
         """Give a reservation up; see ``Way.abandon``."""
         self._forget(payload_id)
-        self._registry.abandon(self._session_id, payload_id, timeout=seconds_until(until))
+        return self._registry.abandon(self._session_id, payload_id, timeout=seconds_until(until))
 
     def give_up(self, claim: Claim) -> None:
         """Give up a claim that was not answered; see ``Way.give_up``."""

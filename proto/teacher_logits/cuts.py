@@ -58,25 +58,7 @@ def cut_rows(
     Raises:
         PayloadInvalidError: the payload does not hold these rows, or other positions.
     """
-    if len(row_positions) != payload.row_count or sum(row_positions) != payload.position_count:
-        raise PayloadInvalidError(
-            f"payload {payload.payload_id} has {payload.row_count} rows with "
-            f"{payload.position_count} positions, and its positions were counted as "
-            f"{sum(row_positions)} in {len(row_positions)} rows",
-            facts={"row_count": payload.row_count, "position_count": payload.position_count},
-        )
-    first = first_row - payload.first_row
-    if row_count < 1 or first < 0 or first + row_count > payload.row_count:
-        raise PayloadInvalidError(
-            f"payload {payload.payload_id} holds {payload.row_count} rows from row "
-            f"{payload.first_row} on, and not {row_count} from row {first_row} on",
-            facts={
-                "first_row": first_row,
-                "row_count": row_count,
-                "payload_first_row": payload.first_row,
-                "payload_row_count": payload.row_count,
-            },
-        )
+    first = _check(payload, row_positions, first_row, row_count)
     offsets = [0, *accumulate(row_positions)]
     start, stop = offsets[first], offsets[first + row_count]
     #: (first, count) of the outermost axis, by its letter.
@@ -100,6 +82,30 @@ def cut_rows(
         if target.size_bytes
     )
     return Cut(payload=cut, segments=segments)
+
+
+def _check(payload: Payload, row_positions: Sequence[int], first_row: int, row_count: int) -> int:
+    """Refuse rows or positions that are not the payload's; return the first row's place in it."""
+    if len(row_positions) != payload.row_count or sum(row_positions) != payload.position_count:
+        raise PayloadInvalidError(
+            f"payload {payload.payload_id} has {payload.row_count} rows with "
+            f"{payload.position_count} positions, and its positions were counted as "
+            f"{sum(row_positions)} in {len(row_positions)} rows",
+            facts={"row_count": payload.row_count, "position_count": payload.position_count},
+        )
+    first = first_row - payload.first_row
+    if row_count < 1 or first < 0 or first + row_count > payload.row_count:
+        raise PayloadInvalidError(
+            f"payload {payload.payload_id} holds {payload.row_count} rows from row "
+            f"{payload.first_row} on, and not {row_count} from row {first_row} on",
+            facts={
+                "first_row": first_row,
+                "row_count": row_count,
+                "payload_first_row": payload.first_row,
+                "payload_row_count": payload.row_count,
+            },
+        )
+    return first
 
 
 def _segment(source: Column, target: Column, runs: dict[str, tuple[int, int]]) -> Segment:

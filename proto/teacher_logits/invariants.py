@@ -42,8 +42,9 @@ def check_invariants(
     ``first_row`` is what the first of them is called in messages.
 
     ``columns`` has at least ``topk_ids``, ``topk_logprobs``, ``log_tail`` and ``row_offsets``;
-    ``logsumexp``, ``actual_logprob``, ``row_windows`` and ``row_status`` are checked where they
-    are there. ``temperatures`` are those of the columns of ``log_tail`` and ``logsumexp``.
+    ``topk_logits``, ``logsumexp``, ``actual_logprob``, ``row_windows`` and ``row_status`` are
+    checked where they are there. ``temperatures`` are those of the columns of ``log_tail`` and
+    ``logsumexp``.
 
     Raises:
         PayloadInvalidError: naming the first fault's row, its position in that row, its rule.
@@ -140,6 +141,17 @@ def _rules(
     ordered = ids.sort(1).values
     twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
     yield "an id that stands there twice", twice.any(1)
+    logits = columns.get(ColumnKind.TOPK_LOGITS)
+    if logits is not None:
+        raw = logits.float()
+        yield (
+            "an id without a logit, or a logit without an id",
+            (absent != (raw == -torch.inf)).any(1),
+        )
+        yield (
+            "logits that are NaN, infinite or not in falling order",
+            ~((raw[:, 1:] <= raw[:, :-1]).all(1) & (raw.amax(1) < torch.inf)),
+        )
     actual = columns.get(ColumnKind.ACTUAL_LOGPROB)
     if actual is not None:
         yield "an actual_logprob that is NaN or above 0", ~(actual <= tolerance)

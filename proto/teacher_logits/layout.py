@@ -148,6 +148,12 @@ def lay_out(
     return tuple(columns), round_up(max(end, 1), ALIGNMENT_BYTES)
 
 
+def logit_type(value_type: ElementType) -> ElementType:
+    """Return the type of ``topk_logits`` beside values of a type: raw logits overflow fp16."""
+    is_brain_float = value_type is ElementType.BFLOAT16
+    return ElementType.BFLOAT16 if is_brain_float else ElementType.FLOAT32
+
+
 def top_k_columns(
     *,
     row_count: int,
@@ -155,18 +161,24 @@ def top_k_columns(
     top_k: int,
     temperature_count: int,
     value_type: ElementType,
+    with_logits: bool = False,
 ) -> tuple[tuple[Column, ...], int]:
-    """Place the columns of a scored payload; return them and the payload's size in bytes."""
+    """Place the columns of a scored payload; return them and the payload's size in bytes.
+
+    ``with_logits`` puts ``topk_logits`` behind the log-probabilities.
+    """
     if value_type not in _VALUES:
         raise PayloadInvalidError(
             f"log-probabilities cannot be {value_type.value}: use float16, bfloat16 or float32",
             facts={"value_type": value_type.value},
         )
     n, p, k, t = row_count, position_count, top_k, temperature_count
+    logits = [(ColumnKind.TOPK_LOGITS, logit_type(value_type), (p, k))] if with_logits else []
     return lay_out(
         [
             (ColumnKind.TOPK_IDS, ElementType.INT32, (p, k)),
             (ColumnKind.TOPK_LOGPROBS, value_type, (p, k)),
+            *logits,
             (ColumnKind.LOG_TAIL, ElementType.FLOAT32, (p, t)),
             (ColumnKind.LOGSUMEXP, ElementType.FLOAT32, (p, t)),
             (ColumnKind.ACTUAL_LOGPROB, ElementType.FLOAT32, (p,)),

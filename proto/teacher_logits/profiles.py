@@ -45,6 +45,10 @@ SCORED_COLUMNS = (
     ColumnKind.ROW_DIGESTS,
     ColumnKind.ROW_STATUS,
 )
+"""What an engine's payloads have, and a publisher's unless its profile says otherwise."""
+
+PUBLISHED_COLUMNS = (*SCORED_COLUMNS, ColumnKind.TOPK_LOGITS)
+"""What a publisher's payloads may have."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ Formulas: math note 1.1, 1.4, 1.8.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, overload
 
 import torch
@@ -48,7 +48,8 @@ class Selection:
     has) in order; -1 and -inf where fewer than K entries are finite. ``log_tail`` and
     ``logsumexp`` fp32 [P,T]: the log of the mass outside the K ids (-inf where none is), and
     the normaliser. ``actual_logprob`` fp32 [P], or None where no next ids were given.
-    ``status`` uint8 [P], by ``RowStatus``.
+    ``status`` uint8 [P], by ``RowStatus``. ``topk_logits`` fp32 or bf16 [P,K] are the raw logits
+    of the ids, for who has a tensor for them; -inf where there is no id.
     """
 
     topk_ids: torch.Tensor
@@ -57,10 +58,11 @@ class Selection:
     logsumexp: torch.Tensor
     actual_logprob: torch.Tensor | None
     status: torch.Tensor
+    topk_logits: torch.Tensor | None = None
 
     def __getitem__(self, positions: slice) -> Selection:
         """Return views of some of the positions."""
-        actual = self.actual_logprob
+        actual, logits = self.actual_logprob, self.topk_logits
         return Selection(
             topk_ids=self.topk_ids[positions],
             topk_logprobs=self.topk_logprobs[positions],
@@ -68,6 +70,7 @@ class Selection:
             logsumexp=self.logsumexp[positions],
             actual_logprob=None if actual is None else actual[positions],
             status=self.status[positions],
+            topk_logits=None if logits is None else logits[positions],
         )
 
     def blank(self) -> None:
@@ -76,7 +79,8 @@ class Selection:
         Their ``status`` stays.
         """
         self.topk_ids.fill_(-1)
-        for numbers in (self.topk_logprobs, self.log_tail, self.logsumexp, self.actual_logprob):
+        floats = (self.topk_logprobs, self.topk_logits, self.log_tail, self.logsumexp)
+        for numbers in (*floats, self.actual_logprob):
             if numbers is not None:
                 numbers.zero_()
 
@@ -141,8 +145,8 @@ def select_top_k(
     which it is where not given, and names at most 4 more. ``next_ids`` [P] or [N,S] is the token
     that really comes next, -1 where none does: its ``actual_logprob`` is then 0. ``out`` takes
     the result: tensors of these shapes, such as views of a slab, which stay the caller's; its
-    ``topk_logprobs`` may be fp32, bf16 or fp16. A publisher's draft as ``out`` knows all the
-    others by itself.
+    ``topk_logprobs`` may be fp32, bf16 or fp16, and it may have ``topk_logits``. A publisher's
+    draft as ``out`` knows all the others by itself.
 
     Raises:
         PayloadInvalidError: with the number that is wrong, the rule and what to give instead.
@@ -161,6 +165,8 @@ def select_top_k(
     if out is None:
         out = wanted
     else:
+        if out.topk_logits is not None:
+            wanted = replace(wanted, topk_logits=torch.empty_like(wanted.topk_logprobs))
         check_out(vars(out), vars(wanted))
     start = 0
     with torch.no_grad():
@@ -232,6 +238,9 @@ def _select(
     out.topk_ids[:, :kept] = ids.masked_fill((values == -torch.inf) | bad, -1)
     out.topk_ids[:, kept:] = -1
     out.topk_logprobs[:, kept:] = torch.where(bad, 0.0, -torch.inf)
+    if out.topk_logits is not None:
+        _write(out.topk_logits[:, :kept], values, bad)
+        out.topk_logits[:, kept:] = torch.where(bad, 0.0, -torch.inf)
     out.status.copy_(ranking.status)
     if following is not None and out.actual_logprob is not None:
         next_ids = following.unsqueeze(1)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from teacher_logits.errors import Fact
 
 LOGIT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+_OUT_TYPES = {"topk_logprobs": LOGIT_TYPES, "topk_logits": (torch.float32, torch.bfloat16)}
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 
 
@@ -128,7 +129,7 @@ def check_out(
                 given=given,
                 missing=missing,
             )
-        types = LOGIT_TYPES if name == "topk_logprobs" else (want.dtype,)
+        types = _OUT_TYPES.get(name, (want.dtype,))
         if target.shape != want.shape or target.dtype not in types:
             raise _invalid(
                 f"out.{name} is {_name(target.dtype)} {tuple(target.shape)}, and should be "

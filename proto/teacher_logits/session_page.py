@@ -51,7 +51,7 @@ class _Mapped:
             error = ctypes.get_errno()
             raise OSError(error, os.strerror(error))
         weakref.finalize(self, _libc.munmap, address, PAGE_BYTES).atexit = False
-        self.bytes = (ctypes.c_char * PAGE_BYTES).from_address(address)
+        self.bytes = memoryview((ctypes.c_char * PAGE_BYTES).from_address(address)).cast("B")
         self._count = ctypes.c_uint64.from_address(address + _COUNT_OFFSET)
 
     @property
@@ -114,7 +114,7 @@ class ReaderPage:
             self._page = _Mapped(fd, mmap.PROT_READ)
         except OSError as error:
             raise SlabOpenError(f"the broker's page cannot be mapped: {error}") from error
-        self.challenge = self._page.bytes[:challenge_bytes]
+        self.challenge = bytes(self._page.bytes[:challenge_bytes])
 
     def is_revoked(self, lease_id: str) -> bool:
         """Say whether a lease of this session was taken back by force."""
@@ -124,7 +124,7 @@ class ReaderPage:
         if count > CAPACITY:
             return True
         end = _LEASES_OFFSET + count * _LEASE_BYTES
-        told, digest = self._page.bytes[_LEASES_OFFSET:end], _digest(lease_id)
+        told, digest = bytes(self._page.bytes[_LEASES_OFFSET:end]), _digest(lease_id)
         return any(
             told[at : at + _LEASE_BYTES] == digest for at in range(0, len(told), _LEASE_BYTES)
         )

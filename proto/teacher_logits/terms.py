@@ -1,7 +1,7 @@
 """What the server grants: the terms of a session, leases with the place of their bytes, steps.
 
-Steps are sent ahead to a local session over its broker line, and a publisher hears there of
-its freed room: ``Mail`` is all that can come so.
+Steps are sent ahead to a local session over its broker line, which hears there too of slabs that
+it may let go, and a publisher of its freed room: ``Mail`` is all that can come so.
 """
 
 from __future__ import annotations
@@ -109,7 +109,14 @@ class RoomFreed:
     lowest_open_step: int
 
 
-Mail: TypeAlias = "StepGrant | StepFailure | RoomFreed"
+@dataclass(frozen=True, kw_only=True)
+class SlabsGone:
+    """Publishers' slabs that a student was passed, and in which nothing will ever lie again."""
+
+    slab_ids: tuple[str, ...]
+
+
+Mail: TypeAlias = "StepGrant | StepFailure | RoomFreed | SlabsGone"
 """What the server sends ahead over a line."""
 
 

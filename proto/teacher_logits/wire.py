@@ -1,8 +1,7 @@
 """Profiles between their Python form and their messages.
 
-Nothing is repaired on the way in: an enum this side does not know is refused by name. What
-a message cannot hold (a size that is no whole number, or beyond int32) is refused on the way
-out.
+Nothing is repaired on the way in: an enum this side does not know is refused by name. What a
+message cannot hold (no whole number, or one beyond int32) is refused on the way out.
 """
 
 from __future__ import annotations
@@ -273,6 +272,7 @@ def student_from_wire(message: profile_pb2.StudentProfile) -> StudentProfile:
     check_count(message.columns, MAX_COLUMNS, field="columns")
     check_count(message.transports, MAX_TRANSPORTS, field="transports")
     check_count(message.temperatures, MAX_WIRE_TEMPERATURES, field="temperatures")
+    policies = profile_pb2.VocabularyPolicy
     return StudentProfile(
         teacher_id=message.teacher_id,
         batch_grid=batch_grid_from_wire(message.batch_grid),
@@ -283,10 +283,7 @@ def student_from_wire(message: profile_pb2.StudentProfile) -> StudentProfile:
         tokenizer_fingerprint=message.tokenizer_fingerprint,
         vocabulary_size=message.vocabulary_size,
         vocabulary_policy=enum_from_wire(
-            message.vocabulary_policy,
-            profile_pb2.VocabularyPolicy,
-            "VOCABULARY_POLICY_",
-            VocabularyPolicy,
+            message.vocabulary_policy, policies, "VOCABULARY_POLICY_", VocabularyPolicy
         ),
         top_k=message.top_k,
         temperatures=tuple(message.temperatures),

@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
 from teacher_logits.errors import RequestInvalidError, TeacherLogitsError
-from teacher_logits.terms import Mail, Reservation, RoomFreed, StepFailure, StepGrant
+from teacher_logits.terms import Mail, Reservation, RoomFreed, SlabsGone, StepFailure, StepGrant
 from teacher_logits.v1 import line_pb2, payload_pb2, registry_service_pb2
 from teacher_logits.wire_errors import from_status, to_status
 from teacher_logits.wire_session import (
@@ -77,6 +77,8 @@ def mail_to_wire(mail: Mail, *, lease_message: LeaseMessage = lease_to_wire) -> 
             payload_ids=mail.payload_ids, lowest_open_step=mail.lowest_open_step
         )
         return line_pb2.LineReply(freed=freed)
+    if isinstance(mail, SlabsGone):
+        return line_pb2.LineReply(slabs_gone=line_pb2.SlabsGone(slab_ids=mail.slab_ids))
     return line_pb2.LineReply(step=grant_to_wire(mail, lease_message=lease_message))
 
 
@@ -93,6 +95,8 @@ def mail_from_wire(message: line_pb2.LineReply) -> Mail:
             payload_ids=tuple(message.freed.payload_ids),
             lowest_open_step=message.freed.lowest_open_step,
         )
+    if kind == "slabs_gone":
+        return SlabsGone(slab_ids=tuple(message.slabs_gone.slab_ids))
     if kind == "step":
         return grant_from_wire(message.step)
     raise RequestInvalidError(f"{kind or 'nothing'} came ahead over a line")

@@ -205,10 +205,8 @@ def _check_temperatures(student: StudentProfile, teacher: TeacherProfile) -> lis
     elif missing:
         why = f"the teacher has no temperature {listed(missing)}; it has {listed(offered)}"
     elif len(asked) > MAX_TEMPERATURES:
-        why = (
-            f"{len(asked) - 1} temperatures besides 1; ask for at most {MAX_TEMPERATURES - 1} "
-            "in one session"
-        )
+        most = MAX_TEMPERATURES - 1
+        why = f"{len(asked) - 1} temperatures besides 1; ask for at most {most} in one session"
     else:
         return []
     facts: dict[str, Fact] = {
@@ -297,5 +295,5 @@ def _provenance_check(student: StudentProfile, teacher: TeacherProfile) -> Check
 
 def listed(numbers: Iterable[float]) -> str:
     """Return temperatures as messages name them: short, and told apart where fp32 does."""
-    short = [(f"{number:g}", number) for number in numbers]
+    short = ((f"{n:g}", n) for n in numbers)
     return ", ".join(s if isclose(float(s), n, rel_tol=2**-25) else f"{n:.9g}" for s, n in short)

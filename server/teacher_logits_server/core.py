@@ -75,12 +75,9 @@ class Core:
         self.foreign = ForeignSlabs()
         self.ledger.on_slabs_dropped(self.foreign.drop)
         self.publishing = PublisherCalls(ledger=self.ledger, slabs=self.slabs, foreign=self.foreign)
-        self.stream = StreamExporter(
-            ledger=self.ledger,
-            slabs=(self.slabs, self.foreign),
-            chunk_bytes=config.chunk_bytes,
-        )
-        shared = SharedMemoryExporter(ledger=self.ledger, slabs=(self.slabs, self.foreign))
+        both = (self.slabs, self.foreign)
+        self.stream = StreamExporter(ledger=self.ledger, slabs=both, chunk_bytes=config.chunk_bytes)
+        shared = SharedMemoryExporter(ledger=self.ledger, slabs=both)
         self.exporters: list[Exporter] = [
             each for each in (local, shared, self.stream) if each.transport in self.offered
         ]
@@ -97,13 +94,7 @@ class Core:
                 publishing=self.publishing,
                 allowed_uids=config.allow_uids,
             )
-            self.broker = Broker(
-                path=broker_path,
-                desk=desk,
-                clock=clock,
-                hello_within=config.opening_ttl,
-                max_lines=config.max_sessions + SPARE_LINES,
-            )
+            self.broker = make_broker(config, desk, path=broker_path, clock=clock)
             self.ledger.on_mail(self.broker.tell)
 
     def start(self) -> None:
@@ -161,6 +152,17 @@ class Core:
             if queue.waiting_requests or queue.running_requests:
                 return False
         return not self.ledger.lease_count()
+
+
+def make_broker(config: ServerConfig, desk: LineDesk, *, path: str, clock: Clock) -> Broker:
+    """Return a broker that has a line for every session, and some for those that say hello."""
+    return Broker(
+        path=path,
+        desk=desk,
+        clock=clock,
+        hello_within=config.opening_ttl,
+        max_lines=config.max_sessions + SPARE_LINES,
+    )
 
 
 def probe(engine: Engine) -> Check:

@@ -105,8 +105,9 @@ class Ledger(Reclaiming):
                     "steps",
                     facts={"teacher_id": session.teacher_id},
                 )
-            session.requests.note(keys.check_name(request_id, what="request id"), digest)
+            keys.check_name(request_id, what="request id")
             self._leased_to(session_id, request_id, digest)
+            session.requests.note(request_id, digest)
 
     def find_request(
         self, session_id: str, request_id: str, digest: bytes = b""
@@ -157,10 +158,11 @@ class Ledger(Reclaiming):
                 session.settlements[sealed.writer_id] = self._settle(session, sealed.writer_id)
             return self._lend(session, sealed, request_id=request_id, digest=digest, now=now)
 
-    def release(self, session_id: str, lease_id: str) -> bool:
+    def release(self, session_id: str, lease_id: str, *, unread: bool = False) -> bool:
         """Take a lease back; once more is fine, and so is one whose session was closed.
 
-        Returns whether anything is left of the session.
+        Returns whether anything is left of the session. With ``unread`` nobody has read what was
+        leased: its step still waits for this reader, who may ask for it again.
 
         Raises:
             SessionExpiredError: the session has ended, and this lease with it.
@@ -175,7 +177,7 @@ class Ledger(Reclaiming):
                 self._check_returned(session_id, session, now)
                 return True
             self._sessions.note(session, now=now)
-            self._take_back(lease, returned=True)
+            self._take_back(lease, returned=not unread)
             self._drop_if_done(session)
             return self._sessions.find(session_id) is not None
 

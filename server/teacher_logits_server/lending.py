@@ -149,6 +149,10 @@ class Lending:
         """Return a payload that somebody holds."""
         return self._registry.held(payload_id)
 
+    def is_held(self, payload_id: str) -> bool:
+        """Say whether somebody holds a payload, or may still read it."""
+        return self._registry.is_held(payload_id)
+
     def is_leased(self, payload_id: str) -> bool:
         """Say whether a payload has a lease."""
         return self._registry.is_leased(payload_id)

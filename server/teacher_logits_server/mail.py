@@ -1,9 +1,9 @@
 """Mail: which steps a local session wants sent ahead, and what its publisher is to be told.
 
 Pure, and bounded: a session wants at most ``MAX_WANTED_STEPS`` steps, and freed payloads
-gather in one message. Each wanted step is sent once; asked for again, it is sent again only
-when what was sent before has come back. A step that failed is told to who asks for it, and
-not to who only wants it ahead.
+gather in one message, and so do slabs that are gone: at most those that a session was passed.
+Each wanted step is sent once; asked for again, it is sent again only when what was sent before
+has come back. A step that failed is told to who asks for it, and not to who only wants it ahead.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import RequestInvalidError
-from teacher_logits.terms import RoomFreed
+from teacher_logits.terms import RoomFreed, SlabsGone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -27,6 +27,7 @@ class Mailbox:
     wanted: range = range(0)
     sent: set[int] = field(default_factory=set)
     freed: list[str] = field(default_factory=list)
+    gone: list[str] = field(default_factory=list)
     #: The lowest open step that a publisher was told last.
     told_lowest: int = 0
 
@@ -97,6 +98,25 @@ class Mail:
     def note_lowest(self, session_id: str, lowest_open_step: int) -> None:
         """Note that a publisher was told the lowest open step."""
         self._boxes.setdefault(session_id, Mailbox()).told_lowest = lowest_open_step
+
+    def open(self, session_id: str) -> None:
+        """Have a box for a session, which may be sent what it did not ask for."""
+        self._boxes.setdefault(session_id, Mailbox())
+
+    def note_gone(self, session_id: str, slab_id: str) -> bool:
+        """Note that a slab that a session was passed is gone; say whether it can be told."""
+        box = self._boxes.get(session_id)
+        if box is not None:
+            box.gone.append(slab_id)
+        return box is not None
+
+    def take_gone(self, session_id: str) -> SlabsGone | None:
+        """Return the slabs that are gone, each once; None where there are none."""
+        box = self._boxes.get(session_id)
+        if box is None or not box.gone:
+            return None
+        gone, box.gone = tuple(box.gone), []
+        return SlabsGone(slab_ids=gone)
 
     def forget(self, session_id: str) -> None:
         """Send a session nothing any more."""

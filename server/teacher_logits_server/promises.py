@@ -8,7 +8,8 @@ Pure. The rules of a publisher's own profile, in the order in which they are nam
     teacher_mbs_indivisible a rank's rows split into micro batches
     rank_out_of_range       the publisher is one of these ranks
     temperature_unavailable four temperatures at most besides 1, from 0.01 to 100
-    column_unavailable      a value type that log-probabilities cannot have
+    column_unavailable      a column that this release does not carry, or a value type that
+                            log-probabilities cannot have
     protocol_version        the two sides speak different versions
 
 Whether it agrees with the teacher's other publishers is ``publishers``' to say.
@@ -23,6 +24,7 @@ from teacher_logits import grid, locality
 from teacher_logits.errors import PayloadInvalidError, Violation
 from teacher_logits.layout import COLUMN_RULES, ColumnKind
 from teacher_logits.payload import MAX_TEMPERATURES, check_payload
+from teacher_logits.profiles import PUBLISHED_COLUMNS
 from teacher_logits_server.capability import (
     MAX_TEMPERATURE,
     MIN_TEMPERATURE,
@@ -159,6 +161,17 @@ def _check_scores(profile: TeacherProfile) -> list[Violation]:
                 f"most {MAX_TEMPERATURES - 1} besides 1, from {MIN_TEMPERATURE:g} to "
                 f"{MAX_TEMPERATURE:g}",
                 facts={"temperatures": listed(temperatures)},
+            )
+        )
+    unknown = [c.value for c in profile.columns if c not in PUBLISHED_COLUMNS]
+    if unknown:
+        has = ", ".join(c.value for c in PUBLISHED_COLUMNS)
+        violations.append(
+            Violation(
+                rule="column_unavailable",
+                message=f"this release does not carry {', '.join(unknown)}; leave it out of the "
+                f"profile's columns, which may be {has}",
+                facts={"missing": ", ".join(unknown), "columns": has},
             )
         )
     types, _ = COLUMN_RULES[ColumnKind.TOPK_LOGPROBS]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from teacher_logits import keys
@@ -28,7 +27,7 @@ from teacher_logits_server.drafts import Draft
 from teacher_logits_server.parts import Claim, Stage
 from teacher_logits_server.promises import check_promised
 from teacher_logits_server.rooms import PayloadRoom, Writing, check_room_kept
-from teacher_logits_server.views import SHOWN_RANKS, waiting_names
+from teacher_logits_server.views import SHOWN_RANKS, SHOWN_STEPS, waiting_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,17 +135,27 @@ class Publishing(Admitting):
             return replace(draft)
 
     def held_by(self, session_id: str) -> str:
-        """Say whom the room of a publisher's steps waits for, for messages; empty where nobody."""
+        """Say whom the room of a publisher's steps waits for, for messages; empty where nobody.
+
+        The lowest ``SHOWN_STEPS`` steps are named, each with the first of its ranks.
+        """
         with self._step():
             session = self._sessions.find(session_id)
             published = self._publishers.find(session.teacher_id) if session is not None else None
             if published is None:
                 return ""
             steps = published.steps
-            for step in steps:
-                names = ", ".join(islice(waiting_names(step, steps), SHOWN_RANKS))
-                if names and step.stage is Stage.COMPLETE:
-                    return f"step {step.number} waits for {names}"
+            complete = [step for step in steps if step.stage is Stage.COMPLETE]
+            waits = [(step, list(waiting_names(step, steps))) for step in complete]
+            texts = [
+                f"step {step.number} waits for {', '.join(names[:SHOWN_RANKS])}"
+                + (f" and {len(names) - SHOWN_RANKS} more" if len(names) > SHOWN_RANKS else "")
+                for step, names in waits
+                if names
+            ]
+            more = [f"{len(texts) - SHOWN_STEPS} steps more"] if len(texts) > SHOWN_STEPS else []
+            if texts:
+                return "; ".join([*texts[:SHOWN_STEPS], *more])
             return "" if steps.is_empty else "no student is there to read"
 
     def payload_room(self, session_id: str, payload_id: str) -> PayloadRoom:

@@ -104,19 +104,19 @@ class Reading(Sealing):
             if session is None or over or session.phase in (Phase.OPENING, Phase.CLOSED):
                 return []
             published = self._publishers.find(session.teacher_id)
-            if published is None:
-                return []
-            if session.is_publisher:
+            due: list[Mail | None] = [self._mail.take_gone(session_id)]
+            if published is not None and session.is_publisher:
                 lowest = published.steps.lowest_without(session.publisher.data_parallel_rank)
-                freed = self._mail.take_freed(session_id, lowest)
-                return [] if freed is None else [freed]
-            sent = [
-                self._send(session, published, number, now) for number in self._mail.due(session_id)
-            ]
-            return [each for each in sent if each is not None]
+                due.append(self._mail.take_freed(session_id, lowest))
+            elif published is not None:
+                numbers = self._mail.due(session_id)
+                due += [self._send(session, published, number, now) for number in numbers]
+            return [each for each in due if each is not None]
 
     def may_open(self, session_id: str, slab_id: str) -> None:
         """Refuse a slab that is not in use, or to a session not proven to share memory.
+
+        Who may open a publisher's slab is told when it is gone.
 
         Raises:
             SessionExpiredError: the session has ended.
@@ -130,6 +130,8 @@ class Reading(Sealing):
                 return
             writer_id = self._lending.relays.writer_of(slab_id)
             if writer_id is not None and session.shares(writer_id):
+                self._lending.relays.note_passed(slab_id, session_id)
+                self._mail.open(session_id)
                 return
         shown = slab_id[:128]
         why = (

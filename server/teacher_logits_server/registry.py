@@ -102,6 +102,10 @@ class Registry:
         """Return a payload that somebody holds."""
         return self._holds[payload_id].sealed
 
+    def is_held(self, payload_id: str) -> bool:
+        """Say whether a payload was sealed and its room is not free yet."""
+        return payload_id in self._holds
+
     def is_leased(self, payload_id: str) -> bool:
         """Say whether a payload has a lease."""
         holds = self._holds.get(payload_id)

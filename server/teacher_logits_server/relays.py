@@ -53,6 +53,8 @@ class _Relay:
     extents: dict[int, Extent] = field(default_factory=dict)
     generations: dict[int, int] = field(default_factory=dict)
     quarantined: set[int] = field(default_factory=set)
+    #: Sessions that were passed its descriptor.
+    passed_to: set[str] = field(default_factory=set)
 
     @property
     def quarantined_bytes(self) -> int:
@@ -66,6 +68,7 @@ class Relays:
         self._relays: dict[str, _Relay] = {}
         self._used: dict[str, set[str]] = {}
         self._told_dropped: list[str] = []
+        self._told_readers: list[tuple[str, str]] = []
 
     def add(self, slab_id: str, size_bytes: int, *, session_id: str, writer_id: str) -> None:
         """Take a slab in.
@@ -120,6 +123,10 @@ class Relays:
         """Return who writes a slab; None where there is no such slab."""
         relay = self._relays.get(slab_id)
         return relay.writer_id if relay is not None else None
+
+    def note_passed(self, slab_id: str, session_id: str) -> None:
+        """Note that a reader is passed a slab's descriptor."""
+        self._relays[slab_id].passed_to.add(session_id)
 
     def check_extent(self, extent: Extent, need_bytes: int, *, session_id: str) -> None:
         """Refuse an extent that a payload of ``need_bytes`` cannot lie in.
@@ -205,6 +212,11 @@ class Relays:
         dropped, self._told_dropped = self._told_dropped, []
         return dropped
 
+    def take_unmappable(self) -> list[tuple[str, str]]:
+        """Return (session id, slab id) of those slabs and whoever may have them mapped, once."""
+        told, self._told_readers = self._told_readers, []
+        return told
+
     def usage(self) -> RelayUsage:
         """Return where the publishers' bytes are."""
         quarantined = sum(relay.quarantined_bytes for relay in self._relays.values())
@@ -222,6 +234,7 @@ class Relays:
         if not relay.extents:
             del self._relays[relay.slab_id]
             self._told_dropped.append(relay.slab_id)
+            self._told_readers += [(reader, relay.slab_id) for reader in relay.passed_to]
 
 
 def _not_yours(slab_id: str) -> NotAllowedError:

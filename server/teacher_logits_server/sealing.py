@@ -109,8 +109,11 @@ class Sealing(Publishing):
             published.steps.seal(payload_id, valid_count=valid_count, digest=digest)
             self._carry_out(published)
 
-    def abandon_payload(self, session_id: str, payload_id: str) -> None:
+    def abandon_payload(self, session_id: str, payload_id: str) -> bool:
         """Give a reservation up; one that has ended, or was sealed, is fine.
+
+        Returns whether it was sealed and is held, so that its publisher, which may not have heard
+        of that, keeps its room until it is told that this is free.
 
         Raises:
             NotAllowedError: it is another session's.
@@ -120,6 +123,7 @@ class Sealing(Publishing):
             if self._drafts.find(payload_id) is not None:
                 self._drafts.get(session_id, payload_id)
                 self._end_reservation(self._published(session), payload_id)
+            return self._lending.is_held(payload_id)
 
     # Within
 

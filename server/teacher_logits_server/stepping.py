@@ -236,6 +236,9 @@ class Stepping(Room):
             if session_id in self._writers:
                 self._mail.note_freed(session_id, payload_id)
                 self._news.mail.add(session_id)
+        for session_id, slab_id in self._lending.relays.take_unmappable():
+            if self._mail.note_gone(session_id, slab_id):
+                self._news.mail.add(session_id)
         return super()._take_news()
 
     def _end_draft(self, payload_id: str) -> None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 SHOWN_RANKS = 8
 """Ranks that a step waits for and that are named; the others are counted."""
+SHOWN_STEPS = 3
+"""Likewise of steps, in messages."""
 
 
 @dataclass(frozen=True, kw_only=True)

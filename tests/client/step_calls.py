@@ -27,8 +27,10 @@ class StepCalls:
     def __init__(self) -> None:
         self.asked: queue.Queue[tuple[int, str]] = queue.Queue()
         self.released: list[str] = []
+        self.unread: list[str] = []
         self.ended = threading.Event()
         self.streamed: list[str] = []
+        self.begun: queue.Queue[str] = queue.Queue()
         self.data: dict[str, bytes] = {}
         self.gate = threading.Event()
         self.gate.set()
@@ -60,6 +62,7 @@ class StepCalls:
         self, session_id: str, lease_id: str, offset_bytes: int, *, timeout: float
     ) -> Iterator[bytes]:
         self.streamed.append(lease_id)
+        self.begun.put(lease_id)
         self.gate.wait(LONG)
         data = self.data[lease_id]
         for at in range(offset_bytes, len(data), 1000):
@@ -69,9 +72,16 @@ class StepCalls:
             ).SerializeToString()
 
     def release(
-        self, session_id: str, lease_id: str, *, timeout: float, request_id: str = ""
+        self,
+        session_id: str,
+        lease_id: str,
+        *,
+        timeout: float,
+        request_id: str = "",
+        unread: bool = False,
     ) -> None:
         self.released.append(lease_id)
+        self.unread += [lease_id] if unread else []
 
     def renew(self, session_id: str, *, timeout: float) -> bool:
         return False

@@ -61,6 +61,7 @@ class Broker:
         self.slab = slab
         self.wanted: queue.Queue[tuple[int, int]] = queue.Queue()
         self.released: queue.Queue[str] = queue.Queue()
+        self.unread: list[str] = []
         self.refusal: TeacherLogitsError | None = None
         self.deaf = threading.Event()
         self._socket = connection
@@ -114,6 +115,7 @@ class Broker:
             else:
                 reply.want_steps.SetInParent()
         elif kind == "release":
+            self.unread += [request.release.lease_id] if request.release.unread else []
             self.released.put(request.release.lease_id)
             reply.release.SetInParent()
         elif kind == "get_slab":

@@ -480,6 +480,17 @@ class TestScore:
             with pytest.raises(PayloadInvalidError, match=f"{limit + 4} tokens.*{limit}"):
                 session.score(torch.zeros(4, limit // 4 + 1, dtype=torch.int64))
 
+    @pytest.mark.parametrize("rows", ["list", "tensor"])
+    def test_far_too_many_rows_are_refused_before_anything_is_made_of_them(
+        self, service: Service, monkeypatch: pytest.MonkeyPatch, rows: str
+    ) -> None:
+        monkeypatch.setattr("teacher_logits_client.student.make_row_batch", None)
+        with service.session() as (_, session):
+            limit = session.terms.max_request_tokens
+            ids = torch.ones(limit + 1, 1, dtype=torch.int64)
+            with pytest.raises(PayloadInvalidError, match=f"{limit + 1} tokens.*{limit}"):
+                session.score([[1]] * (limit + 1) if rows == "list" else ids)
+
     def test_a_payload_about_other_tokens_is_refused_and_given_back(self, service: Service) -> None:
         with (
             service.session() as (client, session),

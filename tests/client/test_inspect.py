@@ -12,8 +12,15 @@ import teacher_logits_client as tl
 from teacher_logits.errors import ConfigError, ServerUnreachableError
 from teacher_logits.pool import PoolUsage
 from teacher_logits.transport import Settlement
-from teacher_logits.views import LeaseView, QueueView, ServerView, SessionView
-from teacher_logits_client import cli, inspect_view
+from teacher_logits.views import (
+    LeaseView,
+    QueueView,
+    RegisteredView,
+    ServerView,
+    SessionView,
+    StepView,
+)
+from teacher_logits_client import cli, inspect_json, inspect_view
 from teacher_logits_client.inspect_view import table
 
 from .conftest import STREAM, Service
@@ -92,7 +99,7 @@ def as_text(view: ServerView) -> str:
 
 
 def as_json(view: ServerView) -> str:
-    return inspect_view.as_json(view, address="unix:/run/t.sock")
+    return inspect_json.as_json(view, address="unix:/run/t.sock")
 
 
 class TestARunningServer:
@@ -213,7 +220,97 @@ class TestTheTables:
         assert document["queue"]["waiting_requests"] == 2
 
 
+class TestWhatCallsForAHand:
+    def test_publishers_steps_and_their_room_show(self) -> None:
+        (session,) = a_view().sessions
+        publisher = SessionView(
+            **{**vars(session), "session_id": "s-2", "kind": "publisher", "student_id": ""}
+        )
+        steps = tuple(
+            StepView(
+                teacher_id="teacher",
+                step=number,
+                stage="complete",
+                sealed_rows=64,
+                real_rows=64,
+                waiting_ranks=3,
+                waits_for=("trainer:0", "trainer:2"),
+            )
+            for number in range(7, 30)
+        )
+        registered = RegisteredView(
+            payload_count=46,
+            payload_bytes=5 << 20,
+            slab_count=2,
+            committed_bytes=8 << 20,
+            used_bytes=5 << 20,
+            quarantined_bytes=1 << 20,
+        )
+        view = a_view(sessions=(session, publisher), steps=steps, registered=registered)
+
+        text, document = as_text(view), json.loads(as_json(view))
+
+        assert "46 payloads of 5 MiB; in publishers' own 2 slabs of 8 MiB" in text
+        assert "64 of 64" in text
+        assert "trainer:0, trainer:2 and 1 more" in text
+        assert "3 steps more" in text
+        assert [each["kind"] for each in document["sessions"]] == ["student", "publisher"]
+        assert [each["step"] for each in document["steps"]] == [*range(7, 30)]
+        assert document["steps"][0]["waits_for"] == ["trainer:0", "trainer:2"]
+        assert document["registered"]["quarantined_bytes"] == 1 << 20
+
+    def test_a_server_without_publishers_speaks_of_none(self) -> None:
+        assert "STEP" not in as_text(a_view())
+        assert "publishers" not in as_text(a_view())
+
+    def test_a_stopped_process_comes_with_what_to_do(self) -> None:
+        (session,) = a_view().sessions
+        stopped = SessionView(**{**vars(session), "state": "unresponsive", "pid": 4711})
+        view = a_view(sessions=(stopped,))
+
+        last = as_text(view).splitlines()[-1]
+
+        assert last.startswith("unresponsive: process 4711 of session s-1 is stopped")
+        assert "1 lease of 3 MiB stay taken" in last
+        assert "kill -CONT 4711" in last
+        assert "--reclaim s-1 --yes" in last
+        assert json.loads(as_json(view))["sessions"][0]["state"] == "unresponsive"
+
+    @pytest.mark.parametrize(
+        ("doubt", "pid", "said"),
+        [
+            ("line_ended", 4711, "while process 4711 lived: end that, and the room is free"),
+            ("line_ended", 0, "while its process lived"),
+            ("ttl_passed", 0, "passed its TTL without proof"),
+        ],
+    )
+    def test_quarantine_comes_with_its_reason_and_what_to_do(
+        self, doubt: str, pid: int, said: str
+    ) -> None:
+        view = a_view()
+        held = LeaseView(**{**vars(view.leases[0]), "quarantined": True, "doubt": doubt})
+        ended = SessionView(**{**vars(view.sessions[0]), "state": "ended", "pid": pid})
+        view = a_view(sessions=(ended,), leases=(held, held))
+
+        (last,) = [line for line in as_text(view).splitlines() if line.startswith("quarantine:")]
+
+        assert said in last
+        assert "--reclaim s-1 --yes" in last
+        assert json.loads(as_json(view))["leases"][0]["doubt"] == doubt
+
+
 class TestMistakes:
+    def test_what_is_no_target_of_a_reclaim_is_a_usage_error(self) -> None:
+        with pytest.raises(ConfigError, match="--reclaim 'everything'"):
+            cli.inspect(["unix:/run/t.sock", "--reclaim", "everything"])
+
+    def test_yes_to_nothing_is_a_usage_error(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as left:
+            cli.inspect(["unix:/run/t.sock", "--yes"])
+
+        assert left.value.code == 2
+        assert "--reclaim" in capsys.readouterr().err
+
     def test_an_address_where_nobody_is_is_a_typed_error(self, tmp_path: Path) -> None:
         with pytest.raises(ServerUnreachableError, match="nobody"):
             cli.inspect([f"unix:{tmp_path / 'nobody'}"])

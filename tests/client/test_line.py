@@ -54,7 +54,7 @@ def a_line(
     folder: Path,
     late: list[str] | None = None,
     *,
-    on_mail: Callable[[Mail], None] | None = None,
+    on_mail: Callable[[Mail], None] = lambda mail: None,
 ) -> Iterator[tuple[Line, Broker]]:
     path = str(folder / "broker")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:

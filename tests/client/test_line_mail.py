@@ -139,7 +139,7 @@ def test_mail_that_cannot_be_read_ends_the_line(tmp_path: Path) -> None:
         broker.answer(released(0))
         line.drain()
 
-        with pytest.raises(ServerUnreachableError, match="mail that cannot be read"):
+        with pytest.raises(ServerUnreachableError, match="is no mail"):
             line.release("s-1", "l-1", timeout=LONG)
 
 

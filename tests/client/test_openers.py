@@ -1,5 +1,6 @@
 """Openers: the bytes of a lease, over real slabs and real (and really broken) streams."""
 
+import gc
 import mmap
 import os
 import queue
@@ -326,6 +327,7 @@ class TestSharedMemory:
             return os.memfd_create("unsealed")
 
         lease = writer.lease(b"a")
+        gc.collect()  # what other tests left goes now, and not in between
         before = len(os.listdir("/proc/self/fd"))
         with pytest.raises(SlabOpenError):
             SharedMemoryOpener(unsealed).open(lease, until=NEVER)
@@ -348,6 +350,24 @@ class TestSharedMemory:
         assert "to-be-retired" in Path("/proc/self/maps").read_text()
         del first, last
         assert "to-be-retired" not in Path("/proc/self/maps").read_text()
+
+    def test_unmaps_a_slab_that_is_gone_with_the_last_lease_on_it(self, writer: Writer) -> None:
+        opener = SharedMemoryOpener(writer.pass_fd)
+        opened = opener.open(writer.lease(b"a"), until=NEVER)
+        slab_id = writer.slab.slab_id
+        opener.forget([slab_id, "never-mapped"])
+        assert opener.slab_count == 1
+        again = opener.open(writer.lease(b"b", page=1), until=NEVER)
+        opened.vacate()
+        assert opener.slab_count == 1
+
+        again.vacate()
+
+        assert opener.slab_count == 0
+        opener.open(writer.lease(b"c"), until=NEVER).vacate()
+        assert opener.slab_count == 1
+        opener.forget([slab_id])
+        assert opener.slab_count == 0
 
     def test_a_slab_in_use_stays_mapped_between_leases(
         self, writer: Writer, opener: SharedMemoryOpener

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from tests.client.test_line import Broker, a_line
@@ -27,12 +27,14 @@ from teacher_logits.terms import Reservation, RoomFreed
 from teacher_logits.v1 import line_pb2
 from teacher_logits.wire_errors import to_status
 from teacher_logits.wire_steps import mail_to_wire, reservation_to_wire
-from teacher_logits_client.calls.registry import RegistryCalls
 from teacher_logits_client.claims import Claim, Sealing
 from teacher_logits_client.freed_mail import FreedMail
 from teacher_logits_client.own_slabs import OwnSlabs
 from teacher_logits_client.publisher_room import PublisherRoom
 from teacher_logits_client.slab_maker import SlabMaker
+
+if TYPE_CHECKING:
+    from teacher_logits_client.calls.registry import RegistryCalls
 
 SOON, LONG = 0.1, 30.0
 GOOD = Sealing(bad_row_count=0, valid_count=None, digest="")
@@ -44,6 +46,8 @@ class Desk:
 
     broker: Broker
     unanswered: set[str] = field(default_factory=set)
+    #: Payloads that were sealed, as an abandon is answered.
+    sealed: set[str] = field(default_factory=set)
     refused: dict[str, Exception] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     slab_sizes: dict[str, int] = field(default_factory=dict)
@@ -74,7 +78,9 @@ class Desk:
             reply.reserve.CopyFrom(reservation_to_wire(reservation))
         else:
             getattr(reply, kind).SetInParent()
-            if kind == "put_slab":
+            if kind == "abandon":
+                reply.abandon.is_sealed = request.abandon.payload_id in self.sealed
+            elif kind == "put_slab":
                 self.slab_sizes[request.put_slab.slab_id] = request.put_slab.size_bytes
         self.broker.answer(reply)
 
@@ -177,11 +183,28 @@ def test_a_seal_that_was_not_answered_leaves_its_room_in_doubt(tmp_path: Path) -
         with pytest.raises(DeadlinePassedError):
             way.seal("p-0", GOOD, until=monotonic() + SOON)
         assert way.usage().quarantined_bytes == PAGE_BYTES
-        way.abandon("p-0", until=monotonic() + LONG)  # the server may have sealed it all the same
+        desk.unanswered = {"abandon"}
+        with pytest.raises(DeadlinePassedError):
+            way.abandon("p-0", until=monotonic() + SOON)
         with pytest.raises(PoolFullError, match="sealed, as far as is known"):
             way.reserve(a_claim(1), until=monotonic() + SOON)
         desk.free(0)
         way.reserve(a_claim(1), until=monotonic() + LONG)
+
+
+def test_the_answer_to_an_abandon_says_whether_a_seal_was_taken(tmp_path: Path) -> None:
+    with slabs(tmp_path) as (way, desk):
+        desk.unanswered = {"seal"}
+        for step, is_sealed in ((0, False), (1, True)):
+            way.reserve(a_claim(step), until=monotonic() + LONG)
+            with pytest.raises(DeadlinePassedError):
+                way.seal(f"p-{step}", GOOD, until=monotonic() + SOON)
+            desk.sealed = {"p-1"}
+            assert way.abandon(f"p-{step}", until=monotonic() + LONG) is is_sealed
+        with pytest.raises(PoolFullError, match="step 1 is not read by all yet"):
+            way.reserve(a_claim(2), until=monotonic() + SOON)
+        desk.free(1)
+        way.reserve(a_claim(2), until=monotonic() + LONG)
 
 
 def test_a_seal_may_be_tried_again_and_was_heard_if_its_room_is_free_meanwhile(

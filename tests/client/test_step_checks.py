@@ -1,12 +1,14 @@
 """What a step is held against before it is handed out."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from tests.client.shards import K, shard_of, shards_of
 from tests.client.step_rig import IDS, rank, ready
 from tests.client.step_servers import (
     LONG,
+    a_grant,
     local_session,
 )
 
@@ -15,6 +17,9 @@ from teacher_logits.errors import (
     PayloadInvalidError,
 )
 from teacher_logits.terms import Verdict
+
+if TYPE_CHECKING:
+    from tests.client.step_calls import StepCalls
 
 
 class TestChecks:
@@ -41,6 +46,24 @@ class TestChecks:
             assert caught.value.facts["row"] == 6
             for _ in range(2):
                 broker.released.get(timeout=LONG)
+
+    def test_that_fail_give_the_step_back_unread_to_be_asked_for_again(
+        self, tmp_path: Path
+    ) -> None:
+        with local_session(tmp_path, profile=rank(1)) as (session, broker):
+            shards = shards_of(IDS, (5, 3))
+            leases = ready(broker, shards)
+            with pytest.raises(AlignmentError):
+                session.acquire(step=7, input_ids=IDS[:4])
+            returned = [broker.released.get(timeout=LONG) for _ in leases]
+            assert sorted(broker.unread) == sorted(returned) == ["l-0", "l-1"]
+
+            again = [broker.lease(each) for each in shards]
+            cast("StepCalls", session._calls).grant(a_grant(7, again, real_rows=8))
+            with session.acquire(step=7, input_ids=IDS[4:]) as batch:
+                assert batch.real_rows == 4
+            assert {broker.released.get(timeout=LONG) for _ in again} == {"l-2", "l-3"}
+            assert len(broker.unread) == 2
 
     def test_say_that_only_the_first_token_differs(self, tmp_path: Path) -> None:
         with local_session(tmp_path, profile=rank(1)) as (session, broker):

@@ -1,16 +1,22 @@
 """Steps whose bytes are streamed, ahead of who asks for them."""
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
+from weakref import WeakSet
 
 import pytest
 import torch
 from tests.client.shards import shard_of, shards_of
+from tests.client.step_calls import StepCalls
 from tests.client.step_rig import IDS, RANK_1, expected, rank, rank_1
 from tests.client.step_servers import (
     LONG,
     SOON,
+    Broker,
     a_grant,
+    local_session,
     streamed,
     streamed_session,
 )
@@ -21,6 +27,11 @@ from teacher_logits.errors import (
     ProducerLostError,
     SessionExpiredError,
 )
+from teacher_logits_client import exits
+from teacher_logits_client.step_thread import StepThread
+
+if TYPE_CHECKING:
+    from teacher_logits_client.line_steps import LineSteps
 
 
 class TestStreams:
@@ -115,3 +126,84 @@ class TestStreams:
             session.close()
             with pytest.raises(SessionExpiredError, match="closed by this client"):
                 waiting.result(LONG)
+
+
+@pytest.mark.parametrize("has_line", [True, False])
+def test_the_thread_that_opens_streams_ends_before_the_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_line: bool
+) -> None:
+    monkeypatch.setattr(exits, "_watched", WeakSet())
+    monkeypatch.setattr(exits, "_PATIENCE_SECONDS", LONG)
+    with ExitStack() as stack:
+        if has_line:
+            session, broker = stack.enter_context(local_session(tmp_path, profile=rank(1)))
+            streams(broker, cast("StepCalls", session._calls), 7)
+        else:
+            session, calls = stack.enter_context(streamed_session(profile=rank(1)))
+            calls.grant(a_grant(7, streamed(calls, [shard_of(IDS)], RANK_1), real_rows=8))
+        with session.acquire(step=7, timeout=LONG):
+            pass
+        (thread,) = [each for each in exits._watched if isinstance(each, StepThread)]
+        exits.stop_all()
+        assert not thread._thread.is_alive()
+
+
+class TestStreamsOfASessionWithALine:
+    """Its publishers are elsewhere, and the line brings grants without bytes."""
+
+    def test_come_ahead_while_the_step_before_is_read(self, tmp_path: Path) -> None:
+        with local_session(tmp_path, profile=rank(1), prefetch=2) as (session, broker):
+            calls = cast("StepCalls", session._calls)
+            streams(broker, calls, 7)
+            with session.acquire(step=7, timeout=LONG):
+                streams(broker, calls, 8)
+                streams(broker, calls, 9)
+                assert [calls.begun.get(timeout=LONG) for _ in range(3)] == [
+                    "l-p-7-0",
+                    "l-p-8-0",
+                    "l-p-9-0",
+                ]
+            for step in (8, 9):
+                with session.acquire(step=step, input_ids=IDS[4:], timeout=LONG) as batch:
+                    assert torch.equal(batch.columns["topk_ids"], expected(IDS[4:]))
+            assert len(calls.streamed) == 3
+
+    def test_that_are_under_way_are_waited_for(self, tmp_path: Path) -> None:
+        with local_session(tmp_path, profile=rank(1)) as (session, broker):
+            calls = cast("StepCalls", session._calls)
+            streams(broker, calls, 7)
+            with session.acquire(step=7, timeout=LONG):
+                calls.begun.get(timeout=LONG)
+                calls.gate.clear()
+                streams(broker, calls, 8)
+                calls.begun.get(timeout=LONG)
+            with pytest.raises(DeadlinePassedError, match="streams of step 8 had not come"):
+                session.acquire(step=8, timeout=SOON)
+            calls.gate.set()
+            with session.acquire(step=8, timeout=LONG) as batch:
+                assert torch.equal(batch.columns["topk_ids"], expected(IDS[4:]))
+            assert calls.streamed.count("l-p-8-0") == 1
+
+    def test_that_nobody_took_are_let_go_of_with_the_session(self, tmp_path: Path) -> None:
+        with local_session(tmp_path, profile=rank(1)) as (session, broker):
+            calls = cast("StepCalls", session._calls)
+            streams(broker, calls, 7)
+            with session.acquire(step=7, timeout=LONG):
+                calls.begun.get(timeout=LONG)
+                calls.gate.clear()
+                streams(broker, calls, 8)
+                calls.begun.get(timeout=LONG)
+            ahead = cast("LineSteps", session._steps._source)._ahead
+            session.close()
+            calls.gate.set()
+            assert ahead._thread is not None
+            ahead._thread.join(LONG)
+            assert session._reader._out == set()
+            assert session._reader.line is not None
+            assert session._reader.line.has_ended
+
+
+def streams(broker: Broker, calls: StepCalls, step: int) -> None:
+    """Send a step whose bytes are to be streamed."""
+    leases = streamed(calls, shards_of(IDS, (8,), step=step), RANK_1)
+    broker.send(a_grant(step, leases, real_rows=8, transport=tl.Transport.STREAM))

@@ -30,6 +30,22 @@ if TYPE_CHECKING:
     from tests.client.step_calls import StepCalls
 
 
+class TestClosing:
+    def test_ends_the_wait_of_every_other_thread_at_once(self, tmp_path: Path) -> None:
+        with (
+            local_session(tmp_path, profile=rank(1)) as (session, broker),
+            ThreadPoolExecutor() as threads,
+        ):
+            waiting = [threads.submit(session.acquire, step=n, timeout=LONG) for n in (7, 9)]
+            for _ in waiting:
+                broker.wanted.get(timeout=LONG)
+            broker.deaf.set()  # no word from it wakes them
+            session.close()
+            for each in waiting:
+                with pytest.raises(SessionExpiredError, match="closed by this client"):
+                    each.result(LONG / 3)
+
+
 class TestWaiting:
     def test_finds_a_step_that_was_sent_ahead_and_moves_the_window_on(self, tmp_path: Path) -> None:
         with local_session(tmp_path, profile=rank(1), prefetch=3) as (session, broker):

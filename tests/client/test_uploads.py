@@ -8,6 +8,7 @@ import pytest
 from tests.client.test_own_slabs import GOOD, LONG, a_claim
 
 from teacher_logits.errors import (
+    ChecksumError,
     DeadlinePassedError,
     PayloadConflictError,
     PoolFullError,
@@ -28,6 +29,7 @@ class Server:
     """Takes chunks, and breaks off after as many of them as it is told."""
 
     def __init__(self, *breaks: int | None) -> None:
+        self.flaw: type[Exception] = StreamBrokenError
         self.data = bytearray()
         self.breaks = list(breaks)
         self.asked = 0
@@ -54,7 +56,7 @@ class Server:
             if left is None and self.breaks:
                 left = self.breaks.pop(0)
             if left == 0:
-                raise StreamBrokenError("gone")
+                raise self.flaw("gone")
             left = None if left is None else left - 1
             assert part.offset_bytes == len(self.data)
             self.data += part.data
@@ -63,8 +65,8 @@ class Server:
     def seal(self, session_id: str, payload_id: str, **sealing: object) -> None:
         self.sealed.append(payload_id)
 
-    def abandon(self, session_id: str, payload_id: str, *, timeout: float) -> None:
-        pass
+    def abandon(self, session_id: str, payload_id: str, *, timeout: float) -> bool:
+        return False
 
 
 def uploads(server: Server) -> Uploads:
@@ -97,6 +99,22 @@ def test_an_upload_that_gets_nowhere_is_given_up() -> None:
     server.breaks.clear()
     way.seal("p-0", GOOD, until=monotonic() + LONG)
     assert server.sealed == ["p-0"]
+
+
+def test_bytes_that_changed_on_the_way_are_sent_again_and_not_for_ever() -> None:
+    server = Server(1, 0)
+    server.flaw = ChecksumError
+    way = uploads(server)
+    way.reserve(a_claim(0, SIZE), until=monotonic() + LONG)
+    way.seal("p-0", GOOD, until=monotonic() + LONG)
+    assert len(server.data) == SIZE
+
+    server = Server(*[0] * 9)
+    server.flaw = ChecksumError
+    way = uploads(server)
+    way.reserve(a_claim(0, SIZE), until=monotonic() + LONG)
+    with pytest.raises(ChecksumError):
+        way.seal("p-0", GOOD, until=monotonic() + LONG)
 
 
 def test_an_upload_stops_at_its_deadline() -> None:

@@ -483,11 +483,38 @@ def test_k_is_needed_where_nothing_else_knows_it() -> None:
 
 
 def test_a_blank_selection_is_that_of_a_bad_position() -> None:
-    bad = torch.full((1, 4), torch.nan)
-    blank = select_top_k(torch.randn(1, 4), k=2, next_ids=torch.tensor([1]))
+    following = torch.tensor([1])
+
+    def selected(logits: torch.Tensor) -> Selection:
+        plain = select_top_k(logits, k=2, next_ids=following)
+        out = replace(plain, topk_logits=torch.empty(1, 2))
+        return select_top_k(logits, k=2, next_ids=following, out=out)
+
+    blank, wanted = selected(torch.randn(1, 4)), selected(torch.full((1, 4), torch.nan))
     blank.blank()
-    wanted = select_top_k(bad, k=2, next_ids=torch.tensor([1]))
 
     for each in fields(Selection):
         if each.name != "status":
             assert torch.equal(getattr(blank, each.name), getattr(wanted, each.name))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_are_kept_as_they_were_for_who_has_a_place_for_them(dtype: torch.dtype) -> None:
+    logits = torch.randn(5, 6) * 1e4
+    logits[2, 1:] = -torch.inf
+    logits[3, 0] = torch.inf
+    plain = select_top_k(logits, k=8)
+    out = replace(plain, topk_logits=torch.empty(5, 8, dtype=dtype))
+    selected = select_top_k(logits, k=8, out=out)
+    assert selected.topk_logits is not None
+    assert selected[1:3].topk_logits is not None
+    absent = plain.topk_ids < 0
+    wanted = logits.gather(1, plain.topk_ids.clamp_min(0).long()).masked_fill(absent, -torch.inf)
+    wanted[3] = 0.0
+    assert torch.equal(selected.topk_logits, wanted.to(dtype))
+
+
+def test_half_precision_has_no_place_for_logits() -> None:
+    out = replace(select_top_k(torch.eye(3), k=2), topk_logits=torch.empty(3, 2).half())
+    with pytest.raises(PayloadInvalidError, match="topk_logits is float16"):
+        select_top_k(torch.eye(3), k=2, out=out)

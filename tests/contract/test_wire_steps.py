@@ -12,7 +12,14 @@ from teacher_logits import wire_steps
 from teacher_logits.errors import ProducerLostError, RequestInvalidError
 from teacher_logits.layout import ElementType, top_k_columns
 from teacher_logits.payload import Extent, Payload
-from teacher_logits.terms import LeaseTerms, Reservation, RoomFreed, StepFailure, StepGrant
+from teacher_logits.terms import (
+    LeaseTerms,
+    Reservation,
+    RoomFreed,
+    SlabsGone,
+    StepFailure,
+    StepGrant,
+)
 from teacher_logits.transport import Refusal, RefusalReason, Settlement, Transport
 from teacher_logits.v1 import line_pb2, payload_pb2
 
@@ -84,7 +91,10 @@ freed = st.builds(
 )
 
 
-@given(grants | freed)
+gone = st.builds(SlabsGone, slab_ids=st.lists(st.text(max_size=8), max_size=3).map(tuple))
+
+
+@given(grants | freed | gone)
 def test_what_is_sent_ahead_arrives_whole_and_answers_no_call(mail: Mail) -> None:
     packet = wire_steps.mail_to_wire(mail).SerializeToString()
     arrived = line_pb2.LineReply.FromString(packet)

@@ -16,12 +16,18 @@ from teacher_logits.v1 import operator_service_pb2 as messages
 from teacher_logits.views import (
     LeaseView,
     QueueView,
+    Reclaimed,
     RegisteredView,
     ServerView,
     SessionView,
     StepView,
 )
-from teacher_logits.wire_views import server_view_from_wire, server_view_to_wire
+from teacher_logits.wire_views import (
+    reclaimed_from_wire,
+    reclaimed_to_wire,
+    server_view_from_wire,
+    server_view_to_wire,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,6 +65,7 @@ FULL = ServerView(
             lease_count=1,
             leased_bytes=4096,
             kind="student",
+            state="unresponsive",
         ),
     ),
     leases=(
@@ -69,6 +76,7 @@ FULL = ServerView(
             size_bytes=4096,
             age=timedelta(seconds=1),
             quarantined=True,
+            doubt="line_ended",
         ),
     ),
     pool=PoolUsage(
@@ -152,12 +160,20 @@ def test_every_field_of_the_messages_is_filled() -> None:
         size_bytes=counts,
         age=spans,
         quarantined=st.booleans(),
+        doubt=st.text(),
     ),
 )
 def test_any_numbers_cross(uptime: timedelta, queue: QueueView, lease: LeaseView) -> None:
     view = dataclasses.replace(FULL, uptime=uptime, queue=queue, leases=(lease, lease))
 
     assert sent(view) == view
+
+
+@given(reclaimed=st.builds(Reclaimed, freed_bytes=counts, lease_count=counts, session_count=counts))
+def test_what_a_reclaim_came_to_crosses_whole(reclaimed: Reclaimed) -> None:
+    data = reclaimed_to_wire(reclaimed).SerializeToString()
+
+    assert reclaimed_from_wire(messages.ReclaimResponse.FromString(data)) == reclaimed
 
 
 def test_a_session_that_still_opens_has_settled_nothing() -> None:

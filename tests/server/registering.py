@@ -300,7 +300,7 @@ class House:
 
     def mail(self, session_id: str) -> list[StepGrant | StepFailure]:
         mail = self.ledger.take_mail(session_id)
-        return [each for each in mail if not isinstance(each, RoomFreed)]
+        return [each for each in mail if isinstance(each, StepGrant | StepFailure)]
 
     def hear(self, publisher: Publisher) -> tuple[str, ...]:
         """What a publisher is told to be free."""

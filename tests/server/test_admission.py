@@ -22,6 +22,7 @@ from teacher_logits.profiles import (
 from teacher_logits.terms import Check, Verdict
 from teacher_logits.transport import Locality
 from teacher_logits_server.admission import Admission, admit
+from teacher_logits_server.capability import listed
 from teacher_logits_server.publishers import find_teacher
 
 GRID = BatchGrid(global_batch_size=8, data_parallel_size=2, micro_batch_size=2)
@@ -399,6 +400,21 @@ class TestCapability:
         assert violation.message.startswith("5 temperatures besides 1; ask for at most 4")
         assert violation.facts["temperature_count"] == 5
         assert violation.facts["most_temperatures"] == 4
+
+    @pytest.mark.parametrize(
+        ("temperature", "shown"),
+        [(100.0001, "100.0001"), (100.00009918212890625, "100.000099"), (0.0099, "0.0099")],
+    )
+    def test_one_that_is_barely_out_of_range_is_shown_as_it_is(
+        self, temperature: float, shown: str
+    ) -> None:
+        (violation,) = verdict({"temperatures": (temperature,)}).violations
+
+        assert violation.message.startswith(f"{shown} cannot be a temperature")
+        assert violation.facts["temperatures"] == shown
+
+    def test_one_that_travelled_as_fp32_is_shown_as_it_was_asked_for(self) -> None:
+        assert listed([0.1, 0.10000000149011612, 2.0]) == "0.1, 0.1, 2"
 
     @pytest.mark.parametrize(
         "temperature", [0.0, -1.0, math.nan, math.inf, 1e300, 1e-300, 0.0099, 100.1]

@@ -66,7 +66,8 @@ TEACHER = TeacherProfile(
 
 # A student that says hello, shows what it read, and then does nothing until it is ended.
 # With "fork" it leaves a child that inherits its line, and that shows it instead; with
-# "unread" it leaves a reply on the line.
+# "unread" it leaves a reply on the line. At a byte on its input it becomes another program with
+# "exec", which lets go of the line, and shuts the line down with "shut".
 STUDENT_PROCESS = """
 import os, socket, sys
 from teacher_logits.v1 import line_pb2
@@ -84,6 +85,11 @@ if manner == "fork" and os.fork():
     os._exit(0)
 os.write(1, f"{os.getpid()} {challenge}\\n".encode())
 os.read(0, 1)
+if manner == "exec":
+    os.execv("/bin/cat", ["cat"])
+if manner == "shut":
+    line.shutdown(socket.SHUT_WR)
+    os.read(0, 1)
 """
 
 
@@ -715,6 +721,43 @@ class TestTheEndOfALine:
 
             assert student.socket.recv(65536) == b""
 
+    def test_and_then_of_its_process_frees_the_room(self, rim: Rim) -> None:
+        opened = rim.open_session()
+        with student_process(rim, opened, manner="exec") as (process, _, challenge):
+            assert process.stdin is not None
+            rim.prove(opened, challenge)
+            rim.lend(opened)
+            size = rim.room()[0]
+            process.stdin.write(b"x")
+            process.stdin.flush()
+            self._wait_for_the_end(rim)
+            assert rim.room() == (0, size)
+            assert process.poll() is None
+
+            process.stdin.close()
+
+            assert rim.freed.wait(PATIENCE)
+            assert rim.room() == (0, 0)
+            assert rim.ledger.view().sessions == ()
+
+    def test_that_the_broker_made_is_no_proof_with_its_process(self, rim: Rim) -> None:
+        opened = rim.open_session()
+        with student_process(rim, opened, manner="shut") as (process, _, challenge):
+            assert process.stdin is not None
+            rim.prove(opened, challenge)
+            rim.lend(opened)
+            process.stdin.write(b"x")
+            process.stdin.flush()
+            self._wait_for_the_end(rim)
+            quarantined = rim.room()
+            process.kill()
+            process.wait(PATIENCE)
+            with Student(rim.path) as other:  # a round trip: the broker has had its look
+                other.hello(rim.open_session())
+
+            # A child that nobody knows of may hold the other end, and read.
+            assert rim.room() == quarantined
+
     def test_by_the_broker_quarantines_the_room(self, rim: Rim) -> None:
         opened = rim.open_session()
         with Student(rim.path) as deaf:
@@ -758,9 +801,9 @@ class TestTheEndOfALine:
             assert rim.room()[1] > 0
 
     def _wait_for_the_end(self, rim: Rim) -> None:
-        """Lines end in the order of their events: when a later one is served, this is over."""
+        """Wait until the end was seen: room is in quarantine."""
         limit = MonotonicClock().now() + PATIENCE
-        while any(session.pid for session in rim.ledger.view().sessions):
+        while not rim.room()[1]:
             assert MonotonicClock().now() < limit
             with Student(rim.path) as other, pytest.raises(TeacherLogitsError):
                 raise_status(other.send(b"anything"))

@@ -40,9 +40,11 @@ from teacher_logits.transport import (
     Transport,
     proof_of,
 )
+from teacher_logits.v1 import teacher_logits_service_pb2 as messages
 from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.ledger import Ledger, OpenedSession
 from teacher_logits_server.requests import LIMIT
+from teacher_logits_server.services.student import release
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -1139,3 +1141,83 @@ def test_an_id_is_good_for_one_request_and_its_retries(house: House) -> None:
 
     with pytest.raises(RequestInvalidError, match="other rows"):
         house.ledger.note_request(session, "mine", b"another")
+
+
+class TestAnIdThatWasUsedBefore:
+    """Whoever asks for other rows under it never gets the lease of the first request."""
+
+    @staticmethod
+    def leased(house: House, digest: bytes = b"first") -> str:
+        """A session whose request ``mine`` was scored, and is leased."""
+        session, extent = house.sharing(), house.room()
+        house.ledger.note_request(session, "mine", digest)
+        house.ledger.publish(
+            session_id=session,
+            request_id="mine",
+            payload=house.payload(extent),
+            extent=extent,
+            digest=digest,
+        )
+        return session
+
+    def test_is_refused_to_other_rows_as_long_as_the_lease_lives(self, house: House) -> None:
+        session = self.leased(house)
+        for count in range(LIMIT + 1):  # more than a session remembers
+            house.ledger.note_request(session, f"r{count}", b"other")
+
+        assert house.ledger.find_request(session, "mine", b"first") is not None
+        with pytest.raises(RequestInvalidError, match="other rows"):
+            house.ledger.note_request(session, "mine", b"another")
+        with pytest.raises(RequestInvalidError, match="other rows"):
+            house.ledger.find_request(session, "mine", b"another")
+        house.ledger.note_request(session, "mine", b"first")  # a retry of what was leased
+
+    def test_is_refused_to_an_answer_that_comes_late_and_its_room_is_free(
+        self, house: House
+    ) -> None:
+        session, extent = self.leased(house), house.room()
+
+        with pytest.raises(RequestInvalidError, match="other rows"):
+            house.ledger.publish(
+                session_id=session,
+                request_id="mine",
+                payload=house.payload(extent),
+                extent=extent,
+                digest=b"another",
+            )
+
+        assert house.used() == (1, 0)
+
+    def test_by_an_acquire_is_refused_to_a_request_for_scores(self, house: House) -> None:
+        session, other = house.sharing(), house.sharing()
+        lease, _ = house.publish(session)
+        house.acquire(other, lease, request_id="mine")
+
+        with pytest.raises(RequestInvalidError, match="another call"):
+            house.ledger.note_request(other, "mine", b"first")
+        with pytest.raises(RequestInvalidError, match="another call"):
+            house.ledger.find_request(other, "mine", b"first")
+
+    def test_by_a_request_for_scores_is_refused_to_an_acquire(self, house: House) -> None:
+        session = self.leased(house)
+        lease, _ = house.publish(session)
+
+        with pytest.raises(RequestInvalidError, match="another call"):
+            house.acquire(session, lease, request_id="mine")
+
+
+def test_the_last_lease_and_its_request_can_be_returned_in_one_call(house: House) -> None:
+    session = house.sharing()
+    lease, _ = house.publish(session, request_id="mine")
+    house.ledger.close_session(session)
+    house.ledger.line_ended(session, process_alive=True)
+
+    release(
+        house.ledger,
+        messages.ReleasePayloadRequest(
+            session_id=session, lease_id=lease.lease_id, request_id="mine"
+        ),
+    )
+
+    assert house.used() == (0, 0)
+    assert house.ledger.view().sessions == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from teacher_logits_server import peers
-from teacher_logits_server.peers import Peer, peer_of
+from teacher_logits_server.peers import Peer, is_stopped, peer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -128,3 +129,30 @@ def test_a_process_that_nobody_has_waited_for_is_exiting() -> None:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
         assert Peer(pid=process.pid, uid=os.geteuid(), pidfd=-1).is_exiting() is True
+
+
+@pytest.mark.usefixtures("kernel")
+def test_a_peer_that_is_stopped_is_seen_by_its_number_and_beginning(tmp_path: Path) -> None:
+    with connected(tmp_path / "s") as (process, connection):
+        peer = peer_of(connection)
+        started = peer.started()
+        running = is_stopped(peer.pid, started)
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+
+        assert started > 0
+        assert not running
+        assert is_stopped(peer.pid, started)
+        assert not is_stopped(peer.pid, started + 1)  # another process, of the same number
+        assert not is_stopped(peer.pid, 0)
+        peer.close()
+
+
+def test_one_that_is_gone_or_out_of_sight_is_not_stopped() -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+
+    assert not is_stopped(gone.pid, 1)
+    assert not is_stopped(0, 1)
+    assert Peer(pid=0, uid=0, pidfd=-1).started() == 0
+    assert Peer(pid=os.getpid(), uid=0, pidfd=-1).started() == 0

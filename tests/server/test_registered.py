@@ -19,7 +19,6 @@ from tests.server.registering import (
 from teacher_logits.errors import (
     DrainingError,
     EpochChangedError,
-    LeaseLostError,
     NotAllowedError,
     PayloadConflictError,
     PayloadInvalidError,
@@ -28,7 +27,6 @@ from teacher_logits.errors import (
     ProducerLostError,
     RequestInvalidError,
     ReservationLapsedError,
-    SessionExpiredError,
     SessionRefusedError,
 )
 from teacher_logits.keys import PayloadKey
@@ -861,6 +859,34 @@ class TestTheEndOfAReader:
         house.give_back(reader, grant)
 
         assert len(house.hear(publisher)) == 1
+
+
+def test_an_id_is_good_for_one_step(house: House) -> None:
+    (publisher,) = house.publishers(dp=1)
+    reader = house.read_as()
+    for step in range(2):
+        house.register(publisher, step)
+    house.ledger.take_step(reader, "mine", 0)
+
+    with pytest.raises(RequestInvalidError, match="another call"):
+        house.ledger.take_step(reader, "mine", 1)
+    with pytest.raises(RequestInvalidError, match="another call"):
+        house.ledger.acquire(
+            session_id=reader, request_id="mine", payload_id=house.register(publisher, 2)
+        )
+
+
+def test_who_waits_for_room_is_told_of_the_first_steps_and_ranks(house: House) -> None:
+    (publisher,) = house.publishers(dp=1)
+    for rank in range(12):
+        house.read_as(student(dp=12, rank=rank, student_id="many"))
+    for step in range(5):
+        house.register(publisher, step)
+
+    ranks = ", ".join(f"many:{rank}" for rank in range(8))
+    assert house.ledger.held_by(publisher.session_id) == "; ".join(
+        [*(f"step {step} waits for {ranks} and 4 more" for step in range(3)), "2 steps more"]
+    )
 
 
 def test_ids_of_an_older_server_say_so(house: House) -> None:

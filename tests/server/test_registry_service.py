@@ -26,6 +26,7 @@ from tests.server.registry_rig import (
 
 from teacher_logits.digest import payload_digest
 from teacher_logits.errors import (
+    ChecksumError,
     DeadlinePassedError,
     DrainingError,
     NotAllowedError,
@@ -192,7 +193,7 @@ class TestWriting:
         for name, value in wrong.items():
             setattr(chunk, name, value)
 
-        with pytest.raises(RequestInvalidError, match=sentence):
+        with pytest.raises((RequestInvalidError, ChecksumError), match=sentence):
             publisher.write([chunk])
         publisher.write(chunks_of(publisher.session_id, payload_id, data))
         publisher.seal(payload_id)

@@ -7,6 +7,7 @@ position, in double precision.
 from __future__ import annotations
 
 import logging
+import os
 import random
 import threading
 from array import array
@@ -14,6 +15,7 @@ from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -28,6 +30,7 @@ from teacher_logits.errors import (
     EpochChangedError,
     PayloadInvalidError,
     PoolFullError,
+    RequestInvalidError,
     SessionExpiredError,
 )
 from teacher_logits.grid import BatchGrid
@@ -44,6 +47,7 @@ from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.engines import EngineProfile, Row
 from teacher_logits_server.ledger import Ledger
 from teacher_logits_server.scorer import BadRows, ScoreJob, Scorer
+from teacher_logits_server.scorer import thread as scorer_thread
 from teacher_logits_server.slabs import ServerSlabs
 
 if TYPE_CHECKING:
@@ -618,6 +622,30 @@ class TestGivingUp:
         service.scored(other, [[3]])
         assert service.teacher.passes == [[[1]], [[3]]]
 
+    def test_the_end_of_the_program_stops_it_behind_its_pass(
+        self, service: Service, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A thread that is killed inside torch aborts the process."""
+        started = WeakKeyDictionary({service.scorer: os.getpid()})
+        monkeypatch.setattr(scorer_thread, "_started", started)
+        service.teacher.gate.clear()
+        future = service.scorer.submit(service.job(service.session(), [[1, 2, 3]]))
+        assert service.teacher.entered.acquire(timeout=PATIENCE)
+        ending = threading.Thread(target=scorer_thread._stop_all)
+        ending.start()
+        service.teacher.gate.set()
+        ending.join(PATIENCE)
+
+        assert not service.scorer.healthy
+        assert future.result(PATIENCE).payload.row_count == 1
+
+    def test_a_forked_child_has_none_to_stop(
+        self, service: Service, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(scorer_thread, "_started", WeakKeyDictionary({service.scorer: -1}))
+        scorer_thread._stop_all()
+        assert service.scorer.healthy
+
     def test_stopping_fails_what_waits_and_ends_the_thread(self, service: Service) -> None:
         session = service.session()
         service.teacher.gate.clear()
@@ -701,6 +729,19 @@ class TestRetries:
         assert service.scorer.submit(job).result(0) == lease
         assert service.teacher.passes == [[[1, 2]]]
         assert service.ledger.lease_count() == 1
+
+    def test_other_rows_under_an_id_that_is_at_work_are_refused(self, service: Service) -> None:
+        session = service.session()
+        service.teacher.gate.clear()
+        job = service.job(session, [[1, 2]])
+        first = service.scorer.submit(job)
+        other = replace(service.job(session, [[3, 4]]), request_id=job.request_id, digest=b"other")
+        with pytest.raises(RequestInvalidError, match="other rows"):
+            service.scorer.submit(other)  # under way
+        service.teacher.gate.set()
+        first.result(PATIENCE)
+        with pytest.raises(RequestInvalidError, match="other rows"):
+            service.scorer.submit(other)  # leased
 
     def test_a_retry_after_all_callers_were_gone_is_computed_anew(self, service: Service) -> None:
         session = service.session()

@@ -102,7 +102,7 @@ class Shelf:
     def note_request(self, session_id: str, request_id: str, digest: bytes) -> None:
         self.requests.note(request_id, digest)
 
-    def find_request(self, session_id: str, request_id: str) -> LeaseTerms | None:
+    def find_request(self, session_id: str, request_id: str, digest: bytes) -> LeaseTerms | None:
         return self.known
 
     def release(self, session_id: str, lease_id: str) -> None:

@@ -183,13 +183,19 @@ class Calls:
         return PendingStep(call, waiting)
 
     def release(
-        self, session_id: str, lease_id: str, *, timeout: float, request_id: str = ""
+        self,
+        session_id: str,
+        lease_id: str,
+        *,
+        timeout: float,
+        request_id: str = "",
+        unread: bool = False,
     ) -> None:
-        """Return a lease, or, with no lease id, whatever a request was or will be granted."""
+        """Return a lease; see ``Line.release``."""
         self._call(
             self._service.ReleasePayload,
             teacher_logits_service_pb2.ReleasePayloadRequest(
-                session_id=session_id, lease_id=lease_id, request_id=request_id
+                session_id=session_id, lease_id=lease_id, request_id=request_id, unread=unread
             ),
             what="the return of a lease",
             timeout=timeout,

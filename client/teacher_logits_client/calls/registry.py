@@ -161,9 +161,9 @@ class RegistryCalls:
             timeout=timeout,
         )
 
-    def abandon(self, session_id: str, payload_id: str, *, timeout: float) -> None:
-        """Give a reservation up."""
-        self._invoke(
+    def abandon(self, session_id: str, payload_id: str, *, timeout: float) -> bool:
+        """Give a reservation up; True where it was sealed before, and is held."""
+        reply = self._invoke(
             self._service.AbandonPayload,
             registry_service_pb2.AbandonPayloadRequest(
                 session_id=session_id, payload_id=payload_id
@@ -171,6 +171,7 @@ class RegistryCalls:
             what=f"the giving up of payload {payload_id}",
             timeout=timeout,
         )
+        return reply.is_sealed
 
 
 def chunk(data: memoryview, offset_bytes: int) -> bytes:

@@ -7,7 +7,7 @@
 The bytes move for nobody. Every lease shows what the writer wrote, whoever writes into
 another: pages that the reader dirtied are dropped when their lease is vacated, and a lease on
 room that another has in the slab's map gets a private map of its own. A slab whose writer
-has let it go is unmapped with the last lease on it.
+has let it go, or that the server says is gone, is unmapped with the last lease on it.
 
 Any thread may open. A slab is asked for by one of them at a time; the others wait for it, each
 no longer than its own deadline, and then try themselves.
@@ -34,7 +34,7 @@ from teacher_logits_client.openers import extent_of, stale, taken_back
 from teacher_logits_client.openers.pages import drop_dirtied
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from teacher_logits.payload import Extent
     from teacher_logits.terms import LeaseTerms
@@ -180,6 +180,8 @@ class SharedMemoryOpener:
         self._slabs: dict[str, ReaderSlab] = {}
         #: Slabs that some thread is asking for.
         self._asked: set[str] = set()
+        #: Slabs of which the server has said that nothing will lie there again.
+        self._gone: set[str] = set()
         #: Leases on each slab that are not vacated.
         self._leases: Counter[str] = Counter()
         #: Extents, by slab and slot, that a lease has in their slab's map until it is vacated.
@@ -220,6 +222,12 @@ class SharedMemoryOpener:
             vacate=vacate,
             is_revoked=partial(self._is_revoked, lease.lease_id),
         )
+
+    def forget(self, slab_ids: Collection[str]) -> None:
+        """Let go of slabs that are gone, as soon as no lease is on them."""
+        with self._lock:
+            self._gone |= {each for each in slab_ids if each in self._slabs or each in self._asked}
+            self._forget_retired()
 
     def close(self) -> None:
         """Forget all slabs; each is unmapped when no tensor views it any more."""
@@ -284,5 +292,7 @@ class SharedMemoryOpener:
 
     def _forget_retired(self) -> None:
         for slab_id, slab in list(self._slabs.items()):
-            if slab_id not in self._leases and is_retired(slab.control):
+            is_gone = slab_id in self._gone or is_retired(slab.control)
+            if is_gone and slab_id not in self._leases:
                 del self._slabs[slab_id]
+                self._gone.discard(slab_id)

@@ -102,5 +102,7 @@ class AbandonPayloadRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., payload_id: _Optional[str] = ...) -> None: ...
 
 class AbandonPayloadResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("is_sealed",)
+    IS_SEALED_FIELD_NUMBER: _ClassVar[int]
+    is_sealed: bool
+    def __init__(self, is_sealed: bool = ...) -> None: ...

@@ -111,14 +111,16 @@ class AcquireStepResponse(_message.Message):
     def __init__(self, grant: _Optional[_Union[_payload_pb2.StepGrant, _Mapping]] = ...) -> None: ...
 
 class ReleasePayloadRequest(_message.Message):
-    __slots__ = ("session_id", "lease_id", "request_id")
+    __slots__ = ("session_id", "lease_id", "request_id", "unread")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    UNREAD_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     lease_id: str
     request_id: str
-    def __init__(self, session_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+    unread: bool
+    def __init__(self, session_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., request_id: _Optional[str] = ..., unread: bool = ...) -> None: ...
 
 class ReleasePayloadResponse(_message.Message):
     __slots__ = ()

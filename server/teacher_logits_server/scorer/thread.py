@@ -6,13 +6,17 @@ Promises: a job that was cancelled, or whose deadline came, gives its place back
 its room when the pass under way ends. A job that finds no room waits for it till its deadline.
 A job fails alone: where a pass of several fails, each is tried by itself. The engine's own
 words go to the log. The thread outlives every ``Exception``; should it die all the same,
-``healthy`` says so.
+``healthy`` says so. At the end of a program that has not stopped its server, a thread inside
+torch would take the process with it: it is stopped first, behind the pass under way.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import threading
+import weakref
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
     from teacher_logits_server.ledger import Ledger
 
 _LOG = logging.getLogger(__name__)
+_LAST_PASS_SECONDS = 30.0
 
 
 class Limits(Protocol):
@@ -103,12 +108,13 @@ class Scorer:
     def start(self) -> None:
         """Start the thread; once."""
         self._thread.start()
+        _started[self] = os.getpid()
 
-    def stop(self) -> None:
+    def stop(self, *, patience_seconds: float | None = None) -> None:
         """End the thread after the pass under way, and fail what waits with ``DrainingError``."""
         self._queue.close(lambda: DrainingError("the server is stopping and scores no more"))
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(patience_seconds)
 
     def submit(self, job: ScoreJob) -> Future[LeaseTerms]:
         """Have a job scored; the future brings its lease, which is then the session's.
@@ -272,3 +278,14 @@ class Scorer:
         if not isinstance(error, TeacherLogitsError):
             _LOG.error("request %s of session %s failed", *reversed(work.key), exc_info=error)
         self._queue.fail(work, error)
+
+
+#: With the process that has the thread: a forked child has none.
+_started: weakref.WeakKeyDictionary[Scorer, int] = weakref.WeakKeyDictionary()
+
+
+@atexit.register
+def _stop_all() -> None:
+    for scorer, pid in list(_started.items()):
+        if pid == os.getpid() and scorer.healthy:
+            scorer.stop(patience_seconds=_LAST_PASS_SECONDS)

@@ -24,7 +24,7 @@ from teacher_logits.errors import (
     TeacherLogitsError,
 )
 from teacher_logits.session_page import WriterPage
-from teacher_logits.terms import RoomFreed, StepFailure, StepGrant
+from teacher_logits.terms import RoomFreed, SlabsGone, StepFailure, StepGrant
 from teacher_logits.transport import Refusal, RefusalReason, Transport
 from teacher_logits.v1 import line_pb2
 from teacher_logits.wire_errors import to_status
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 MAX_FREED = 1000
 """Payload ids of one packet."""
+MAX_GONE = 250
+"""Slab ids of one packet: publishers choose them, and they may be long."""
 
 _log = logging.getLogger(__name__)
 
@@ -206,8 +208,7 @@ class LineDesk:
             reply.seal.SetInParent()
         elif kind == "abandon":
             _check_own(line, request.abandon.session_id)
-            self._publishing.abandon(request.abandon)
-            reply.abandon.SetInParent()
+            reply.abandon.CopyFrom(self._publishing.abandon(request.abandon))
         else:
             self._answer_reader(line, request, reply)
         return Answer(reply.SerializeToString())
@@ -253,6 +254,10 @@ def mail_packets(mail: Mail, messages: LeaseMessages) -> list[bytes]:
         first = replace(mail, payload_ids=mail.payload_ids[:MAX_FREED])
         rest = replace(mail, payload_ids=mail.payload_ids[MAX_FREED:])
         return [*mail_packets(first, messages), *mail_packets(rest, messages)]
+    if isinstance(mail, SlabsGone) and len(mail.slab_ids) > MAX_GONE:
+        some = [SlabsGone(slab_ids=mail.slab_ids[:MAX_GONE])]
+        some.append(SlabsGone(slab_ids=mail.slab_ids[MAX_GONE:]))
+        return [packet for each in some for packet in mail_packets(each, messages)]
     packet = mail_to_wire(mail, lease_message=messages.lease).SerializeToString()
     if len(packet) <= MAX_PACKET_BYTES or not isinstance(mail, StepGrant):
         return [packet]

@@ -15,6 +15,7 @@ from teacher_logits import keys
 from teacher_logits.digest import payload_digest
 from teacher_logits.errors import PayloadInvalidError, RequestInvalidError
 from teacher_logits.terms import SERVER_WRITER
+from teacher_logits.v1 import registry_service_pb2 as messages
 from teacher_logits.wire import check_count
 from teacher_logits.wire_session import extent_from_wire, payload_from_wire
 from teacher_logits.wire_steps import reservation_to_wire
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from teacher_logits.digest import Buffer
     from teacher_logits.payload import Extent
     from teacher_logits.v1 import line_pb2
-    from teacher_logits.v1 import registry_service_pb2 as messages
     from teacher_logits_server.drafts import Draft
     from teacher_logits_server.foreign import ForeignSlabs
     from teacher_logits_server.ledger import Ledger
@@ -107,9 +107,10 @@ class PublisherCalls:
         if draft is not None:
             _log.debug("payload sealed", extra={"facts": _facts(draft)})
 
-    def abandon(self, request: messages.AbandonPayloadRequest) -> None:
-        """Give a reservation up; twice is fine."""
-        self._ledger.abandon_payload(request.session_id, request.payload_id)
+    def abandon(self, request: messages.AbandonPayloadRequest) -> messages.AbandonPayloadResponse:
+        """Give a reservation up; twice is fine. What was sealed already stays so."""
+        is_sealed = self._ledger.abandon_payload(request.session_id, request.payload_id)
+        return messages.AbandonPayloadResponse(is_sealed=is_sealed)
 
     def _seal(
         self,

@@ -167,8 +167,7 @@ class RegistryService(stubs.RegistryServiceServicer):
         context: ServicerContext[messages.AbandonPayloadRequest, messages.AbandonPayloadResponse],
     ) -> messages.AbandonPayloadResponse:
         """Give a reservation up; twice is fine."""
-        self._calls.abandon(request)
-        return messages.AbandonPayloadResponse()
+        return self._calls.abandon(request)
 
     def _streams(self, session_id: str) -> bool:
         settlements = self._ledger.terms(session_id).settlements

@@ -237,7 +237,7 @@ def release(
     """Return a lease, or give a request up; doing so twice is fine."""
     is_there = True
     if request.lease_id or not request.request_id:
-        is_there = ledger.release(request.session_id, request.lease_id)
+        is_there = ledger.release(request.session_id, request.lease_id, unread=request.unread)
     if request.request_id and is_there:
         ledger.release_request(request.session_id, request.request_id)
     return messages.ReleasePayloadResponse()

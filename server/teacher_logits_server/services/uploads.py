@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import crc32c
 
-from teacher_logits.errors import RequestInvalidError
+from teacher_logits.errors import ChecksumError, RequestInvalidError
 
 if TYPE_CHECKING:
     from teacher_logits.v1 import registry_service_pb2 as messages
@@ -57,8 +57,9 @@ class Upload:
         """Write a chunk.
 
         Raises:
-            RequestInvalidError: it leaves a gap, is too large, goes beyond the payload, or is
-                not what its checksum says.
+            RequestInvalidError: it leaves a gap, is too large, or goes beyond the payload.
+            ChecksumError: it is not what its checksum says; what came before counts, and the
+                upload can go on from there.
         """
         self._check_place(chunk)
         end = chunk.offset_bytes + len(chunk.data)
@@ -91,11 +92,12 @@ class Upload:
         data = chunk.data
         checksum = crc32c.crc32c(data)
         if checksum != chunk.crc32c:
-            raise RequestInvalidError(
+            raise ChecksumError(
                 f"the {len(data)} bytes at {chunk.offset_bytes} of payload "
                 f"{self._writing.payload.payload_id} changed on the way (CRC-32C "
-                f"{checksum:#010x}, and was {chunk.crc32c:#010x}): send them again",
-                facts={"offset_bytes": chunk.offset_bytes, "size_bytes": len(data)},
+                f"{checksum:#010x}, and was {chunk.crc32c:#010x}): go on from byte "
+                f"{self.offset_bytes}",
+                facts={"offset_bytes": self.offset_bytes, "size_bytes": len(data)},
             )
         self._room[chunk.offset_bytes : chunk.offset_bytes + len(data)] = data
 

@@ -8,7 +8,6 @@ deadline: answers come over the pipe, and the kernel tells of a process's end.
 import json
 import multiprocessing
 import os
-import select
 import signal
 import socket
 import time
@@ -18,13 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.processes.faults.roles import AT, READY, run
+from tests.processes.faults.workers import PATIENCE_SECONDS, await_stopped
 
 from teacher_logits.views import ServerView
 from teacher_logits_client.calls.inspection import inspect_server
 from teacher_logits_client.config import parse_address
-
-PATIENCE_SECONDS = float(__import__("os").environ.get("HF_PAT","30"))
-"""How long anything may take that must happen; nothing here hangs on how soon it does."""
 
 _PRELOAD = [
     "tests.processes.faults.content",
@@ -95,14 +92,25 @@ class Role:
         """Have a command done."""
         return self.answer(self.ask(command, **arguments))
 
-    def error_of(self, number: int, *, within: float = PATIENCE_SECONDS) -> RoleError:
-        """Wait for the error of a command that must fail with one of the product's."""
+    def end_of(self, number: int) -> RoleError | None:
+        """Wait for the end of a command, and return the product's error that it failed with.
+
+        Raises:
+            RoleError: it failed with another.
+        """
         try:
-            value = self.answer(number, within=within)
+            self.answer(number)
         except RoleError as error:
-            assert error.is_typed, error
+            if not error.is_typed:
+                raise
             return error
-        raise AssertionError(f"{self} was answered with {value!r}")
+        return None
+
+    def error_of(self, number: int) -> RoleError:
+        """Wait for the error of a command that must fail with one of the product's."""
+        error = self.end_of(number)
+        assert error is not None, f"{self} was answered"
+        return error
 
     def await_point(self) -> None:
         """Wait until the role stands at the point that was armed."""
@@ -122,7 +130,6 @@ class Role:
                     self._said.remove(said)
                     return said[1], said[2]
             if not self._pipe.poll(max(0.0, until - time.monotonic())):
-                if os.environ.get("HF_DEBUG") and not getattr(self,"_dbg",0): self._dbg=1; print("DEBUG", self.do("debug"))
                 raise AssertionError(f"{self} said nothing for {within} s; heard {self._said}")
             try:
                 self._said.append(self._pipe.recv())
@@ -151,60 +158,6 @@ class Role:
         if self._process.is_alive():
             self._process.kill()
             self.await_end()
-
-
-def await_stopped(pid: int) -> None:
-    """Wait until each thread of a process stands still; the kernel has no event for it."""
-    until = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < until:
-        states = [
-            (task / "stat").read_text().rpartition(")")[2].split()[0]
-            for task in Path(f"/proc/{pid}/task").iterdir()
-        ]
-        if all(state in "TtZ" for state in states):
-            return
-        os.sched_yield()
-    raise AssertionError(f"process {pid} was not stopped")
-
-
-class Worker:
-    """A forked worker of a student, by its socket."""
-
-    def __init__(self, listener: socket.socket) -> None:
-        listener.settimeout(PATIENCE_SECONDS)
-        self._line, _ = listener.accept()
-        self._line.settimeout(PATIENCE_SECONDS)
-        self._pipe = self._line.makefile("rw")
-        self.pid = int(self._pipe.readline())
-        self._pidfd = os.pidfd_open(self.pid)
-
-    def read(self) -> None:
-        """Have it read all that it can see, which must be right."""
-        self._pipe.write("read\n")
-        self._pipe.flush()
-        answer = self._pipe.readline()
-        assert answer == "right\n", answer
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal; a stop is waited for, and an end."""
-        if number is signal.SIGKILL:
-            self.kill()
-            return
-        signal.pidfd_send_signal(self._pidfd, number)
-        if number is signal.SIGSTOP:
-            await_stopped(self.pid)
-
-    def kill(self) -> None:
-        """End it, and wait for its end; twice is fine."""
-        if self._pidfd < 0:
-            return
-        signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        ready, _, _ = select.select([self._pidfd], [], [], PATIENCE_SECONDS)
-        assert ready, f"worker {self.pid} lives on"
-        os.close(self._pidfd)
-        self._pidfd = -1
-        self._pipe.close()
-        self._line.close()
 
 
 @dataclass(frozen=True)

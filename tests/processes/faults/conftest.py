@@ -1,16 +1,18 @@
 """The stage of the fault scenarios, and which of them run.
 
-`TEACHER_LOGITS_FAULT_SEEDS=7,31` has exactly those scenarios played, as a failure names them.
+A test's name begins with its seed: `TEACHER_LOGITS_FAULT_SEEDS=7,31` has exactly those
+scenarios played, in `make test` too.
 """
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.processes.faults.cast import Cast
-from tests.processes.faults.scenarios import scenario_count
+from tests.processes.faults.scenarios import scenario_count, scenario_of
 from tests.processes.faults.stage import Stage
 
 FEW = 20
@@ -27,7 +29,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(
             "seed",
             [
-                pytest.param(seed, marks=slow if seed >= FEW else [])
+                pytest.param(seed, marks=slow if seed >= FEW else [], id=str(scenario_of(seed)))
                 for seed in asked or range(scenario_count())
             ],
         )
@@ -46,9 +48,18 @@ def whole_stage() -> Iterator[Stage]:
 
 @pytest.fixture
 def stage(whole_stage: Stage, request: pytest.FixtureRequest) -> Iterator[Stage]:
-    """The module's stage; after a failure, the next test finds others on it."""
+    """The module's stage, on which nothing must be left in the end.
+
+    After a failure, the next test finds others on it.
+    """
     failed = request.session.testsfailed
     yield whole_stage
     if request.session.testsfailed > failed:
-        print(whole_stage.cast.place.said())
+        sys.stdout.write(whole_stage.cast.place.said())  # shown with the failure
         whole_stage.start_over()
+        return
+    try:
+        whole_stage.oracle.check()
+    except BaseException:
+        whole_stage.start_over()
+        raise

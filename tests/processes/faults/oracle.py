@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tests.processes.faults.cast import PATIENCE_SECONDS, Cast, Role
+from tests.processes.faults.cast import Cast, Role
+from tests.processes.faults.workers import PATIENCE_SECONDS
 
 SHM = Path("/dev/shm")
 #: A server's threads that come when they are first wanted, up to a number, and stay.
@@ -128,7 +129,8 @@ class Oracle:
 
     def check(self, owed: Owed = NOTHING) -> None:
         """Hold the server against what is owed too, and its folder."""
-        self._await_right(lambda: [*self._server_wrong(owed), *self._roles_wrong()])
+        # In this order: a look at the server is a connection of its, for a moment.
+        self._await_right(lambda: self._roles_wrong() or self._server_wrong(owed))
         assert _names_in_shm() <= self._names, _names_in_shm() - self._names
         found = sorted(path.name for path in self._cast.place.run.iterdir())
         assert found == SOCKETS, found
@@ -137,7 +139,6 @@ class Oracle:
         until = time.monotonic() + PATIENCE_SECONDS
         while wrong := look():
             if time.monotonic() > until:
-                if os.environ.get("HF_DEBUG"): print(self._cast.role("victim").do("debug")); os.system(f"/work/main/.venv/bin/python /tmp/helperF/sock.py {self._cast.server.pid}; ss -xp 2>/dev/null > /tmp/helperF/ss.out; for p in /proc/[0-9]*; do ls -l $p/fd 2>/dev/null | sed \"s,^,$p ,\" ; done > /tmp/helperF/fds.out")
                 raise AssertionError("; ".join(wrong) + f"\n{self._cast.place.said()}")
 
     def _roles_wrong(self) -> list[str]:

@@ -34,6 +34,7 @@ class PublisherRole(Role):
 
     def enter(
         self,
+        *,
         address: str,
         teacher: str,
         shard: int,

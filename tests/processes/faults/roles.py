@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from tests.processes.faults import stops
@@ -48,7 +49,7 @@ class Voice:
 class Role:
     """What listens in every role process."""
 
-    points: dict[str, stops.Point] = {}
+    points: ClassVar[dict[str, stops.Point]] = {}
 
     def __init__(self, voice: Voice) -> None:
         self.voice = voice
@@ -69,7 +70,6 @@ class Role:
             "arm": self.stops.arm,
             "go": self.stops.go,
             "halt": self.halted.set,
-            "debug": self.debug,
             "threads": lambda: sorted(thread.name for thread in threading.enumerate()),
         }
         while True:
@@ -132,23 +132,3 @@ def run(kind: str, connection: Connection, log: str, arguments: list[str]) -> No
         from tests.processes.faults.student import StudentRole
 
         StudentRole(voice).live()
-
-
-def _debug(self):
-    import gc, grpc, types
-    gc.collect()
-    out=[]
-    seen=[o for o in gc.get_objects() if str(type(o).__module__).startswith(('grpc','teacher_logits_client'))]
-    for o in seen:
-        out.append(f"{type(o).__module__}.{type(o).__name__} {id(o):x}")
-        if type(o).__name__ in ('Channel','_MultiThreadedRendezvous','Calls','Channels','_ChannelCallState','_RPCState'):
-            for r in gc.get_referrers(o):
-                if r is seen or isinstance(r, types.FrameType): 
-                    if isinstance(r, types.FrameType): out.append('    <- frame '+str(r))
-                    continue
-                out.append(f"    <- {type(r)} {id(r):x} {str(r)[:200]}")
-    import sys, traceback, threading
-    for tid,fr in sys._current_frames().items():
-        out.append('THREAD '+str([t.name for t in threading.enumerate() if t.ident==tid])+''.join(traceback.format_stack(fr)[-4:]))
-    return "\n".join(out)
-Role.debug=_debug

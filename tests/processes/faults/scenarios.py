@@ -31,7 +31,9 @@ class Scenario:
     transport: str
 
     def __str__(self) -> str:
-        return f"{self.seed}: {self.victim} {self.means.value} {self.moment} ({self.transport})"
+        """Return the test's name, with the seed in front."""
+        parts = (self.victim, self.means.value, self.moment, self.transport)
+        return f"{self.seed:03}-" + "-".join(part.replace(" ", "_") for part in parts)
 
 
 def scenario_of(seed: int) -> Scenario:

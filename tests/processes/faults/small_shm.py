@@ -1,4 +1,4 @@
-"""Publishes and reads 256 MiB; run by a test where /dev/shm has less. Run by path; it is no test."""
+"""Publishes and reads 256 MiB, where /dev/shm has less. A test runs it by path; it is none."""
 
 import os
 import sys

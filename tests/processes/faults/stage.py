@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from signal import SIGCONT, SIGKILL, SIGSTOP
 
-from tests.processes.faults.cast import PATIENCE_SECONDS, Cast, Role, RoleError, Worker
+from tests.processes.faults.cast import Cast, Role
 from tests.processes.faults.oracle import Oracle
 from tests.processes.faults.scenarios import Means, Scenario
+from tests.processes.faults.workers import PATIENCE_SECONDS, Worker
 
 SHORT_SECONDS = 0.5
 """The deadline of a call that cannot be answered."""
@@ -87,12 +88,12 @@ class Stage:
         self.enter(role, "shared_memory")
         self._cycles = role.ask("cycles", session="it", first=self.step())
         yield role
-        self._see_progress(role)
+        self.see_progress(role)
         role.do("halt")
         role.answer(self._cycles)
         role.do("end")
 
-    def _see_progress(self, bystander: Role) -> None:
+    def see_progress(self, bystander: Role) -> None:
         """Wait until a bystander has been served from beginning to end, from now on."""
         bystander.do("halt")
         assert bystander.answer(self._cycles) >= 1
@@ -120,18 +121,19 @@ class Stage:
             if not victim.is_alive:
                 return
             victim.do("go")
-            try:
-                victim.answer(call)
-            except RoleError as error:
-                # A remote one that stood for longer than its session lives has lost that.
-                assert scenario.transport == "stream" and error.is_typed, error
+            self.answered(victim, call, scenario)
             victim.do("end")
+
+    def answered(self, role: Role, call: int, scenario: Scenario) -> None:
+        """Wait for an answer. Who streams may have stood for longer than its session lives."""
+        error = role.end_of(call)
+        assert error is None or scenario.transport == "stream", error
 
     def harm(self, victim: Role | Worker, means: Means, bystander: Role) -> None:
         """Do it. A victim that is stopped stays so until others were served."""
         if means is not Means.KILL:
             victim.signal(SIGSTOP)
-            self._see_progress(bystander)
+            self.see_progress(bystander)
         victim.signal(SIGCONT if means is Means.STOP_AND_GO_ON else SIGKILL)
 
     # Forked workers
@@ -160,7 +162,7 @@ class Stage:
                     victim.do("read", name="kept")
                     victim.do("close", name="kept")
                 self.await_leases(victim, 1)  # the worker's
-                self._see_progress(bystander)
+                self.see_progress(bystander)
                 worker.read()
                 worker.kill()
                 self.await_leases(victim, 0)
@@ -209,16 +211,13 @@ class Stage:
 
     def _go_on(self, caller: Role, call: int, bystander: Role, scenario: Scenario) -> None:
         """See everybody served as if nothing had been."""
-        try:
-            caller.answer(call)
-        except RoleError as error:
-            assert scenario.transport == "stream" and error.is_typed, error
+        self.answered(caller, call, scenario)
         bystander.do("close", name="kept")
         bystander.do("cycle", session="it", step=self.step())
 
     def _come_back(self, caller: Role, call: int, bystander: Role) -> None:
         """See everybody told, what was leased still good, and a new server serve them anew."""
-        end_of(caller, call)
+        caller.end_of(call)
         bystander.error_of(bystander.ask("cycle", session="it", step=self.step()))
         bystander.do("read", name="kept")
         self.bring_server_back([caller, bystander])
@@ -239,14 +238,6 @@ class Stage:
         for transport in TRANSPORTS:
             self._visit(roles[-1], transport)
         self.oracle.note_warm(server)
-
-
-def end_of(role: Role, call: int) -> None:
-    """Wait until a call has ended, either way; only as it may."""
-    try:
-        role.answer(call)
-    except RoleError as error:
-        assert error.is_typed, error
 
 
 def await_true(look: Callable[[], bool], what: str) -> None:

