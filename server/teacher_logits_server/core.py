@@ -86,16 +86,26 @@ class Core:
             self.scorer = Scorer(
                 engine=engine, ledger=self.ledger, slabs=self.slabs, config=config, clock=clock
             )
-        self.broker: Broker | None = None
-        if broker_path:
-            desk = LineDesk(
-                ledger=self.ledger,
-                exporter=shared,
-                publishing=self.publishing,
-                allowed_uids=config.allow_uids,
-            )
-            self.broker = make_broker(config, desk, path=broker_path, clock=clock)
-            self.ledger.on_mail(self.broker.tell)
+        self.broker = self._make_broker(config, shared, broker_path, clock) if broker_path else None
+
+    def _make_broker(
+        self, config: ServerConfig, exporter: SharedMemoryExporter, path: str, clock: Clock
+    ) -> Broker:
+        desk = LineDesk(
+            ledger=self.ledger,
+            exporter=exporter,
+            publishing=self.publishing,
+            allowed_uids=config.allow_uids,
+        )
+        broker = Broker(
+            path=path,
+            desk=desk,
+            clock=clock,
+            hello_within=config.opening_ttl,
+            max_lines=config.max_sessions + SPARE_LINES,
+        )
+        self.ledger.on_mail(broker.tell)
+        return broker
 
     def start(self) -> None:
         """Start the threads and take readers.
@@ -152,17 +162,6 @@ class Core:
             if queue.waiting_requests or queue.running_requests:
                 return False
         return not self.ledger.lease_count()
-
-
-def make_broker(config: ServerConfig, desk: LineDesk, *, path: str, clock: Clock) -> Broker:
-    """Return a broker that has a line for every session, and some for those that say hello."""
-    return Broker(
-        path=path,
-        desk=desk,
-        clock=clock,
-        hello_within=config.opening_ttl,
-        max_lines=config.max_sessions + SPARE_LINES,
-    )
 
 
 def probe(engine: Engine) -> Check:
