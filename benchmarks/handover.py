@@ -71,8 +71,9 @@ def main(argv: list[str]) -> int:
                 student.hand_over(after="close")
                 student.hand_over(after="return")
                 student.wait_for_seal()
-                student.hold_and_return()
+                student.hold(after="return")
                 alone.append(_microseconds(caller))
+                student.skip()
         report("grpc_unary", "us", calls, way="in_a_row", net="unix")
         report("grpc_unary", "us", alone, way="alone", net="unix")
         for student in students:
@@ -121,7 +122,7 @@ class _Student:
         with self._session.acquire(step=self._step, timeout=PATIENCE_SECONDS) as batch:
             _look(batch.columns)
 
-    def hold_and_return(self, *, after: str = "return") -> None:
+    def hold(self, *, after: str) -> None:
         """Hold a step and write over it, while the one behind it is sealed; close it."""
         self._publish("publish")
         returned = self._client.statistics().returned_leases
@@ -138,7 +139,7 @@ class _Student:
 
     def hand_over(self, *, after: str) -> None:
         """Time the acquisition of the step behind one that was written over."""
-        self.hold_and_return(after=after)
+        self.hold(after=after)
         started = time.perf_counter()
         batch = self._session.acquire(step=self._step, timeout=PATIENCE_SECONDS)
         columns = batch.columns
@@ -146,6 +147,10 @@ class _Student:
         self._note("handover", "us", (time.perf_counter() - started) * 1e6, after=after)
         del in_hand
         self._check(batch)
+
+    def skip(self) -> None:
+        """Take the step that is sealed, and do nothing with it."""
+        self._check(self._session.acquire(step=self._step, timeout=PATIENCE_SECONDS))
 
     def wait_for_seal(self) -> None:
         """Wait for a step that is sealed a moment later, and look at every page of it."""

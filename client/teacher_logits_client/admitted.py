@@ -15,6 +15,7 @@ from teacher_logits.errors import SessionExpiredError
 from teacher_logits_client.answers import Answers
 from teacher_logits_client.forks import refuse_to_travel
 from teacher_logits_client.liveness import Liveness
+from teacher_logits_client.step_batches import BatchMaker
 from teacher_logits_client.steps import Steps, make_source
 
 if TYPE_CHECKING:
@@ -70,14 +71,21 @@ class Admitted:
         self._answers = Answers(
             agreed.terms, agreed.profile, reader=reader, liveness=self._liveness, returner=returner
         )
-        source = make_source(agreed.terms, calls=calls, reader=reader, mailbox=mailbox)
+        maker = BatchMaker(agreed.profile, reader=reader, returner=returner)
+        source = make_source(
+            agreed.terms,
+            calls=calls,
+            reader=reader,
+            returner=returner,
+            mailbox=mailbox,
+            maker=maker,
+        )
         self._steps = Steps(
-            agreed.profile,
             source,
             session_id=agreed.terms.session_id,
             reader=reader,
+            maker=maker,
             liveness=self._liveness,
-            returner=returner,
         )
         self._closed = False
 

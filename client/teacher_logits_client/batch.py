@@ -19,10 +19,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import StalePayloadError
+from teacher_logits.layout import ColumnKind
 from teacher_logits_client.forks import refuse_to_travel
 from teacher_logits_client.leased_targets import Made
 from teacher_logits_client.micro_batches import MicroBatch, RowTargets
 from teacher_logits_client.row_columns import RowColumns, Shape
+from teacher_logits_client.step_guards import check_step, tokens_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,12 +33,15 @@ if TYPE_CHECKING:
     import torch
 
     from teacher_logits.profiles import StudentProfile
-    from teacher_logits.terms import Check, StepGrant
+    from teacher_logits.terms import StepGrant
     from teacher_logits.transport import Transport
     from teacher_logits_client.payloads import LeasedPayload
     from teacher_logits_client.returns import Returner
     from teacher_logits_client.row_columns import Part
+    from teacher_logits_client.rows import RowBatch
     from teacher_logits_client.targets import Targets
+
+TAKEN_BY_LOSSES = (ColumnKind.TOPK_IDS, ColumnKind.TOPK_LOGPROBS, ColumnKind.LOG_TAIL)
 
 
 class Batch:
@@ -59,49 +64,73 @@ class Batch:
         *,
         rows: range,
         profile: StudentProfile,
-        checks: tuple[Check, ...],
-        lengths: torch.Tensor | None,
         returner: Returner,
-        when_closed: Callable[[], None],
+        when_closing: Callable[[int], None],
     ) -> None:
-        """Take over what a step's leases opened; ``Session`` does this.
+        """Make ready what a step's leases opened; it is its owner's from ``adopt`` on.
 
-        ``lengths`` are the tokens of each row, 0 for padding, where they are known;
-        ``when_closed`` is called once the leases are on their way back.
+        ``when_closing`` is called with the step before its leases go back.
         """
-        self.checks = checks
+        self.checks = check_step(parts, rows=rows, batch=None)
         self.step = grant.step
         self.rows = rows
         self.real_rows = sum(part.row_count for part in parts)
         self.global_count = grant.global_count
+        #: How the bytes of each payload came, by the payload's id.
+        self.transports: dict[str, Transport] = {
+            each.payload.payload_id: each.transport for each in payloads
+        }
+        #: Whether the rows span shards, so that what is taken of all of them is a copy.
+        self.copied = len(parts) > 1
+        self._grant: StepGrant | None = grant
         self._parts = parts
         self._payloads = payloads
         self._profile = profile
         self._returner = returner
-        self._when_closed = when_closed
-        self._lengths = lengths
+        self._when_closing = when_closing
+        self._lengths: torch.Tensor | None = None
         self._made = Made(
             what=f"the batch of step {grant.step}", again="the step", facts={"step": grant.step}
         )
         self._shape: Shape | None = None
         self._handed_out: list[weakref.ref[RowColumns]] = []
         self._whole: RowTargets | None = None
+
+    def make_ahead(self) -> None:
+        """Make the tensors that a loss takes before there is an owner, who may never come."""
+        for payload in self._payloads:
+            payload.make_ahead(TAKEN_BY_LOSSES)
+        if len(self._parts) == 1 and self.real_rows == self.row_count:
+            self._whole = self._take(0, self.row_count)
+            self._whole.make_ahead(TAKEN_BY_LOSSES)
+
+    def adopt(self) -> Batch:
+        """Hand it over to its owner, and return it."""
+        for payload in self._payloads:
+            payload.adopt()
         self._closed = False
+        return self
+
+    def drop(self) -> None:
+        """Let go of what was made ahead: nobody will adopt it."""
+        self._whole = None
+        for payload in self._payloads:
+            payload.drop_ahead()
+
+    def compare(self, own: RowBatch) -> None:
+        """Hold it against the rank's own rows, before it is handed out.
+
+        Raises:
+            PayloadInvalidError, AlignmentError: see ``check_step``.
+        """
+        self.checks = check_step(self._parts, rows=self.rows, batch=own)
+        self._lengths = tokens_of(own, row_count=self.row_count, real_rows=self.real_rows)
+        self._whole = None
 
     @property
     def row_count(self) -> int:
         """Rows, padding included."""
         return len(self.rows)
-
-    @property
-    def transports(self) -> dict[str, Transport]:
-        """How the bytes of each payload came, by the payload's id."""
-        return {each.payload.payload_id: each.transport for each in self._payloads}
-
-    @property
-    def copied(self) -> bool:
-        """Whether the rows span shards, so that what is taken of all of them is a copy."""
-        return len(self._parts) > 1
 
     @property
     def columns(self) -> Mapping[str, torch.Tensor]:
@@ -199,7 +228,6 @@ class Batch:
 
     def _take(self, first: int, count: int) -> RowTargets:
         """Return rows of the batch, from its row ``first`` on."""
-        self._check_open()
         shape = self._shape = self._shape or Shape.of(self._parts, self._profile)
         taken, start = [], 0
         for part in self._parts:
@@ -229,11 +257,15 @@ class Batch:
         self._whole = None
         problems: list[StalePayloadError] = []
         outliving: list[str] = []
-        for payload in self._payloads:
-            problem, names = payload.let_go()
-            problems += [] if problem is None else [problem]
-            outliving += [name for name in names if name not in outliving]
-        self._when_closed()
+        try:
+            self._when_closing(self.step)
+        finally:
+            for payload in self._payloads:
+                problem, names = payload.let_go()
+                problems += [] if problem is None else [problem]
+                outliving += [name for name in names if name not in outliving]
+        # What is let go of here is not let go of where the next batch takes this one's name.
+        self._grant, self._parts, self._payloads, self._shape = None, (), (), None
         if problems:
             raise problems[0]
         if outliving and warn_level:
@@ -246,6 +278,6 @@ class Batch:
             )
 
     def _check_open(self) -> None:
-        self._returner.check_here("batch")
-        if self._closed:
+        if self._closed or not self._returner.is_here:
+            self._returner.check_here("batch")
             raise self._made.lost()

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from teacher_logits.terms import StepGrant
+    from teacher_logits_client.batch import Batch
     from teacher_logits_client.calls import Calls
     from teacher_logits_client.calls.steps import PendingStep
     from teacher_logits_client.reader import OpenedLease
@@ -115,7 +116,10 @@ class CalledSteps:
         with self._lock:
             self._requests.pop(step, None)
 
-    def read_ahead(self) -> None:
+    def take_ready(self, step: int) -> Batch | None:
+        """Return None: what was asked for ahead is opened and no more."""
+
+    def read_ahead(self, step: int) -> None:
         """Do nothing: what was asked for ahead comes by itself."""
 
     def put_back(self, grant: StepGrant) -> None:

@@ -48,7 +48,8 @@ With --reclaim it takes room back by force, which nothing else does under a read
   teacher-logits inspect ADDRESS --reclaim quarantined          says what would happen
   teacher-logits inspect ADDRESS --reclaim quarantined --yes    and does it
   teacher-logits inspect ADDRESS --reclaim s-... --yes          a session and its leases
-  teacher-logits inspect ADDRESS --reclaim l-... --yes          one lease"""
+  teacher-logits inspect ADDRESS --reclaim l-... --yes          one lease
+  teacher-logits inspect ADDRESS --reclaim teacher:ID --yes     steps that everybody left"""
 
 _INSPECT_END = """\
 The JSON has stable keys, sizes in bytes and spans in seconds. A reader whose lease was

@@ -16,7 +16,7 @@ from teacher_logits.tensors import column_tensor
 
 if TYPE_CHECKING:
     import weakref
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     import torch
 
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from teacher_logits_client.leased_targets import Made
 
     Watch = Callable[[str, memoryview], weakref.ref[memoryview] | None]
+    WatchAhead = Callable[[str, memoryview], weakref.ref[memoryview]]
+
+
+_KINDS = {kind.value: kind for kind in ColumnKind}
 
 
 class LeasedColumns(Mapping[ColumnKind, "torch.Tensor"]):
@@ -69,6 +73,21 @@ class LeasedColumns(Mapping[ColumnKind, "torch.Tensor"]):
         column = self._find(kind)
         return self._buffer[column.offset_bytes : column.end_bytes]
 
+    def make(self, kinds: Iterable[ColumnKind], *, watch: WatchAhead | None) -> set[str]:
+        """Make some columns before anybody may ask for one; return the names of those watched.
+
+        ``watch`` is told of each view, as for the whole.
+        """
+        names = set()
+        for kind in kinds:
+            column = self._find(kind)
+            view = memoryview(self._buffer)
+            if watch is not None and column.size_bytes:
+                names.add(kind.value)
+                self._views[kind.value] = watch(kind.value, view)
+            self._tensors[kind] = column_tensor(view, column)
+        return names
+
     def empty(self) -> list[str]:
         """Let go of all tensors; return the names of columns that others still view."""
         with self._lock:  # so that no other thread is making one
@@ -108,10 +127,7 @@ class NamedColumns(Mapping[str, "torch.Tensor"]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         self._made.check_open()
-        try:
-            return self._columns[ColumnKind(name)]
-        except ValueError:
-            raise KeyError(name) from None
+        return self._columns[_KINDS[name]]
 
     def __iter__(self) -> Iterator[str]:
         self._made.check_open()

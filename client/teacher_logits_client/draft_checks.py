@@ -1,8 +1,9 @@
 """What is checked of a draft before it is sealed: nothing unwritten, nothing that cannot be.
 
-What ``select_top_k`` wrote holds by construction, and only its status is looked at. Columns
-that a teacher wrote by itself are looked at in full (``invariants``): order, ids in range, no
-value above 0, entries and tail that sum to one.
+What ``select_top_k`` wrote into a draft or its parts holds by construction: only the statuses
+of its rows are looked at, which were found as it was written. As soon as a teacher writes some
+by itself, all is read: for what was not written, and what it wrote in full (``invariants``):
+order, ids in range, no value above 0, entries and tail that sum to one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from teacher_logits.invariants import check_invariants
 from teacher_logits.layout import ColumnKind as Kind
 from teacher_logits.layout import RowStatus
 from teacher_logits.selection import row_statuses
-from teacher_logits_client.draft_columns import NOT_SELECTED, WRITTEN_BY_TEACHER
+from teacher_logits_client.draft_columns import NOT_SELECTED, UNKNOWN, WRITTEN_BY_TEACHER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,13 +44,16 @@ def finish(columns: DraftColumns, rows: DraftRows, payload: Payload, *, mask: bo
         PayloadInvalidError: of the first fault, with its row and position: something was not
             written; without ``mask``, a row is bad; or values break a rule.
     """
-    _check_written(columns, rows)
     selection = columns.selection
-    by_hand = selection.status == NOT_SELECTED
-    any_by_hand = bool(by_hand.any())
-    if any_by_hand:
-        selection.status[by_hand] = _status_by_values(columns)[by_hand]
-    statuses = row_statuses(selection.status, rows.offsets)
+    any_by_hand = False
+    statuses = columns.row_statuses
+    if bool((statuses == UNKNOWN).any()):
+        _check_written(columns, rows)
+        by_hand = selection.status == NOT_SELECTED
+        any_by_hand = bool(by_hand.any())
+        if any_by_hand:
+            selection.status[by_hand] = _status_by_values(columns)[by_hand]
+        statuses = row_statuses(selection.status, rows.offsets)
     bad = (statuses != RowStatus.OK).nonzero().flatten().tolist()
     if bad and not mask:
         raise _bad_rows(columns, rows, statuses, bad)
@@ -58,6 +62,7 @@ def finish(columns: DraftColumns, rows: DraftRows, payload: Payload, *, mask: bo
     columns.by_kind[Kind.ROW_STATUS].copy_(statuses)
     if any_by_hand:
         _check_values(columns, rows, payload)
+    columns.bad_row_count = len(bad)
     return len(bad)
 
 

@@ -18,7 +18,7 @@ from teacher_logits.keys import PayloadKey
 from teacher_logits.layout import ColumnKind as Kind
 from teacher_logits.layout import lay_out, top_k_columns
 from teacher_logits.payload import Payload
-from teacher_logits.selection import Selection, select_top_k
+from teacher_logits.selection import Selection, row_statuses, select_top_k
 from teacher_logits.tensors import column_tensors
 
 if TYPE_CHECKING:
@@ -51,6 +51,9 @@ WRITTEN_BY_TEACHER = (
 
 NOT_SELECTED = 255
 """Status of a position into which nothing was selected: whoever wrote it wrote the columns."""
+
+UNKNOWN = 255
+"""Status of a row of which somebody has views, or that has not been selected into as a whole."""
 
 _INTEGERS = {4: torch.int32, 2: torch.int16}
 _MARKS = {
@@ -119,7 +122,12 @@ def describe(profile: TeacherProfile, step: int, rows: DraftRows) -> Payload:
 
 class DraftColumns:
     """A draft's tensors. ``selection`` are those that a teacher fills, over the room where the
-    payload has them, and ``by_kind`` all that the payload has."""
+    payload has them, and ``by_kind`` all that the payload has.
+
+    ``row_statuses`` uint8 [N] are the statuses of rows that were selected into as a whole and not
+    touched otherwise, which need no other check; ``UNKNOWN`` for the others. ``bad_row_count`` is
+    what a check of all found, None where something was written since.
+    """
 
     def __init__(
         self, room: memoryview, columns: tuple[Column, ...], rows: DraftRows, *, temperatures: int
@@ -137,6 +145,8 @@ class DraftColumns:
             status=torch.full((positions,), NOT_SELECTED, dtype=torch.uint8),
             topk_logits=found.get(Kind.TOPK_LOGITS),
         )
+        self.row_statuses = torch.full((len(rows.rows),), UNKNOWN, dtype=torch.uint8)
+        self.bad_row_count: int | None = None
         for kind in self._filled():
             _marked(found[kind]).fill_(_MARKS[found[kind].dtype])
         if self.selection.actual_logprob is not None:
@@ -146,6 +156,15 @@ class DraftColumns:
         digests = torch.frombuffer(bytearray(rows.digests), dtype=torch.uint8)
         found[Kind.ROW_DIGESTS].copy_(digests.view_as(found[Kind.ROW_DIGESTS]))
         found[Kind.ROW_STATUS].zero_()
+
+    def touch(self, rows: slice) -> None:
+        """Note that some rows are written, or views of them given to who may write."""
+        self.row_statuses[rows] = UNKNOWN
+        self.bad_row_count = None
+
+    def note_selected(self, rows: slice, positions: slice, offsets: torch.Tensor) -> None:
+        """Note that rows were selected into: these positions, from ``offsets`` [N+1] on."""
+        self.row_statuses[rows] = row_statuses(self.selection.status[positions], offsets)
 
     def writable(self, positions: slice) -> dict[str, torch.Tensor]:
         """Return what a teacher fills of some positions, by name."""

@@ -71,11 +71,13 @@ class DraftPart:
     @property
     def selection(self) -> Selection:
         """The tensors that ``select_top_k`` fills, flat over the positions."""
+        self._columns.touch(self.index)
         return self._columns.selection[self._positions]
 
     @property
     def columns(self) -> Mapping[str, torch.Tensor]:
         """Views of the columns that a teacher fills, by name: ``topk_ids`` int32 [P,K], ..."""
+        self._columns.touch(self.index)
         return self._columns.writable(self._positions)
 
     def select(
@@ -90,7 +92,7 @@ class DraftPart:
         """Select from logits in one of the module's forms; ``select_top_k(logits, out=part)``.
 
         ``next_ids`` are flat, or of the form of the logits; those of the token ids that were
-        given to ``reserve`` where not given.
+        given to ``reserve`` where not given. What is returned is to be read.
 
         Raises:
             PayloadInvalidError: the logits are of other rows, positions or columns than
@@ -112,6 +114,7 @@ class DraftPart:
                 vocab_size=self._payload.vocabulary_size,
                 next_ids=next_here,
             )
+        self._columns.note_selected(self.index, self._positions, self._offsets)
         return out
 
     def write(self, **columns: torch.Tensor | None) -> None:
@@ -119,7 +122,7 @@ class DraftPart:
 
         ``topk_ids``, ``topk_logprobs`` and ``topk_logits`` [...,K], ``log_tail`` and ``logsumexp``
         [...,T], ``actual_logprob`` [...], those that the profile promises; None is none. Values are
-        checked when the draft is sealed.
+        looked at by ``Draft.check``.
 
         Raises:
             PayloadInvalidError: a column that the payload does not have, or of other positions.

@@ -45,7 +45,7 @@ class Home:
         Raises:
             ForkedClientError: naming ``what``, both processes and the way out.
         """
-        if not self.is_here:
+        if os.getpid() != self._pid:
             raise ForkedClientError(
                 f"this {what} belongs to process {self._pid}, and process {os.getpid()} is a fork "
                 f"of it, which has none of its threads and connections: {_IN_THE_CHILD}",

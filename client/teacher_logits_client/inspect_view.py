@@ -148,6 +148,18 @@ def _advice(view: ServerView, address: str) -> list[str]:
                 f"{kept} stay taken: have it go on (kill -CONT {each.pid}), end it, or take them "
                 f"by force: {reclaim}"
             )
+        elif each.state == "died":
+            lines.append(
+                f"died: process {each.pid} of session {each.session_id} is gone, and {kept} stay "
+                f"taken while a child of that holds its line: end the child, or take them by "
+                f"force: {reclaim}"
+            )
+    for teacher_id in sorted({each.teacher_id for each in view.steps if each.stage == "deserted"}):
+        lines.append(
+            f"deserted: everybody has left teacher {teacher_id}, and what is left of it goes after "
+            f"--keep-deserted; or now: `teacher-logits inspect {address} --reclaim "
+            f"teacher:{teacher_id} --yes`"
+        )
     by_id = {each.session_id: each for each in view.sessions}
     doubts = {(each.session_id, each.doubt) for each in view.leases if each.quarantined}
     for session_id, doubt in sorted(doubts):

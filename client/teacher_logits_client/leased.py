@@ -59,7 +59,9 @@ Due = list[tuple[str, Step]]
 
 
 @dataclass
-class _Lease:
+class Lease:
+    """One lease. Only the table changes it once it was entered."""
+
     #: Whether the bytes are this side's own.
     copied: bool
     #: Names of columns that some tensor still views.
@@ -73,14 +75,18 @@ class LeaseTable:
     """The leases of one client that are not over and done with."""
 
     def __init__(self) -> None:
-        self._leases: dict[str, _Lease] = {}
+        self._leases: dict[str, Lease] = {}
         self._returned = 0
         self._outlived = 0
         self._dropped = 0
 
     def open(self, lease_id: str, *, copied: bool, views: Iterable[str] = ()) -> None:
         """Enter a lease; ``views`` names what of it tensors view already."""
-        self._leases[lease_id] = _Lease(views=set(views), copied=copied)
+        self.enter(lease_id, Lease(views=set(views), copied=copied))
+
+    def enter(self, lease_id: str, lease: Lease) -> None:
+        """Enter a lease that was made ready."""
+        self._leases[lease_id] = lease
 
     def viewed(self, lease_id: str, name: str) -> bool:
         """Note that tensors are to view one more column; False where the lease is closed."""
@@ -142,7 +148,7 @@ class LeaseTable:
             dropped_leases=self._dropped,
         )
 
-    def _vacated(self, lease_id: str, lease: _Lease) -> Due:
+    def _vacated(self, lease_id: str, lease: Lease) -> Due:
         if not lease.closed or lease.views or lease.children:
             return []
         del self._leases[lease_id]

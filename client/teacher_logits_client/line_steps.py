@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING
 
 from teacher_logits.clock import span_text
 from teacher_logits.errors import DeadlinePassedError, TeacherLogitsError
+from teacher_logits.terms import StepGrant
 from teacher_logits_client.mailbox import MAX_PREFETCH
 from teacher_logits_client.step_grants import OpenedGrant, Recent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from teacher_logits.terms import StepGrant
+    from teacher_logits_client.batch import Batch
     from teacher_logits_client.line import Line
-    from teacher_logits_client.mailbox import Mailbox
+    from teacher_logits_client.mailbox import Mailbox, Opened
     from teacher_logits_client.opened_ahead import OpenedAhead
     from teacher_logits_client.step_grants import StepSource
 
@@ -40,6 +41,7 @@ class LineSteps:
         ahead: opens what is in it.
         again: asks for a step that was taken before: over the line each comes once for as
             long as its leases are out.
+        later: has something done soon on the thread of the returns, in order.
     """
 
     def __init__(
@@ -50,13 +52,17 @@ class LineSteps:
         session_id: str,
         ahead: OpenedAhead,
         again: StepSource,
+        later: Callable[[Callable[[], None]], None],
     ) -> None:
         self._line = line
         self._mailbox = mailbox
         self._session_id = session_id
         self._ahead = ahead
         self._again = again
+        self._later = later
         self._taken = Recent()
+        #: The steps that were wanted last.
+        self._wanted = range(0)
         self._lock = threading.Lock()
         #: Steps that some thread waits for.
         self._awaited: Counter[int] = Counter()
@@ -84,24 +90,44 @@ class LineSteps:
             grant = self._wait(step, until=until, seconds=seconds)
         if grant is None:
             return self._again.take(step, until=until, seconds=seconds)
+        if isinstance(grant, OpenedGrant):
+            self._taken.add(step)
+            return grant
+        if not isinstance(grant, StepGrant):
+            raise TypeError(f"a mailbox holds a {type(grant).__name__}")
         try:
-            leases = self._ahead.take(grant, until=until)
+            found = self._ahead.take(grant, until=until)
         except DeadlinePassedError:
             self._mailbox.put(grant)
             raise
         self._taken.add(step)
         self._ahead.note_taken(grant)
-        return OpenedGrant(grant=grant, leases=leases)
+        return found
 
-    def read_ahead(self) -> None:
-        """Read what lies in the socket, so that the next acquire need not."""
-        self._line.drain()
+    def take_ready(self, step: int) -> Batch | None:
+        """Return a step's batch if it was made ahead."""
+        opened = self._mailbox.take_opened(step)
+        if not isinstance(opened, OpenedGrant):
+            return None
+        self._taken.add(step)
+        self._move_on(step)
+        return opened.batch
 
-    def look_ahead(self) -> None:
-        """Read and open what was sent ahead; on the thread of the returns."""
+    def read_ahead(self, step: int) -> None:
+        """Have the steps behind one that is being closed come, and open those that have.
+
+        They are wanted before the leases of this one are returned, and by the thread that
+        returns them: a step is sent again only when it has come back.
+        """
+        self.look_ahead(at_once=True)
+        if self._mailbox.prefetch:
+            self._later(partial(self._move_on, step, behind=1))
+
+    def look_ahead(self, *, at_once: bool = False) -> None:
+        """Read and open what was sent ahead, or only what takes no wait."""
         try:
             self._line.drain()
-            self._ahead.open_all()
+            self._ahead.open_all(at_once=at_once)
         except TeacherLogitsError as error:
             _log.debug("session %s: not opened ahead: %s", self._session_id, error.message)
 
@@ -120,7 +146,7 @@ class LineSteps:
         self._ahead.close()
         self._again.close()
 
-    def _wait(self, step: int, *, until: float, seconds: float) -> StepGrant | None:
+    def _wait(self, step: int, *, until: float, seconds: float) -> StepGrant | Opened | None:
         def refuse(error: TeacherLogitsError) -> None:
             self._mailbox.fail(step, error)
 
@@ -151,21 +177,34 @@ class LineSteps:
     def _is_over(self, step: int) -> bool:
         return step in self._mailbox or step in self._taken or self._closed
 
-    def _move_on(self, step: int) -> None:
-        """Tell that a step was taken, so that those behind it come."""
+    def _move_on(self, step: int, *, behind: int = 0) -> None:
+        """Have the steps behind one that was taken come, unless they are wanted already.
+
+        ``behind`` of them will be taken before it is said again.
+        """
+        last = step + self._mailbox.prefetch + behind
+        if last in self._wanted or last - step > MAX_PREFETCH:
+            return
         if self._lock.acquire(blocking=False):  # else a newer request is on its way
             try:
-                self._want(step, until=_AT_ONCE, on_refusal=_ignore)
+                self._want(step, until=_AT_ONCE, on_refusal=_ignore, behind=behind)
             finally:
                 self._lock.release()
 
     def _want(
-        self, step: int, *, until: float, on_refusal: Callable[[TeacherLogitsError], None]
+        self,
+        step: int,
+        *,
+        until: float,
+        on_refusal: Callable[[TeacherLogitsError], None],
+        behind: int = 0,
     ) -> int | None:
         """Want a step, those that other threads wait for, and those behind them; lock held."""
         wanted = {step, *self._awaited}
         first = min(wanted)
-        count = min(max(wanted) - first + 1 + self._mailbox.prefetch, 1 + MAX_PREFETCH)
+        ahead = self._mailbox.prefetch + behind
+        count = min(max(wanted) - first + 1 + ahead, 1 + MAX_PREFETCH)
+        self._wanted = range(first, first + count)
         return self._line.want_steps(
             self._session_id, first, count, until=until, on_refusal=on_refusal
         )

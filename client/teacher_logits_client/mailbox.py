@@ -6,8 +6,9 @@ was never asked for stays, and goes back unread with the session.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from teacher_logits.errors import RequestInvalidError
 from teacher_logits.grid import is_whole
@@ -21,8 +22,16 @@ MAX_PREFETCH = 15
 """Steps that a session may want ahead, beside the one that it asks for."""
 
 
+class Opened(Protocol):
+    """A grant that was opened ahead."""
+
+    @property
+    def grant(self) -> StepGrant:
+        """As it came."""
+
+
 class Mailbox:
-    """Steps by their number. Each method is one step of the dictionary, and so needs no lock.
+    """Steps by their number.
 
     Args:
         prefetch: steps wanted ahead of the one that is asked for.
@@ -41,7 +50,8 @@ class Mailbox:
                 facts={"prefetch": str(prefetch), "limit": MAX_PREFETCH},
             )
         self.prefetch = int(prefetch)
-        self._steps: dict[int, StepGrant | StepFailure] = {}
+        self._steps: dict[int, StepGrant | StepFailure | Opened] = {}
+        self._lock = threading.Lock()
         self._gone: deque[str] = deque()
 
     def __contains__(self, step: int) -> bool:
@@ -50,7 +60,8 @@ class Mailbox:
     def put(self, mail: Mail) -> None:
         """Take in what was sent ahead."""
         if isinstance(mail, StepGrant | StepFailure):
-            self._steps[mail.step] = mail
+            with self._lock:
+                self._steps[mail.step] = mail
         elif isinstance(mail, SlabsGone):
             self._gone.extend(mail.slab_ids)
 
@@ -60,24 +71,48 @@ class Mailbox:
 
     def fail(self, step: int, error: TeacherLogitsError) -> None:
         """Take in that a step was refused, unless it came all the same."""
-        self._steps.setdefault(step, StepFailure(step=step, error=error))
+        with self._lock:
+            self._steps.setdefault(step, StepFailure(step=step, error=error))
 
-    def take(self, step: int) -> StepGrant | None:
+    def take(self, step: int) -> StepGrant | Opened | None:
         """Return a step that is here, and None where another thread was quicker.
 
         Raises:
             TeacherLogitsError: why it cannot be had.
         """
-        found = self._steps.pop(step, None)
+        with self._lock:
+            found = self._steps.pop(step, None)
         if isinstance(found, StepFailure):
             raise found.error
         return found
 
+    def take_opened(self, step: int) -> Opened | None:
+        """Return a step that is here and open; what else is here of it stays."""
+        with self._lock:
+            found = self._steps.get(step)
+            if found is None or isinstance(found, StepGrant | StepFailure):
+                return None
+            del self._steps[step]
+            return found
+
+    def take_all_opened(self) -> list[Opened]:
+        """Return every step that is here and open."""
+        found = [self.take_opened(step) for step in list(self._steps)]
+        return [each for each in found if each is not None]
+
     def grants(self) -> list[StepGrant]:
-        """Return what waits to be taken, the lowest step first."""
-        waiting = [each for each in list(self._steps.values()) if not isinstance(each, StepFailure)]
+        """Return what waits to be opened, the lowest step first."""
+        waiting = [each for each in list(self._steps.values()) if isinstance(each, StepGrant)]
         return sorted(waiting, key=lambda grant: grant.step)
 
     def holds(self, grant: StepGrant) -> bool:
         """Say whether this very grant waits to be taken."""
         return self._steps.get(grant.step) is grant
+
+    def put_opened(self, opened: Opened) -> bool:
+        """Put a grant that waits here in its opened form; False where it was taken meanwhile."""
+        with self._lock:
+            if not self.holds(opened.grant):
+                return False
+            self._steps[opened.grant.step] = opened
+            return True

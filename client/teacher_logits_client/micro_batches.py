@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from teacher_logits.layout import ColumnKind
     from teacher_logits_client.leased_targets import Made
     from teacher_logits_client.row_columns import RowColumns
     from teacher_logits_client.targets import Targets
@@ -44,6 +45,11 @@ class RowTargets:
         self._lengths = lengths
         self._made = made
         self._at: dict[float, LeasedTargets] = {}
+
+    def make_ahead(self, kinds: Sequence[ColumnKind]) -> None:
+        """Make some columns before anybody asks for them."""
+        for kind in kinds:
+            self._columns[kind]
 
     @property
     def copied(self) -> bool:

@@ -4,9 +4,10 @@
     streams    on a thread of their own, since returns must not wait for bytes; it reads the
                line too, so that a step is sent for as soon as it is granted
 
-Whoever acquires such a step finds it open, or waits for the rest of it. That thread is started
-with the first step of the session of which something is streamed. Slabs that the server says are
-gone are let go of here as well.
+Whoever acquires such a step finds it open and its batch made, or waits for the rest of it. That
+thread is started with the first step of the session of which something is streamed. Where a
+batch is closed, what lies in slabs that are mapped is opened as well. Slabs that the server says
+are gone are let go of here too.
 """
 
 from __future__ import annotations
@@ -17,13 +18,18 @@ from typing import TYPE_CHECKING
 
 from teacher_logits.clock import span_text
 from teacher_logits.errors import DeadlinePassedError, TeacherLogitsError
+from teacher_logits_client.step_grants import OpenedGrant
 from teacher_logits_client.step_thread import StepThread
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from teacher_logits.terms import StepGrant
+    from teacher_logits_client.batch import Batch
     from teacher_logits_client.line import Line
     from teacher_logits_client.mailbox import Mailbox
     from teacher_logits_client.reader import OpenedLease, Reader
+    from teacher_logits_client.step_batches import BatchMaker
 
 _SLAB_SECONDS = 5.0
 """How long the slabs of one grant may take to be opened."""
@@ -37,7 +43,7 @@ class _Entry:
         self.grant = grant
         self.lock = threading.Lock()
         self.lock.acquire()
-        self.leases: tuple[OpenedLease, ...] | None = None
+        self.opened = OpenedGrant(grant=grant)
         self.is_dropped = False
 
 
@@ -49,11 +55,18 @@ class OpenedAhead:
     """
 
     def __init__(
-        self, mailbox: Mailbox, reader: Reader, line: Line, *, stream_seconds: float
+        self,
+        mailbox: Mailbox,
+        reader: Reader,
+        line: Line,
+        maker: BatchMaker,
+        *,
+        stream_seconds: float,
     ) -> None:
         self._mailbox = mailbox
         self._reader = reader
         self._line = line
+        self._maker = maker
         self._stream_seconds = stream_seconds
         #: Each change is one step of the dictionary, and so needs no lock.
         self._entries: dict[int, _Entry] = {}
@@ -62,17 +75,20 @@ class OpenedAhead:
         self._thread: StepThread | None = None
         self._closed = False
 
-    def open_all(self) -> None:
+    def open_all(self, *, at_once: bool = False) -> None:
         """Open what waits and lies in slabs, and let slabs go that are gone.
 
-        What fails is left as it is.
+        ``at_once``: only what needs no answer of the server's. What fails is left as it is.
         """
         gone = self._mailbox.take_gone()
         if gone:
             self._reader.forget_slabs(gone)
         for grant in self._mailbox.grants():
-            if not _streams(grant):
-                self._open(grant, _SLAB_SECONDS)
+            if _streams(grant) or (
+                at_once and not all(map(self._reader.opens_at_once, grant.leases))
+            ):
+                continue
+            self._open(grant, _SLAB_SECONDS)
 
     def note_taken(self, grant: StepGrant) -> None:
         """Learn how a session's steps come: streams are opened from the first of them on."""
@@ -82,15 +98,15 @@ class OpenedAhead:
             if self._thread is None and not self._closed:
                 self._thread = StepThread(self._open_streams, stop=self._stop)
 
-    def take(self, grant: StepGrant, *, until: float) -> tuple[OpenedLease, ...] | None:
-        """Return the leases of a grant that was taken from the mailbox, if they are open.
+    def take(self, grant: StepGrant, *, until: float) -> OpenedGrant:
+        """Return a grant that was taken from the mailbox, with its leases if they are open.
 
         Raises:
             DeadlinePassedError: they were being opened when the deadline passed.
         """
         entry = self._entries.pop(grant.step, None)
         if entry is None:
-            return None
+            return OpenedGrant(grant=grant)
         started = time.monotonic()
         if not entry.lock.acquire(timeout=max(0.0, until - started)):
             self._entries[grant.step] = entry
@@ -101,9 +117,9 @@ class OpenedAhead:
                 facts={"step": grant.step},
             )
         if entry.grant is grant:
-            return entry.leases
-        self._reader.put_away(entry.leases or ())
-        return None
+            return entry.opened
+        self._put_away(entry.opened)
+        return OpenedGrant(grant=grant)
 
     def close(self) -> None:
         """Let go of what was opened and not taken; its leases stay the session's, unread.
@@ -116,8 +132,16 @@ class OpenedAhead:
             if entry is not None:
                 with self._lock:
                     entry.is_dropped = True
-                    leases, entry.leases = entry.leases, None
-                self._reader.put_away(leases or ())
+                    opened, entry.opened = entry.opened, OpenedGrant(grant=entry.grant)
+                self._put_away(opened)
+        for left in self._mailbox.take_all_opened():
+            if isinstance(left, OpenedGrant):
+                self._put_away(left)
+
+    def _put_away(self, opened: OpenedGrant) -> None:
+        if opened.batch is not None:
+            opened.batch.drop()  # its tensors go before what they view
+        self._reader.put_away(opened.leases or ())
 
     def _stop(self) -> None:
         with self._lock:
@@ -152,14 +176,28 @@ class OpenedAhead:
             self._reader.settle(grant.settlements)
             until = time.monotonic() + seconds
             leases = tuple(self._reader.open_bytes(grant.leases, until=until, keep=True))
-            with self._lock:
-                if not entry.is_dropped:
-                    entry.leases, leases = leases, ()
-            self._reader.put_away(leases)
+            batch = self._make(grant, leases)
+            self._keep(entry, OpenedGrant(grant=grant, leases=leases, batch=batch))
         except TeacherLogitsError:
             return  # who takes it tries again, and is told
         finally:
             entry.lock.release()
+
+    def _make(self, grant: StepGrant, leases: Sequence[OpenedLease]) -> Batch | None:
+        try:
+            return self._maker.make_ahead(grant, leases)
+        except TeacherLogitsError:
+            return None  # likewise
+
+    def _keep(self, entry: _Entry, opened: OpenedGrant) -> None:
+        """Keep what was opened for whoever takes it, in the mailbox if its grant is still there."""
+        with self._lock:
+            if not entry.is_dropped and not self._closed:
+                entry.opened = opened
+                if self._mailbox.put_opened(opened):
+                    self._entries.pop(entry.grant.step, None)
+                return
+        self._put_away(opened)
 
 
 def _streams(grant: StepGrant) -> bool:

@@ -27,7 +27,7 @@ from teacher_logits_client.row_columns import Part
 from teacher_logits_client.targets import Targets, check_temperature, make_targets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
     import torch
@@ -60,7 +60,7 @@ class LeasedPayload:
         give_back: Callable[[], None],
         check_digest: bool = False,
     ) -> None:
-        """Take over a lease that was opened; ``Session`` does this."""
+        """Make ready what an opened lease holds; it is its owner's from ``adopt`` on."""
         self.payload: Payload = lease.payload
         self.transport = transport
         self.lease_id = lease.lease_id
@@ -72,8 +72,6 @@ class LeasedPayload:
             again="the payload",
             facts={"lease_id": lease.lease_id, "payload_id": lease.payload.payload_id},
         )
-        returner.adopt(lease.lease_id, opened, give_back=give_back)
-        self._closed = False
         own = isinstance(opened, OwnPayload)
         self._kinds = LeasedColumns(
             lease.payload,
@@ -83,7 +81,27 @@ class LeasedPayload:
         )
         self._at_temperature: dict[float, LeasedTargets] = {}
         self._lengths: torch.Tensor | None = None
-        self._digest = self.digest() if check_digest else None
+        self._expected = returner.expect(lease.lease_id, opened, give_back=give_back)
+        self._check_digest = check_digest
+        self._digest: str | None = None
+
+    def make_ahead(self, kinds: Sequence[ColumnKind]) -> None:
+        """Make tensors of some columns before there is an owner, who may never come."""
+        own = isinstance(self._opened, OwnPayload)
+        watch = None if own else partial(self._returner.watch_ahead, self.lease_id)
+        self._expected.lease.views |= self._kinds.make(kinds, watch=watch)
+
+    def drop_ahead(self) -> None:
+        """Let go of the tensors that were made ahead: nobody will adopt it."""
+        self._kinds.empty()
+
+    def adopt(self) -> LeasedPayload:
+        """Hand it over to its owner, and return it."""
+        self._returner.adopt(self._expected)
+        self._closed = False
+        if self._check_digest:
+            self._digest = self.digest()
+        return self
 
     @property
     def columns(self) -> Mapping[str, torch.Tensor]:
@@ -125,7 +143,6 @@ class LeasedPayload:
 
     def part(self, first: int, row_count: int) -> Part:
         """Return some of the payload's rows as views, which end with the lease."""
-        self._check_open()
         return Part(self.payload, self._kinds, first=first, row_count=row_count)
 
     def digest(self) -> str:

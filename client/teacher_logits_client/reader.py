@@ -173,6 +173,10 @@ class Reader:
 
     def adopt(self, opened: OpenedLease) -> LeasedPayload:
         """Return the payload of an opened lease, which is its owner's from now on."""
+        return self.payload_of(opened).adopt()
+
+    def payload_of(self, opened: OpenedLease) -> LeasedPayload:
+        """Return the payload of an opened lease, to be adopted or dropped."""
         lease_id = opened.lease.lease_id
         return LeasedPayload(
             lease=opened.lease,
@@ -181,6 +185,16 @@ class Reader:
             returner=self._returner,
             give_back=partial(self._give_back, lease_id),
             check_digest=self._check_digest,
+        )
+
+    def opens_at_once(self, lease: LeaseTerms) -> bool:
+        """Say whether a lease can be opened without waiting for anybody."""
+        opener = self._openers.get(Transport.SHARED_MEMORY)
+        return (
+            isinstance(opener, SharedMemoryOpener)
+            and lease.extent is not None
+            and self._settled.get(lease.writer_id) is Transport.SHARED_MEMORY
+            and opener.has(lease.extent.slab_id)
         )
 
     def put_away(self, opened: Sequence[OpenedLease]) -> None:

@@ -19,25 +19,32 @@ if TYPE_CHECKING:
     from teacher_logits_client.config import Address
 
 QUARANTINED = "quarantined"
+TEACHER = "teacher:"
 
 
 def reclaim_or_tell(
     address: Address, target: str, *, yes: bool, as_json: bool, timeout: float
 ) -> str:
-    """Reclaim ``s-...``, ``l-...`` or ``quarantined``, or say what that would end.
+    """Reclaim ``s-...``, ``l-...``, ``quarantined`` or ``teacher:ID``, or say what would end.
 
     Raises:
         ConfigError: the target is none of these.
-        SessionExpiredError, LeaseLostError: there is no such session or lease.
+        SessionExpiredError, LeaseLostError, UnknownTeacherError: there is no such session, lease
+            or teacher.
+        NotAllowedError: somebody publishes or reads the teacher.
         ServerUnreachableError, DeadlinePassedError: the server could not be asked.
     """
-    kind = target if target == QUARANTINED else target[:2]
-    if kind not in ("s-", "l-", QUARANTINED):
+    kinds = ("s-", "l-", QUARANTINED, TEACHER)
+    kind = next((kind for kind in kinds if target.startswith(kind)), "")
+    if not kind or (kind == QUARANTINED) != (target == QUARANTINED) or target == TEACHER:
         raise ConfigError(
-            f"--reclaim {target[:128]!r} is no session (s-...), no lease (l-...) and not "
-            f"{QUARANTINED!r}: `teacher-logits inspect {address}` shows what there is",
+            f"--reclaim {target[:128]!r} is no session (s-...), no lease (l-...), no teacher "
+            f"({TEACHER}...) and not {QUARANTINED!r}: `teacher-logits inspect {address}` shows what there is",
             facts={"flag": "--reclaim", "value": target[:128]},
         )
+    teacher_id = target.removeprefix(TEACHER) if kind == TEACHER else ""
+    if not yes and teacher_id:
+        return _plan_teacher(inspect_server(address, timeout=timeout), teacher_id, as_json=as_json)
     if not yes:
         leases = _targeted(inspect_server(address, timeout=timeout), kind, target)
         return _plan_json(target, leases) if as_json else _plan_text(target, leases)
@@ -46,6 +53,7 @@ def reclaim_or_tell(
         session_id=target if kind == "s-" else "",
         lease_id=target if kind == "l-" else "",
         quarantined=kind == QUARANTINED,
+        teacher_id=teacher_id,
         timeout=timeout,
     )
     if as_json:
@@ -69,6 +77,17 @@ def _targeted(view: ServerView, kind: str, target: str) -> list[LeaseView]:
             f"there is no lease {target[:128]!r} here", facts={"lease_id": target[:128]}
         )
     return leases
+
+
+def _plan_teacher(view: ServerView, teacher_id: str, *, as_json: bool) -> str:
+    """Say which steps would be retired."""
+    steps = [step.step for step in view.steps if step.teacher_id == teacher_id]
+    if as_json:
+        return json.dumps({"target": TEACHER + teacher_id, "done": False, "steps": steps}, indent=2)
+    return (
+        f"{_count(len(steps), 'step')} of teacher {teacher_id} would be retired, if nobody publishes "
+        "or reads it; nothing was done.\nRepeat with --yes to do it."
+    )
 
 
 def _plan_text(target: str, leases: list[LeaseView]) -> str:

@@ -17,15 +17,15 @@ import weakref
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from teacher_logits.errors import NotAvailable
 from teacher_logits_client import exits
 from teacher_logits_client.forks import Home, watch
-from teacher_logits_client.leased import ClientStatistics, LeaseTable, Step
+from teacher_logits_client.leased import ClientStatistics, Lease, LeaseTable, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from teacher_logits_client.leased import Due
     from teacher_logits_client.openers import OpenedPayload
@@ -41,6 +41,14 @@ class _Way:
 
     opened: OpenedPayload
     give_back: Callable[[], None]
+
+
+class Expected(NamedTuple):
+    """A lease before it is adopted."""
+
+    lease_id: str
+    way: _Way
+    lease: Lease
 
 
 class Returner:
@@ -63,6 +71,8 @@ class Returner:
         self._finish = finish
         self._hang_up = hang_up
         self._home = Home()
+        #: Refuses to go on in a forked child; see ``Home.check``.
+        self.check_here = self._home.check
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._table = LeaseTable()
@@ -84,26 +94,29 @@ class Returner:
         """Whether this is the process that leased, and no fork of it."""
         return self._home.is_here
 
-    def check_here(self, what: str) -> None:
-        """Refuse to go on in a forked child; see ``Home.check``."""
-        self._home.check(what)
-
     # What owners and finalisers call
 
-    def adopt(
+    def expect(
         self,
         lease_id: str,
         opened: OpenedPayload,
         *,
         give_back: Callable[[], None],
-    ) -> None:
-        """Take charge of a lease that its owner has open.
+        views: Iterable[str] = (),
+    ) -> Expected:
+        """Make ready for a lease that will be adopted, or not.
 
-        ``give_back`` tells the server, on this object's thread.
+        ``give_back`` tells the server, on this object's thread. ``views`` names the columns
+        that are watched already (``watch_ahead``).
         """
+        lease = Lease(views=set(views), copied=opened.copied)
+        return Expected(lease_id, _Way(opened, give_back), lease)
+
+    def adopt(self, expected: Expected) -> None:
+        """Take charge of a lease that its owner has open."""
         with self._lock:
-            self._ways[lease_id] = _Way(opened, give_back)
-            self._table.open(lease_id, copied=opened.copied)
+            self._ways[expected.lease_id] = expected.way
+            self._table.enter(expected.lease_id, expected.lease)
 
     def watch(self, lease_id: str, name: str, view: memoryview) -> weakref.ref[memoryview] | None:
         """Learn when the last tensor over ``view`` is gone; the caller may ask the reference.
@@ -111,13 +124,17 @@ class Returner:
         ``name`` is that of a column, which is watched once. None where the lease is not open
         any more: then nobody may view its memory.
         """
+        with self._lock:
+            if not self._table.viewed(lease_id, name):
+                return None
+        return self.watch_ahead(lease_id, name, view)
+
+    def watch_ahead(self, lease_id: str, name: str, view: memoryview) -> weakref.ref[memoryview]:
+        """Do so for a lease that is adopted later, or never."""
 
         def gone() -> None:
             self._put(lambda: self._apply(lambda: self._table.view_gone(lease_id, name)))
 
-        with self._lock:
-            if not self._table.viewed(lease_id, name):
-                return None
         weakref.finalize(view, gone).atexit = False
         return weakref.ref(view)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from teacher_logits.terms import StepGrant
+    from teacher_logits_client.batch import Batch
     from teacher_logits_client.reader import OpenedLease
 
 _MOST = 4096
@@ -14,10 +15,11 @@ _MOST = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedGrant:
-    """A grant, with its leases opened where that was done ahead."""
+    """A grant, with its leases opened, and the batch of them, where that was done ahead."""
 
     grant: StepGrant
     leases: tuple[OpenedLease, ...] | None = None
+    batch: Batch | None = None
 
 
 class StepSource(Protocol):
@@ -34,8 +36,14 @@ class StepSource(Protocol):
     def finish(self, step: int) -> None:
         """Note that a step that was taken is open, or given back."""
 
-    def read_ahead(self) -> None:
-        """Take in what came meanwhile, and wait for nothing."""
+    def take_ready(self, step: int) -> Batch | None:
+        """Return a step's batch if it was made ahead; never waits."""
+
+    def read_ahead(self, step: int) -> None:
+        """Have the steps behind one that is being closed come, and open those that have.
+
+        Waits for nothing.
+        """
 
     def put_back(self, grant: StepGrant) -> None:
         """Keep a grant that could not be opened in time, for the next who asks."""

@@ -119,7 +119,7 @@ class StudentProfile:
         vocabulary_size: ids this side's head can take; 0 where not given.
         vocabulary_policy: ``strict`` refuses differing sizes, ``truncate`` has the
             teacher's columns beyond ``vocabulary_size`` masked before selection.
-        top_k: entries a position.
+        top_k: entries a position, at least: registered payloads have what was published.
         temperatures: besides temperature 1, which is always there; four at most. A number
             alone is a tuple of one.
         columns: columns that this side cannot do without.

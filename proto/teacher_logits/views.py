@@ -31,6 +31,7 @@ class SessionView:
         unresponsive   its process is stopped, by a signal or a debugger
         silent         has no line, and missed a renewal
         closed         takes no new leases; those that are out are awaited
+        died           its process is gone, and a child of that holds its line and leases
         ended          only room in quarantine is left of it
     """
 
@@ -71,7 +72,8 @@ class LeaseView:
 class StepView:
     """One step of a published teacher that is not retired.
 
-    ``stage`` is ``open``, ``complete`` or ``lost``. ``waits_for`` names the first of the
+    ``stage`` is ``open``, ``complete`` or ``lost``; or ``deserted``, where all publishers and
+    students have left its teacher, and it goes after a while. ``waits_for`` names the first of the
     ``waiting_ranks`` that have not read it, as ``student:rank``.
     """
 

@@ -11,7 +11,7 @@ of its process:
     hang-up, process ended      nobody who inherited the line is left: its room is free
     hang-up, process alive      somebody may still read: quarantine; its end is told as well
     we hang up ourselves        the same, as no hang-up of theirs was seen
-    process ended, no hang-up   nothing: a forked child may hold the line, and read
+    process ended, no hang-up   a forked child holds the line, and may read: that is told too
 """
 
 from __future__ import annotations
@@ -76,6 +76,8 @@ class Broker:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.epoll()
         self._leaving = Leaving(self._poll)
+        #: Those that have said hello and not ended.
+        self._living = Leaving(self._poll)
         #: Processes that let go of a line, with room left in quarantine.
         self._doubted = Leaving(self._poll)
         self._poll.register(self._gate, select.EPOLLIN)
@@ -84,10 +86,7 @@ class Broker:
         self._thread.start()
 
     def stop(self) -> None:
-        """Close every line and join the thread; the desk hears nothing of it.
-
-        Doing so twice is fine, and so is stopping one that never started.
-        """
+        """Close every line and join the thread, unseen by the desk; with none, or again, fine."""
         with self._waking:
             if not self._is_open:
                 return
@@ -101,8 +100,6 @@ class Broker:
         self._leaving.close()
         self._doubted.close()
         self._open.clear()
-        self._by_session.clear()
-        self._strangers.clear()
         self._gate.close()
         self._poll.close()
         os.close(self._wake)
@@ -138,6 +135,8 @@ class Broker:
                         return
                 elif fd == self._gate.fileno():
                     self._accept()
+                elif fd in self._living:
+                    self._desk.process_died(self._living.take(fd))
                 elif fd in self._leaving:
                     self._end(self._leaving.take(fd), process_alive=False)
                 elif fd in self._doubted:
@@ -153,8 +152,8 @@ class Broker:
             return
         connection, peer = came
         fd = connection.fileno()
-        outbox = Outbox(connection)
-        self._open[fd] = OpenLine(line=Line(peer=peer), socket=connection, outbox=outbox)
+        line = Line(peer=peer)
+        self._open[fd] = OpenLine(line=line, socket=connection, outbox=Outbox(connection))
         self._strangers[fd] = self._clock.now() + self._hello_seconds
         self._poll.register(fd, _READABLE)
 
@@ -198,6 +197,7 @@ class Broker:
         if was_stranger and line.session_id:
             self._strangers.pop(each.socket.fileno(), None)
             self._by_session[line.session_id] = each
+            self._living.add_for_good(line)
         self._deliver()
         if self._open.get(each.socket.fileno()) is each:
             self._send(each, answer)
@@ -263,12 +263,14 @@ class Broker:
             self._leaving.add(line, is_exiting=exiting, now=self._clock.now())
 
     def _hang_up(self, each: OpenLine) -> None:
+        each.line.is_cut = True
         self._end(self._close(each), process_alive=True)
 
     def _close(self, each: OpenLine) -> Line:
         fd = each.socket.fileno()
         del self._open[fd]
         self._by_session.pop(each.line.session_id, None)
+        self._living.discard(each.line.peer.pidfd)
         self._strangers.pop(fd, None)
         self._poll.unregister(fd)
         each.outbox.close()

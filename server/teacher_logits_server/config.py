@@ -189,7 +189,8 @@ def _check_numbers(config: ServerConfig) -> None:
 def _check_times(config: ServerConfig) -> None:
     for name, _, _ in settings_of(TimeSettings):
         value: timedelta = getattr(config, name)
-        if value < timedelta(0) or (not value and name != "drain_grace"):
+        may_be_none = name in ("drain_grace", "keep_deserted")
+        if value < timedelta(0) or (not value and not may_be_none):
             raise _refuse(name, span_text(value), "must be longer than nothing")
         if value > MAX_SPAN:
             rule = f"must be at most {MAX_SPAN.days} days"

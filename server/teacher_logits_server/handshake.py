@@ -1,18 +1,7 @@
-"""Sessions under the ledger's lock: the handshake, the signs of life, the end.
+"""Sessions under the ledger's lock: the handshake, the signs of life, the client's own close.
 
-A base of ``ledger.Ledger``, over ``stepping``. Publishers have sessions as students do. Every
-id is checked for its epoch first, so that one of an older server says so. What becomes of room
-when its session ends depends on what is known of the readers:
-
-    streamed                          freed; a stream under way keeps its room till it stops
-    shares memory, process died and
-      its line ended                  freed: nobody who inherited its mappings is left
-    shares memory, line ended while
-      it lives                        quarantined, until it is returned or the process ends
-    shares memory, its TTL passed     quarantined, until it is returned after all
-    shares memory, session closed     kept, until it is returned or one of the above
-
-A publisher that dies loses what nobody has leased; one that closes its session leaves it all.
+A base of ``ledger.Ledger``, over ``ending``. Publishers have sessions as students do. Every
+id is checked for its epoch first, so that one of an older server says so.
 """
 
 from __future__ import annotations
@@ -23,10 +12,9 @@ from teacher_logits import keys
 from teacher_logits.errors import UnknownTeacherError
 from teacher_logits.terms import SessionTerms
 from teacher_logits.transport import Transport
-from teacher_logits_server.leases import Doubt
-from teacher_logits_server.sessions import Phase, Session, Sessions
-from teacher_logits_server.settlement import Line, line_lost
-from teacher_logits_server.stepping import Stepping
+from teacher_logits_server.ending import Ending
+from teacher_logits_server.sessions import Phase, Session
+from teacher_logits_server.settlement import Line
 from teacher_logits_server.views import describe_session
 
 if TYPE_CHECKING:
@@ -39,7 +27,7 @@ if TYPE_CHECKING:
     from teacher_logits_server.settlement import Page
 
 
-class Handshake(Stepping):
+class Handshake(Ending):
     """Sessions, shared by threads.
 
     Args:
@@ -75,12 +63,8 @@ class Handshake(Stepping):
             offered=offered if local_secret else offered - {Transport.LOCAL},
         )
         self.engine_teacher = teacher
-        self._limits = limits
         self._local_secret = local_secret
         self._extra_checks = extra_checks
-        self._sessions = Sessions(
-            ttl=limits.session_ttl, opening_ttl=limits.opening_ttl, limit=limits.max_sessions
-        )
 
     def check_hello(self, session_id: str, nonce: bytes) -> None:
         """Let a broker line speak for a session; its nonce is good for one line.
@@ -145,49 +129,6 @@ class Handshake(Stepping):
             else:
                 self._drop_if_done(session)
 
-    def line_ended(self, session_id: str, *, process_alive: bool) -> bool:
-        """Learn that the last holder of a session's line let go of it.
-
-        Where readers share memory, the session ends: with their process dead as well its room
-        is free, and while that lives it is in quarantine. Returns whether some is: then the end
-        of the process is of interest, see ``process_ended``.
-        """
-        with self._step():
-            session = self._sessions.find(session_id)
-            if session is None or session.line is None:
-                return False
-            session.line = None
-            if session.phase is Phase.OPENING:
-                session.line_refusal = line_lost()
-            elif session.shares_memory:
-                self._end(session, doubt=Doubt.LINE_ENDED if process_alive else None)
-                return bool(self._lending.leases.of_session(session_id))
-            else:
-                session.proof = session.proof.without_line()
-            return False
-
-    def process_ended(self, session_id: str) -> None:
-        """Learn that the process behind a line ended after the line's last holder let go of it.
-
-        That is all the proof there is, and what was in quarantine for want of it is free.
-        """
-        with self._step():
-            session = self._sessions.find(session_id)
-            if session is None or session.phase is not Phase.ENDED:
-                return
-            for lease in self._lending.leases.of_session(session_id):
-                if lease.doubt is Doubt.LINE_ENDED:
-                    self._take_back(lease, returned=False)
-            self._drop_if_done(session)
-
-    def sweep(self) -> list[str]:
-        """End the sessions whose time has passed; return their ids."""
-        with self._step() as now:
-            lapsed = self._sessions.lapse(now=now)
-            for session in lapsed:
-                self._end(session, doubt=Doubt.TTL_PASSED if session.shares_memory else None)
-            return [session.session_id for session in lapsed]
-
     @property
     def teacher(self) -> TeacherProfile:
         """What the server's engine says of itself.
@@ -233,31 +174,6 @@ class Handshake(Stepping):
         """Return a settled session, and note that its client gave a sign of life."""
         keys.check_epoch(session_id, self.epoch, what="session")
         return self._sessions.hear(session_id, now=now)
-
-    def _end(self, session: Session, *, doubt: Doubt | None = None) -> None:
-        """End a session and each of its leases; readers in doubt keep their room."""
-        session.phase = Phase.ENDED
-        self._end_publisher(session, in_good_order=False)
-        for lease in self._lending.leases.of_session(session.session_id):
-            if doubt is not None and not lease.streams:
-                if not lease.quarantined:
-                    self._doubt(lease, doubt)
-            else:
-                self._take_back(lease, returned=False)
-        self._drop_if_done(session)
-
-    def _drop_if_done(self, session: Session) -> None:
-        """Forget a session that nothing can happen to any more."""
-        has_leases = bool(self._lending.leases.of_session(session.session_id))
-        if session.phase is Phase.ENDED or (session.phase is Phase.CLOSED and not has_leases):
-            self._end_reader(session)
-        if has_leases:
-            return
-        if session.phase is Phase.CLOSED and session.line is None:
-            session.phase = Phase.ENDED
-        if session.phase is Phase.ENDED:
-            self._mail.forget(session.session_id)
-            self._sessions.drop(session)
 
     def _terms(self, session: Session) -> SessionTerms:
         limits = self._limits

@@ -1,8 +1,9 @@
-"""Leaving: lines that hung up while their process lived, until its end shows.
+"""Leaving: lines whose process is watched, for its end shows on its pidfd.
 
-A dying process closes its sockets a moment before its end shows on its pidfd. So a line that
+Those that hung up while it lived: a dying process closes its sockets a moment before its end shows on its pidfd. So a line that
 hangs up is looked at once more: by the pidfd's word, or when the grace is over. Where room went
-into quarantine with it, its process is watched on, for as long as that lives.
+into quarantine with it, its process is watched on, for as long as that lives. And those that
+have not ended: a child may hold the line of a process that is no more.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ UNKNOWN_GRACE_SECONDS = 2.0
 
 
 class Leaving:
-    """Lines on their way out, by the pidfd that the selector watches."""
+    """Lines, by the pidfd that the selector watches."""
 
     def __init__(self, poll: select.epoll) -> None:
         self._poll = poll
@@ -44,7 +45,9 @@ class Leaving:
         self._poll.register(line.peer.pidfd, select.EPOLLIN)
 
     def add_for_good(self, line: Line) -> None:
-        """Watch the process of a line for as long as it lives."""
+        """Watch the process of a line for as long as it lives, where one is known."""
+        if not line.peer.is_proven:
+            return
         self._lines[line.peer.pidfd] = (line, math.inf)
         self._poll.register(line.peer.pidfd, select.EPOLLIN)
 
@@ -53,6 +56,11 @@ class Leaving:
         line, _ = self._lines.pop(pidfd)
         self._poll.unregister(pidfd)
         return line
+
+    def discard(self, pidfd: int) -> None:
+        """Watch a process no more, if it was."""
+        if pidfd in self._lines:
+            self.take(pidfd)
 
     def take_late(self, now: float) -> list[Line]:
         """Return the lines whose grace is over, and watch them no more."""

@@ -157,6 +157,13 @@ class Lending:
         """Say whether a payload has a lease."""
         return self._registry.is_leased(payload_id)
 
+    def is_written_again(self, sealed: Sealed) -> bool:
+        """Say whether a payload's room will be somebody else's, once it is free.
+
+        It will not in the slab of a publisher that is gone: what is read there stays as it is.
+        """
+        return not sealed.owner or not self.relays.is_dropped(sealed.extent.slab_id)
+
     def retire(self, payload_id: str) -> None:
         """Give no new lease on a registered payload."""
         sealed = self._registry.held(payload_id)

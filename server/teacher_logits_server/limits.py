@@ -48,5 +48,9 @@ class Limits(Protocol):
         """Share of the budget in quarantine above which new payloads are refused."""
 
     @property
+    def keep_deserted(self) -> timedelta:
+        """How long steps are kept of a teacher that all its publishers and readers have left."""
+
+    @property
     def keep_steps(self) -> int:
         """Most steps kept of a published teacher; 0 for all that are not consumed."""

@@ -45,12 +45,14 @@ class Packet(NamedTuple):
 class Line:
     """One connection. ``session_id`` is empty until the desk has accepted its hello.
 
-    ``takes_descriptors`` is the desk's to set: packets may then bring one.
+    ``takes_descriptors`` is the desk's to set: packets may then bring one. ``is_cut`` once the
+    broker has hung up: then somebody may hold the other end.
     """
 
     peer: Peer
     session_id: str = ""
     takes_descriptors: bool = False
+    is_cut: bool = False
 
     @property
     def facts(self) -> dict[str, int | str]:
@@ -83,6 +85,9 @@ class Desk(Protocol):
 
     def line_ended(self, line: Line, *, process_alive: bool) -> bool:
         """Learn that the line of a session has ended; return whether room is in doubt with it."""
+
+    def process_died(self, line: Line) -> None:
+        """Learn that the process behind a line is gone, and that a child of its holds the line."""
 
     def process_ended(self, line: Line) -> None:
         """Learn that the process behind a line that ended is gone too."""

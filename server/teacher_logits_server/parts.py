@@ -6,6 +6,9 @@ Pure. A step is cut into parts, one a shard; a part's life:
                    |                  `-- its writer died unread --> lost --reserve--> reserved
                    `-- abandon --> nothing
 
+A writer that dies while its part is leased leaves an orphan, which can be had until its last
+lease comes back, and is lost then; the same rows written again take its place.
+
 Promises: the parts of a step never share a row, so that it is complete once its sealed rows
 are as many as its real ones.
 """
@@ -72,6 +75,7 @@ class Part:
     claim: Claim
     is_sealed: bool = False
     is_lost: bool = False
+    is_orphan: bool = False
     valid_count: int | None = None
     digest: str = ""
     #: A second writing of the same rows under way, to be compared.

@@ -52,6 +52,8 @@ class Published:
     profile: TeacherProfile
     steps: Steps
     members: dict[int, Member] = field(default_factory=dict)
+    #: When a publisher or a student left last, in seconds of the ledger's clock.
+    left_at: float = 0.0
 
     @property
     def global_batch_size(self) -> int:
@@ -76,6 +78,11 @@ class Published:
     def is_deserted(self) -> bool:
         """Whether no publisher and no student is there."""
         return self.steps.seats.is_empty and all(m.has_closed for m in self.members.values())
+
+    @property
+    def is_left_over(self) -> bool:
+        """Whether it was read, and is deserted: what is left waits for nobody who is known."""
+        return self.is_deserted and self.steps.seats.were_taken
 
 
 class Publishers:
@@ -179,6 +186,17 @@ class Publishers:
             member.has_closed = True
         else:
             del published.members[member.shard]
+
+    def note_left(self, teacher_id: str, *, now: float) -> None:
+        """Learn that a publisher or a student of a teacher has left."""
+        published = self._published.get(teacher_id)
+        if published is not None:
+            published.left_at = now
+            self.forget_if_over(teacher_id)
+
+    def left_over(self, *, since: float) -> list[Published]:
+        """Return the teachers that were read, and deserted at that time or before."""
+        return [each for each in self if each.is_left_over and each.left_at <= since]
 
     def forget_if_over(self, teacher_id: str) -> None:
         """Forget a teacher of which nobody and nothing is left."""

@@ -101,7 +101,7 @@ class Reading(Sealing):
         with self._step() as now:
             session = self._sessions.find(session_id)
             over = session is None or self._sessions.is_over(session, now=now)
-            if session is None or over or session.phase in (Phase.OPENING, Phase.CLOSED):
+            if session is None or over or session.phase not in (Phase.LOCAL, Phase.REMOTE):
                 return []
             published = self._publishers.find(session.teacher_id)
             due: list[Mail | None] = [self._mail.take_gone(session_id)]

@@ -11,7 +11,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from teacher_logits import keys
-from teacher_logits.errors import LeaseLostError, SessionExpiredError
+from teacher_logits.errors import (
+    LeaseLostError,
+    NotAllowedError,
+    SessionExpiredError,
+    UnknownTeacherError,
+)
 from teacher_logits.views import Reclaimed
 from teacher_logits_server.reading import Reading
 from teacher_logits_server.sessions import Phase
@@ -69,6 +74,32 @@ class Reclaiming(Reading):
                     facts={"lease_id": lease_id[:128]},
                 )
             return self._reclaim([lease])
+
+    def reclaim_teacher(self, teacher_id: str) -> Reclaimed:
+        """Retire what is left of a published teacher that everybody has left.
+
+        What is leased of it, or in quarantine, keeps its room until that ends.
+
+        Raises:
+            UnknownTeacherError: no teacher of that name is published.
+            NotAllowedError: publishers or students of it are there.
+        """
+        with self._step():
+            published = self._publishers.find(teacher_id)
+            if published is None:
+                raise UnknownTeacherError(
+                    f"no teacher {teacher_id[:128]!r} is published here, or nothing is left of it",
+                    facts={"teacher_id": teacher_id[:128]},
+                )
+            if not published.is_deserted:
+                raise NotAllowedError(
+                    f"teacher {teacher_id!r} has publishers or students: end their sessions first "
+                    "(--reclaim s-...)",
+                    facts={"teacher_id": teacher_id},
+                )
+            before = self._lending.freed_bytes
+            self._clear_away(published)
+            return Reclaimed(freed_bytes=self._lending.freed_bytes - before)
 
     def reclaim_quarantined(self) -> Reclaimed:
         """End every lease in quarantine."""

@@ -187,6 +187,11 @@ class Relays:
             raise ValueError(f"extent {extent} is not in use")
         relay.quarantined.add(extent.slot)
 
+    def is_dropped(self, slab_id: str) -> bool:
+        """Say whether nobody will write to a slab any more."""
+        relay = self._relays.get(slab_id)
+        return relay is None or relay.is_dropped
+
     def check_quarantine(self, session_id: str, *, most: float, retry_after: timedelta) -> None:
         """Refuse new payloads of a publisher of whose slabs too much is in quarantine.
 

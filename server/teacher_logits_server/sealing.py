@@ -3,7 +3,8 @@
 A base of ``ledger.Ledger``, over ``publishing``.
 
 Promises: what is sealed does not change: the same rows again are fine where the bytes are the
-same, and refused otherwise. A refused seal ends its reservation, and its room is the writer's
+same, and refused otherwise; where the first is an orphan, they take its place for readers yet
+to come. A refused seal ends its reservation, and its room is the writer's
 again.
 """
 
@@ -99,6 +100,10 @@ class Sealing(Publishing):
                 self._end_reservation(published, payload_id)
                 raise
             if part is not None and part.repeat is not None:
+                if part.is_orphan:
+                    self._seal(session, draft, extent, bad_row_count)
+                    self._lending.retire(published.steps.succeed(payload_id))
+                    return
                 published.steps.accept_repeat(payload_id, session_id)
                 self._end_draft(payload_id)
                 if not draft.streams:

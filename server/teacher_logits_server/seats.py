@@ -36,6 +36,8 @@ class Seats:
         self._students: dict[str, _Student] = {}
         self._by_session: dict[str, Seat] = {}
         self._highest_asked = -1
+        #: Whether anybody has ever read here.
+        self.were_taken = False
 
     @property
     def is_empty(self) -> bool:
@@ -80,6 +82,7 @@ class Seats:
         number = min(free) if free else taken[0].number
         seat = Seat(student_id=student.student_id, rank=rank, number=number)
         known.seats[session_id] = self._by_session[session_id] = seat
+        self.were_taken = True
 
     def of(self, session_id: str) -> Seat | None:
         """Return a reader's seat; None where it has none, or has left it."""

@@ -8,7 +8,8 @@ session's life:
        |                  |
        | opening_ttl      | close      LOCAL, REMOTE with memory --close--> CLOSED: no new leases,
        v                  v                and its room stays until it is returned or the end
-     ENDED <-- line ends, TTL passes
+     ENDED <-- line ends, TTL passes   LOCAL, CLOSED --process dies, line does not end--> DIED:
+                                           likewise, and it reads no step any more
 
 Promises: an ended session never comes back, whoever renews it; a TTL counts from the moment
 it passed and not from the sweep that finds it; a nonce is shown once; an open that is
@@ -48,7 +49,13 @@ class Phase(enum.Enum):
     LOCAL = "local"
     REMOTE = "remote"
     CLOSED = "closed"
+    DIED = "died"
     ENDED = "ended"
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether there are no new leases, and those that are out are awaited."""
+        return self in (Phase.CLOSED, Phase.DIED)
 
 
 @dataclass(kw_only=True)
@@ -188,7 +195,7 @@ class Sessions:
             SessionExpiredError: it has, or was never there.
         """
         session = self._sessions.get(session_id)
-        if session is None or session.phase is Phase.CLOSED or self.is_over(session, now=now):
+        if session is None or session.phase.is_leaving or self.is_over(session, now=now):
             raise SessionExpiredError(
                 f"session {session_id[:128]!r} has ended, and is never revived: open a new one",
                 facts={"session_id": session_id[:128]},
@@ -218,7 +225,7 @@ class Sessions:
 
     def note(self, session: Session, *, now: float) -> None:
         """Note a sign of life of a session in whatever phase; it revives none."""
-        if session.phase is not Phase.CLOSED and not self.is_over(session, now=now):
+        if not session.phase.is_leaving and not self.is_over(session, now=now):
             session.heard_at = now
 
     def show_nonce(self, session_id: str, nonce: bytes, *, now: float) -> None:
@@ -255,7 +262,7 @@ class Sessions:
         """
         if session.phase in (Phase.LOCAL, Phase.REMOTE) and session.shares_memory:
             session.phase = Phase.CLOSED
-        elif session.phase is not Phase.CLOSED:
+        elif not session.phase.is_leaving:
             session.phase = Phase.ENDED
         return session.phase is Phase.ENDED
 

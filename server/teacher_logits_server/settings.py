@@ -243,6 +243,13 @@ class TimeSettings:
         "longest that a call waits in the server, whatever its own deadline, and that a stream "
         "waits for its reader",
     )
+    keep_deserted: timedelta = _set(
+        timedelta(minutes=10),
+        "--keep-deserted",
+        readers.SPAN,
+        "how long the steps of a published teacher are kept for another student once the last of "
+        "its publishers and students has left",
+    )
     drain_grace: timedelta = _set(
         timedelta(seconds=30),
         "--drain-grace",

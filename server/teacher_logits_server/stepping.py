@@ -5,7 +5,7 @@ say what is to happen to a payload (``steps``, ``publishers``), and it happens h
 
     its step is retired           no new lease; its room is free with its last hold
     its publisher died            likewise, and its step is lost, unless somebody has leased it:
-                                  then once that comes back
+                                  then once that comes back and not all have read the step
     a reservation ended           its room, where it had some, is free
 """
 
@@ -62,8 +62,6 @@ class Stepping(Room):
         self._mail = Mail()
         #: Sessions of publishers that are there.
         self._writers: set[str] = set()
-        #: Payloads of dead publishers that somebody has leased.
-        self._orphans: set[str] = set()
 
     # Leases
 
@@ -74,10 +72,16 @@ class Stepping(Room):
         self._note_end(lease, teacher, returned=returned)
 
     def _doubt(self, lease: Lease, doubt: Doubt) -> None:
-        """Keep the room of a lease whose reader is gone and not proven gone."""
-        teacher = self._lending.sealed(lease).payload.teacher_id
+        """Keep the room of a lease whose reader is gone and not proven gone.
+
+        Not where nobody will write to it again: such a reader finds what it has always read.
+        """
+        sealed = self._lending.sealed(lease)
+        if not self._lending.is_written_again(sealed):
+            self._take_back(lease, returned=False)
+            return
         self._lending.quarantine(lease, doubt)
-        self._note_end(lease, teacher, returned=False)
+        self._note_end(lease, sealed.payload.teacher_id, returned=False)
 
     def _note_end(self, lease: Lease, teacher_id: str, *, returned: bool) -> None:
         grant = self._grants.end(lease.lease_id, returned=returned)
@@ -87,7 +91,9 @@ class Stepping(Room):
         if grant is not None and grant.seat is not None:
             published.steps.consume(grant.step, grant.seat)
             self._carry_out(published)
-        if lease.payload_id in self._orphans and not self._lending.is_leased(lease.payload_id):
+        part = published.steps.part_of(lease.payload_id)
+        is_orphan = part is not None and part.is_orphan
+        if is_orphan and not self._lending.is_leased(lease.payload_id):
             self._lose(published, lease.payload_id)
             self._carry_out(published)
 
@@ -213,7 +219,6 @@ class Stepping(Room):
         """Do to the payloads what the steps' table has decided, and tell who waits."""
         changes = published.steps.take_changes()
         for payload_id in changes.retired:
-            self._orphans.discard(payload_id)
             self._lending.retire(payload_id)
         for payload_id in changes.lapsed:
             self._end_draft(payload_id)
@@ -247,7 +252,6 @@ class Stepping(Room):
             self._lending.give_back(extent)
 
     def _lose(self, published: Published, payload_id: str) -> None:
-        self._orphans.discard(payload_id)
         published.steps.lose(payload_id)
         self._lending.retire(payload_id)
 
@@ -263,13 +267,13 @@ class Stepping(Room):
                 published.steps.abandon(claim.payload_id)
                 self._end_draft(claim.payload_id)
             elif not in_good_order and self._lending.is_leased(claim.payload_id):
-                self._orphans.add(claim.payload_id)
+                published.steps.orphan(claim.payload_id)
             elif not in_good_order:
                 self._lose(published, claim.payload_id)
         self._publishers.leave(session.teacher_id, session_id, in_good_order=in_good_order)
         self._lending.relays.leave(session_id)
         self._carry_out(published)
-        self._publishers.forget_if_over(session.teacher_id)
+        self._publishers.note_left(session.teacher_id, now=self._clock.now())
         self._news.teachers_changed = True
 
     def _end_reader(self, session: Session) -> None:
@@ -278,4 +282,10 @@ class Stepping(Room):
         if published is not None and not session.is_publisher:
             published.steps.leave(session.session_id)
             self._carry_out(published)
-            self._publishers.forget_if_over(session.teacher_id)
+            self._publishers.note_left(session.teacher_id, now=self._clock.now())
+
+    def _clear_away(self, published: Published) -> None:
+        """Retire all that is left of a teacher that everybody has left."""
+        published.steps.retire_all()
+        self._carry_out(published)
+        self._publishers.forget_if_over(published.profile.teacher_id)

@@ -11,10 +11,10 @@ comes back while anybody is there. What follows for payloads is told once, by
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import PayloadRetiredError
+from teacher_logits_server.changes import ChangeLog
 from teacher_logits_server.parts import Claim, Part, Seat, Stage, Step
 from teacher_logits_server.retired import RetiredSteps
 from teacher_logits_server.seats import Seats
@@ -22,19 +22,7 @@ from teacher_logits_server.seats import Seats
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-
-@dataclass(frozen=True, kw_only=True)
-class Changes:
-    """What became of payloads: those of retired steps, and reservations that ended with them.
-
-    ``decided`` are the steps of which whoever waits can be told now. ``is_news``: whoever waits
-    for room should look again.
-    """
-
-    retired: tuple[str, ...]
-    lapsed: tuple[str, ...]
-    decided: tuple[int, ...]
-    is_news: bool
+    from teacher_logits_server.changes import Changes
 
 
 class Steps:
@@ -53,10 +41,7 @@ class Steps:
         self._by_request: dict[tuple[str, str], Claim] = {}
         self._retired = RetiredSteps()
         self._highest_complete = -1
-        self._told_retired: list[str] = []
-        self._told_lapsed: list[str] = []
-        self._decided: list[int] = []
-        self._is_news = False
+        self._changes = ChangeLog()
 
     def __iter__(self) -> Iterator[Step]:
         return iter(sorted(self._steps.values(), key=lambda step: step.number))
@@ -91,15 +76,7 @@ class Steps:
 
     def take_changes(self) -> Changes:
         """Return what became of payloads since this was last asked."""
-        changes = Changes(
-            retired=tuple(self._told_retired),
-            lapsed=tuple(self._told_lapsed),
-            decided=tuple(self._decided),
-            is_news=self._is_news,
-        )
-        self._told_retired, self._told_lapsed, self._decided = [], [], []
-        self._is_news = False
-        return changes
+        return self._changes.take()
 
     def begin_anew(self) -> None:
         """Forget which steps were retired or lost, so that they may come again."""
@@ -158,12 +135,12 @@ class Steps:
         if part is None or part.is_sealed:
             raise ValueError(f"payload {payload_id} is not reserved")
         part.is_sealed, part.valid_count, part.digest = True, valid_count, digest
-        self._is_news = True
+        self._changes.is_news = True
         step = self._steps[part.claim.step]
         if step.stage is not Stage.COMPLETE:
             return
         self._highest_complete = max(self._highest_complete, step.number)
-        self._decided.append(step.number)
+        self._changes.decided.append(step.number)
         self._retire_if_read(step)
         if self._keep:
             kept_from = self._highest_complete - self._keep + 1
@@ -193,20 +170,42 @@ class Steps:
             del step.parts[part.claim.shard]
             if not step.parts:
                 self._drop(step)
-            self._is_news = True
+            self._changes.is_news = True
+
+    def orphan(self, payload_id: str) -> None:
+        """Learn that a sealed part lasts as long as it is leased, since its writer died."""
+        self._parts[payload_id].is_orphan = True
+
+    def succeed(self, payload_id: str) -> str:
+        """Have a repeat that is the same take the place of an orphan; return the orphan's id.
+
+        Who reads the orphan reads on; whoever comes reads its successor.
+        """
+        part = self._parts[payload_id]
+        orphan = part.claim
+        if part.repeat is None or not part.is_orphan:
+            raise ValueError(f"payload {payload_id} repeats no orphan")
+        self._forget_claim(orphan)
+        part.claim, part.repeat, part.is_orphan = part.repeat, None, False
+        return orphan.payload_id
 
     def lose(self, payload_id: str) -> None:
-        """Learn that a sealed part is gone. A repeat under way takes its place."""
+        """Learn that a sealed part is gone. A repeat under way takes its place.
+
+        Where all have read its step, that is retired: it lacks nothing that anybody waits for.
+        """
         part = self._parts.get(payload_id)
         if part is None or not part.is_sealed or part.claim.payload_id != payload_id:
             return
+        part.is_orphan = False
         if part.repeat is not None:
             self._forget_claim(part.claim)
             part.claim, part.repeat, part.is_sealed = part.repeat, None, False
         else:
             part.is_lost = True
-            self._decided.append(part.claim.step)
-        self._is_news = True
+            self._changes.decided.append(part.claim.step)
+        self._changes.is_news = True
+        self._retire_if_read(self._steps[part.claim.step])
 
     def claims_of(self, session_id: str) -> list[tuple[Claim, bool]]:
         """Return what a session reserved, and whether it is sealed and still there."""
@@ -270,20 +269,22 @@ class Steps:
                 yield step
 
     def _retire_if_read(self, step: Step) -> None:
-        if step.stage is Stage.COMPLETE and self.seats.have_read(step):
+        # One that somebody has read was complete, whatever it has lost since.
+        was_there = step.stage is not Stage.OPEN or step.consumed
+        if was_there and self.seats.have_read(step):
             self._retire(step)
 
     def _retire(self, step: Step) -> None:
         for part in step.parts.values():
             if part.repeat is not None:
-                self._told_lapsed.append(part.repeat.payload_id)
+                self._changes.lapsed.append(part.repeat.payload_id)
             if not part.is_lost:
-                told = self._told_retired if part.is_sealed else self._told_lapsed
+                told = self._changes.retired if part.is_sealed else self._changes.lapsed
                 told.append(part.claim.payload_id)
         self._drop(step)
         self._retired.add(step.number)
-        self._decided.append(step.number)
-        self._is_news = True
+        self._changes.decided.append(step.number)
+        self._changes.is_news = True
 
     def _drop(self, step: Step) -> None:
         for part in step.parts.values():

@@ -94,10 +94,11 @@ def describe_session(session: Session) -> dict[str, str | int]:
 def _view_steps(published: Published) -> Iterator[StepView]:
     for step in published.steps:
         waiting = published.steps.seats.waited_for(step)
+        stage = "deserted" if published.is_left_over else step.stage.value
         yield StepView(
             teacher_id=published.profile.teacher_id,
             step=step.number,
-            stage=step.stage.value,
+            stage=stage,
             sealed_rows=step.sealed_rows,
             real_rows=step.real_rows,
             waiting_ranks=sum(map(len, waiting.values())),
@@ -139,9 +140,9 @@ def _view_lease(lease: Lease, size_bytes: int, now: float) -> LeaseView:
 
 def _state(session: Session, *, silent: bool) -> str:
     """Return how a session is, as far as the tables know; see ``SessionView``."""
-    words = {Phase.OPENING: "opening", Phase.CLOSED: "closed", Phase.ENDED: "ended"}
-    is_silent = silent and session.liveness == "ttl"
-    return words.get(session.phase, "silent" if is_silent else "alive")
+    if session.phase in (Phase.LOCAL, Phase.REMOTE):
+        return "silent" if silent and session.liveness == "ttl" else "alive"
+    return session.phase.value
 
 
 def _view_session(

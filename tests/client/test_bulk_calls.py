@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import grpc
 import pytest
 
-from teacher_logits.errors import DeadlinePassedError, StreamBrokenError
+from teacher_logits.errors import DeadlinePassedError, SessionExpiredError, StreamBrokenError
 from teacher_logits_client.calls import Calls
 from teacher_logits_client.config import parse_address
 
@@ -87,7 +87,7 @@ def test_a_client_closed_by_another_thread_ends_a_stream_that_waits(calls: Calls
     assert next(stream) == b"first"
     closing = threading.Thread(target=calls.close)
     closing.start()
-    with pytest.raises(CancelledError, match="the stream of lease l was cancelled"):
+    with pytest.raises(SessionExpiredError, match="session s was closed by this client"):
         next(stream)
     closing.join(PATIENCE)
     assert not closing.is_alive()

@@ -20,7 +20,15 @@ from tests.client.publishing import (
 )
 
 import teacher_logits_client as tl
-from teacher_logits.errors import AlignmentError, PayloadInvalidError, PayloadRetiredError
+from teacher_logits.errors import (
+    AlignmentError,
+    ChecksumError,
+    PayloadInvalidError,
+    PayloadRetiredError,
+)
+from teacher_logits_client import uploads
+from teacher_logits_client.calls.registry import chunk
+from teacher_logits_client.fallback import MAX_STREAM_TRIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -143,3 +151,35 @@ def test_a_step_that_its_reader_refused_is_there_until_it_was_read(
         assert session._returner.wait(LONG)
         with pytest.raises(PayloadRetiredError):
             session.acquire(step=0, timeout=LONG)
+
+
+@pytest.mark.parametrize("flaws", [1, 9])
+def test_a_chunk_that_changes_on_the_way_is_sent_again_and_not_for_ever(
+    client: tl.Client, monkeypatch: pytest.MonkeyPatch, flaws: int
+) -> None:
+    ids, lengths, logits = some_rows(0)
+    name = next(names)
+    left = [flaws]
+
+    def flawed(data: memoryview, offset_bytes: int) -> bytes:
+        message = bytearray(chunk(data, offset_bytes))
+        if left[0]:
+            left[0] -= 1
+            message[-1] ^= 1
+        return bytes(message)
+
+    with client.open_publisher(a_teacher(name), transports=("stream",)) as publisher:
+        draft = publisher.reserve(0, input_ids=ids, lengths=lengths)
+        tl.select_top_k(logits, out=draft)
+        monkeypatch.setattr(uploads, "chunk", flawed)
+        if flaws > MAX_STREAM_TRIES:
+            with pytest.raises(ChecksumError, match="go on from byte 0"):
+                draft.seal(timeout=LONG)
+            return
+        draft.seal(timeout=LONG)
+        with (
+            client.open_session(a_student(name)) as session,
+            session.acquire(step=0, input_ids=ids, lengths=lengths, timeout=LONG) as batch,
+        ):
+            wanted: Selection = expected(ids, lengths, logits)  # type: ignore[assignment]
+            assert torch.equal(batch.columns["topk_ids"], wanted.topk_ids)

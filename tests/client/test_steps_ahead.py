@@ -1,5 +1,6 @@
 """Steps that lie ahead: read, opened and kept apart from those that are asked for."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -26,6 +27,7 @@ from teacher_logits.terms import Verdict
 from teacher_logits_client.columns import LeasedColumns
 from teacher_logits_client.leased_targets import Made
 from teacher_logits_client.row_columns import Part
+from teacher_logits_client.step_grants import OpenedGrant
 
 if TYPE_CHECKING:
     from teacher_logits_client.line_steps import LineSteps
@@ -46,11 +48,13 @@ def test_what_was_opened_ahead_is_handed_out_as_it_is(tmp_path: Path) -> None:
         leases = [broker.lease(each) for each in shards_of(IDS, (6, 2))]
         broker.send(a_grant(7, leases, real_rows=8))
         source = look_ahead(session)
-        (entry,) = source._ahead._entries.values()
-        assert entry.leases is not None
+        opened = source._mailbox._steps[7]
+        assert isinstance(opened, OpenedGrant)
+        assert opened.leases is not None
         broker.deaf.set()
         with session.acquire(step=7, input_ids=IDS[4:]) as batch:
-            assert batch._payloads[0]._opened is entry.leases[0].memory
+            assert batch is opened.batch
+            assert batch._payloads[0]._opened is opened.leases[0].memory
             broker.deaf.clear()
         returned = {broker.released.get(timeout=LONG) for _ in leases}
         assert returned == {"l-0", "l-1"}
@@ -65,7 +69,51 @@ def test_returns_look_ahead_by_themselves(tmp_path: Path) -> None:
             pass
         assert session._returner.wait(LONG)
 
-        assert list(cast("LineSteps", session._steps._source)._ahead._entries) == [8]
+        source = cast("LineSteps", session._steps._source)
+        assert [opened.grant.step for opened in source._mailbox.take_all_opened()] == [8]
+
+
+def test_a_batch_that_is_closed_has_the_next_one_made(tmp_path: Path) -> None:
+    with local_session(tmp_path, profile=RANK_1) as (session, broker):
+        broker.send(a_grant(7, [broker.lease(shard_of(IDS))], real_rows=8))
+        batch = session.acquire(step=7)
+        broker.send(a_grant(8, [broker.lease(shard_of(IDS, step=8))], real_rows=8))
+        returns_may_go_on = threading.Event()
+        session._returner.later(returns_may_go_on.wait)  # type: ignore[arg-type]
+        batch.close()
+        opened = cast("LineSteps", session._steps._source)._mailbox._steps[8]
+        returns_may_go_on.set()
+
+        assert isinstance(opened, OpenedGrant)
+        with session.acquire(step=8) as batch:
+            assert batch is opened.batch
+
+
+def test_a_batch_that_was_made_ahead_is_compared_with_the_rows_that_are_given(
+    tmp_path: Path,
+) -> None:
+    with local_session(tmp_path, profile=RANK_1) as (session, broker):
+        broker.send(a_grant(7, [broker.lease(shard_of(IDS))], real_rows=8))
+        look_ahead(session)
+        with session.acquire(step=7, input_ids=IDS[4:]) as batch:
+            verdicts = {check.name: check.verdict for check in batch.checks}
+            assert verdicts["row_digests"] is Verdict.PASSED
+
+
+def test_tensors_that_were_made_ahead_count_as_views_that_outlive_a_lease(
+    tmp_path: Path,
+) -> None:
+    with local_session(tmp_path, profile=RANK_1) as (session, broker):
+        broker.send(a_grant(7, [broker.lease(shard_of(IDS))], real_rows=8))
+        look_ahead(session)
+        batch = session.acquire(step=7)
+        ids = batch.columns["topk_ids"]
+        with pytest.warns(ResourceWarning, match="topk_ids"):
+            batch.close()
+        assert session._returner.wait(LONG)
+        assert broker.released.empty()
+        del ids
+        assert broker.released.get(timeout=LONG) == "l-0"
 
 
 def test_what_was_opened_ahead_and_never_taken_goes_back_unread(tmp_path: Path) -> None:
@@ -76,7 +124,7 @@ def test_what_was_opened_ahead_and_never_taken_goes_back_unread(tmp_path: Path) 
         assert session._reader._out == {"l-0"}
         session.close()
 
-        assert source._ahead._entries == {}
+        assert source._mailbox.take_all_opened() == []
         assert session._reader._out == set()
         assert session._reader.line is not None
         assert session._reader.line.has_ended

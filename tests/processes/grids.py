@@ -1,4 +1,4 @@
-"""The ranks of a teacher's grid and of a student's, each a process that a test lets go step by step.
+"""The ranks of a teacher and of a student, each a process that a test lets go step by step.
 
 A rank works until the step that it is told, says that it is there, and waits to be told the next.
 Every number that is written follows from step, row and position, and is small: what a rank works
@@ -9,10 +9,10 @@ collection would free shows.
 import gc
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 
 import torch
 from tests.processes.running import PATIENCE_SECONDS
@@ -56,6 +56,7 @@ def check(columns: Mapping[str, torch.Tensor], step: int, rows: Iterable[int]) -
         temperatures=TEMPERATURES,
         next_ids=torch.tensor([token for row in ids for token in [*row[1:], -1]]),
     )
+    assert kept.actual_logprob is not None
     lengths = torch.tensor([len(row) for row in ids])
     right = {
         "topk_ids": kept.topk_ids,
@@ -80,7 +81,7 @@ class Rank:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__, "teacher_logits_client.client"])
         self.name = name
-        self._pipe, theirs = context.Pipe()
+        self.pipe, theirs = context.Pipe()
         self._process = context.Process(target=target, args=(theirs,), daemon=True)
         self._process.start()
         theirs.close()
@@ -93,22 +94,28 @@ class Rank:
 
     def tell(self, step: int) -> None:
         """Let it work until it is done with a step."""
-        self._pipe.send(step)
-
-    def hear(self) -> None:
-        """Wait until it is done with the step that it was told."""
-        assert self._pipe.poll(PATIENCE_SECONDS), f"{self.name} said nothing"
-        try:
-            said = self._pipe.recv()
-        except EOFError:
-            raise AssertionError(f"{self.name} is gone") from None
-        assert said == "done", f"{self.name}: {said}"
+        self.pipe.send(step)
 
     def end(self) -> None:
         """End it."""
         self._process.kill()
         self._process.join(PATIENCE_SECONDS)
-        self._pipe.close()
+        self.pipe.close()
+
+
+def await_done(ranks: Sequence[Rank]) -> None:
+    """Wait until all are done with the step that they were told; who fails is heard at once."""
+    waiting = {rank.pipe: rank for rank in ranks}
+    while waiting:
+        ready = wait(waiting, PATIENCE_SECONDS)
+        assert ready, f"{[rank.name for rank in waiting.values()]} said nothing"
+        for pipe in ready:
+            rank = waiting.pop(pipe)  # type: ignore[call-overload]
+            try:
+                said = rank.pipe.recv()
+            except EOFError:
+                raise AssertionError(f"{rank.name} is gone") from None
+            assert said == "done", f"{rank.name}: {said}"
 
 
 @contextmanager
@@ -120,8 +127,7 @@ def grids(address: str, transport: str) -> Iterator[list[Rank]]:
         for rank in range(count)
     ]
     try:
-        for rank in ranks:
-            rank.hear()  # whoever fails to begin says so
+        await_done(ranks)
         yield ranks
     finally:
         for rank in ranks:
@@ -142,11 +148,12 @@ def _live(
         with tl.connect(address, timeout=PATIENCE_SECONDS) as client:
             for work in kind(client, transport, rank):
                 pipe.send("done")
-                step = 0
+                done = 0
                 while True:
-                    until = pipe.recv()
-                    for step in range(step + 1, until + 1):
+                    last = pipe.recv()
+                    for step in range(done + 1, last + 1):
                         work(step)
+                    done = last
                     pipe.send("done")
     except EOFError:
         os._exit(0)
@@ -202,10 +209,10 @@ def _student(client: tl.Client, transport: str, rank: int) -> Iterator[Work]:
         def learn(step: int) -> None:
             ids = [tokens_of(step, row) for row in own]
             with session.acquire(step=step, input_ids=ids, timeout=PATIENCE_SECONDS) as batch:
-                assert batch.rows == own and batch.real_rows == len(own)
+                assert (batch.rows, batch.real_rows) == (own, len(own))
                 assert {each.value for each in batch.transports.values()} == {transport}
                 check(batch.columns, step, own)
-                seen = []
+                seen: list[int] = []
                 for micro_batch in batch.micro_batches():
                     assert micro_batch.row_count == 2
                     check(micro_batch.columns, step, micro_batch.rows)

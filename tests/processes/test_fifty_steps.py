@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.processes.grids import grids
+from tests.processes.grids import await_done, grids
 from tests.processes.running import PATIENCE_SECONDS
 from tests.reports.raw import connect_raw
 
@@ -70,8 +70,7 @@ def test_fifty_steps_come_row_by_row_and_leave_nothing_behind(transport: str) ->
         for step in (WARM, LAST):
             for rank in ranks:
                 rank.tell(step)
-            for rank in ranks:
-                rank.hear()
+            await_done(ranks)
             await_true(lambda: not (seen := raw.inspect()).leases and not seen.steps)
             found.append({name: Census.of(pid) for name, pid in processes.items()})
     for name, before in found[0].items():

@@ -5,7 +5,7 @@ serve no wrong row; what can still differ is the padding and the company that a 
 """
 
 from collections.abc import Iterator
-from pathlib import Path
+from itertools import pairwise
 
 import pytest
 import torch
@@ -39,8 +39,9 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tl.Session]:
     engine = load_engine(str(folder), device="cpu")
     everything = a_profile(top_k=VOCABULARY, value_type=tl.ElementType.FLOAT32)
     with (
-        embedded_server(tmp_path_factory.mktemp("prefixes"), pool_bytes=4 << 20, engine=engine)
-        as server,
+        embedded_server(
+            tmp_path_factory.mktemp("prefixes"), pool_bytes=4 << 20, engine=engine
+        ) as server,
         tl.connect(server.address) as client,
         client.open_session(everything) as opened,
     ):
@@ -55,7 +56,7 @@ def scores(session: tl.Session, rows: list[list[int]]) -> list[torch.Tensor]:
         dense.scatter_(1, columns["topk_ids"].long(), columns["topk_logprobs"])
         both = torch.cat([dense, columns["actual_logprob"].unsqueeze(1)], 1)
         starts = leased.row_offsets.tolist()
-    return [both[first:last].clone() for first, last in zip(starts, starts[1:], strict=False)]
+    return [both[first:last].clone() for first, last in pairwise(starts)]
 
 
 def test_r12_rows_that_share_a_prefix_are_scored_as_each_is_alone(session: tl.Session) -> None:

@@ -1,8 +1,8 @@
 """Round after round of what users do, after which all is as it was: R29, T01, T06."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -46,9 +46,7 @@ def test_t01_what_three_clients_read_in_changing_shapes_leaves_no_room_taken(
         sessions = {
             k: [
                 stack.enter_context(
-                    client.open_session(
-                        a_profile(top_k=k, temperatures=(2.0,), transports=(way,))
-                    )
+                    client.open_session(a_profile(top_k=k, temperatures=(2.0,), transports=(way,)))
                 )
                 for client, way in zip(clients, WAYS, strict=True)
             ]
@@ -76,7 +74,7 @@ def test_t01_what_three_clients_read_in_changing_shapes_leaves_no_room_taken(
 
 
 def test_r29_many_requests_at_once_are_all_answered_within_the_pool() -> None:
-    """256 requests of 128 KiB, and a pool of 1 MiB."""
+    """256 requests of 128 KiB through a pool of 1 MiB take no more memory than 32 of them."""
     engine = "tests.transport_suite.dense_teacher:make"
     root = Path(__file__).parents[2]
     flags = {"pool_size": MIB, "slab_size": MIB, "max_waiting_requests": 256}
@@ -85,17 +83,17 @@ def test_r29_many_requests_at_once_are_all_answered_within_the_pool() -> None:
         tl.connect(server.address) as client,
         client.open_session(a_profile(top_k=1024)) as session,
     ):
-        rows = [[3] * 21]
-        with session.score(rows).result() as first:
-            size = first.payload.size_bytes
-        before = forget_peak(server.pid)
-        futures = [session.score(rows, timeout=60) for _ in range(256)]
 
-        def take(future: tl.ScoreFuture) -> int:
-            with future.result() as leased:
+        async def take(future: tl.ScoreFuture) -> int:
+            with await future as leased:
                 return leased.payload.size_bytes
 
-        with ThreadPoolExecutor(4) as threads:
-            assert list(threads.map(take, futures)) == [size] * 256
-        assert 256 * size > 30 * MIB
-        assert peak_bytes(server.pid) - before < MIB + 12 * MIB
+        async def answered(count: int) -> int:
+            """Ask for so many at once, and take each as it comes; return their bytes."""
+            futures = [session.score([[3] * 21], timeout=60) for _ in range(count)]
+            return sum(await asyncio.gather(*map(take, futures)))
+
+        asyncio.run(answered(32))
+        before = forget_peak(server.pid)
+        assert asyncio.run(answered(256)) > 30 * MIB
+        assert peak_bytes(server.pid) - before < 16 * MIB

@@ -1,4 +1,4 @@
-"""Which test answers which report from the field; the rows are those of the first release.
+"""Which test answers which report from the field; the rows are those of the first releases.
 
 A row is answered where its behaviour lives, and not once more here. What is tried here keeps the
 table true: every row has a test, and every test that it names is there.
@@ -30,8 +30,50 @@ SOURCE = "packaging/test_source_rules.py"
 CONFIG = "server/test_config.py"
 ENGINE = "server/test_custom_engine.py"
 TRANSFORMERS = "server/test_transformers_engine.py"
+CONNECTIONS = "reports/test_connections.py"
+PREFIXES = "reports/test_prefixes.py"
+REGISTERED = "reports/test_registered.py"
+ROUNDS = "reports/test_rounds.py"
+ROOM = "transport_suite/test_room.py"
+ISOLATION = "transport_suite/test_isolation.py"
+GENERATIONS = "transport_suite/test_generations.py"
+FIFTY = "processes/test_fifty_steps.py"
+PUBLISHING = "processes/test_publishing.py"
+LEASES = "processes/faults/test_leases.py"
+PRODUCERS = "processes/faults/test_producers.py"
+SERVERS = "processes/faults/test_servers.py"
+FORKS = "client/test_fork.py"
+HEARTBEAT = "client/test_heartbeat.py"
+OPENERS = "client/test_openers.py"
+PUBLISHER = "client/test_publisher.py"
+STEP_CHECKS = "client/test_step_checks.py"
+ALIGNMENT = "client/test_alignment.py"
+ROWS_GIVEN = "client/test_rows.py"
+SLAB = "contract/test_slab.py"
+RELAYS = "server/test_relays.py"
+LINES = "server/test_line_publishers.py"
+PROOFS = "server/test_ledger.py"
+REGISTRY = "server/test_registry_service.py"
+LEDGER = "server/test_registered.py"
+BULK = "server/test_bulk.py"
+EXPORTERS = "server/test_exporters.py"
+BULK_BENCH = "bench/test_bulk_bench.py"
+REPORTS_BENCH = "bench/test_reports_bench.py"
+
+NAMED_AFTER_ROWS = (BYTES, CONNECTIONS, COST, PREFIXES, REGISTERED, ROUNDS, SERVICE, VALUES)
 
 ROWS: dict[str, list[tuple[str, str]]] = {
+    # A handle of another node, found out in the middle of training.
+    "R02": [
+        (CONNECTIONS, "test_r02_a_student_on_another_node_is_streamed_to_and_told_why"),
+        (CONNECTIONS, "test_r02_a_student_on_another_node_that_insists_is_refused_with_the_shard"),
+        (HANDSHAKE, "test_a_broken_rule_is_named_with_its_numbers"),
+    ],
+    # A padded length in the payload.
+    "R04": [
+        (PUBLISHER, "test_rows_of_another_width_are_refused_with_both_numbers"),
+        (LEDGER, "test_positions_must_be_those_of_the_rows"),
+    ],
     # A teacher that runs out of memory over prompt log-probabilities: all positions at once.
     "R05": [
         (COST, "test_r05_memory_does_not_grow_with_the_tokens_scored"),
@@ -51,6 +93,10 @@ ROWS: dict[str, list[tuple[str, str]]] = {
     "R08": [
         (LIFETIMES, "test_a_fetch_makes_no_objects_by_entry"),
     ],
+    # A cost that explodes with K; the figure is `stream` by `top_k` of ``benchmarks.reports``.
+    "R09": [
+        (REPORTS_BENCH, "test_text_and_sizes_of_k_are_measured"),
+    ],
     # Asked for 64 entries, got 20.
     "R10": [
         (VALUES, "test_r10_more_entries_than_the_teacher_gives_are_refused_with_both_numbers"),
@@ -64,9 +110,23 @@ ROWS: dict[str, list[tuple[str, str]]] = {
         (VALUES, "test_r11_a_row_that_cannot_be_scored_fails_its_request_by_row_and_position"),
         (VALUES, "test_r11_a_masked_row_is_named_teaches_nothing_and_harms_no_other"),
     ],
+    # Rows that share a prefix, answered from a cache.
+    "R12": [
+        (PREFIXES, "test_r12_rows_that_share_a_prefix_are_scored_as_each_is_alone"),
+    ],
     # Fetches stall in the garbage collector.
     "R13": [
         (PROCESSES, "test_fetches_leave_nothing_for_the_garbage_collector"),
+    ],
+    # Text; the figure is `round_trip` of ``benchmarks.reports``.
+    "R14": [
+        (REPORTS_BENCH, "test_text_and_sizes_of_k_are_measured"),
+        (REPORTS_BENCH, "test_each_form_of_text_says_the_same"),
+    ],
+    # One large request stalls others; the figure is `control_p99` of ``benchmarks.control``.
+    "R15": [
+        (BULK_BENCH, "test_control_calls_are_measured_alone_and_under_streams"),
+        (BULK, "test_under_several_streams_others_are_heard_between_any_two_chunks"),
     ],
     # A teacher that is not there or cannot do what is asked, found late; deadlines misprinted.
     "R17": [
@@ -89,10 +149,48 @@ ROWS: dict[str, list[tuple[str, str]]] = {
         (VALUES, "test_r19_a_student_with_more_columns_than_the_teacher_gets_the_teachers"),
         (SCORED, "test_padded_columns_of_the_head_are_never_selected"),
     ],
+    # A server that stands still.
+    "R22": [
+        (PROCESSES, "test_a_call_ends_by_its_deadline_and_the_client_goes_on_afterwards"),
+        (PROCESSES, "test_a_stream_that_stops_half_way_ends_by_its_deadline"),
+        (PUBLISHING, "test_a_seal_that_a_stopped_server_does_not_answer_can_be_tried_again"),
+    ],
+    # A first token that one side alone has.
+    "R25": [
+        (STEP_CHECKS, "test_say_that_only_the_first_token_differs"),
+        (ALIGNMENT, "test_that_differ_are_named_with_their_cause"),
+    ],
     # As many ids, other tokens.
     "R26": [
         (VALUES, "test_r26_a_tokenizer_with_its_ids_permuted_is_refused_with_both_fingerprints"),
         (VALUES, "test_r26_a_tokenizer_that_is_not_said_is_unchecked_and_not_passed"),
+    ],
+    # One id of one row differs.
+    "R27": [
+        (REGISTERED, "test_r27_one_altered_id_fails_the_rank_that_has_its_row_and_no_other"),
+        (STEP_CHECKS, "test_name_a_row_with_other_tokens_by_its_global_number"),
+    ],
+    # A teacher that dropped the last token.
+    "R28": [
+        (STEP_CHECKS, "test_refuse_a_teacher_that_dropped_the_last_token"),
+    ],
+    # Hundreds of payloads alive.
+    "R29": [
+        (ROUNDS, "test_r29_many_requests_at_once_are_all_answered_within_the_pool"),
+        (PUBLISHING, "test_a_teacher_of_two_ranks_waits_for_its_students_step_by_step"),
+    ],
+    # A teacher fails, and ranks wait for ever.
+    "R33": [
+        (REGISTERED, "test_r33_all_eight_that_wait_hear_of_their_teachers_end"),
+        (PRODUCERS, "test_all_who_wait_for_a_dead_publisher_hear_of_it"),
+        (REGISTRY, "test_a_step_whose_publisher_dies_is_told_at_once"),
+    ],
+    # Another temperature; text that is tokenised once more.
+    "R34": [
+        (CONNECTIONS, "test_r34_no_call_takes_text_to_be_tokenised"),
+        (ROWS_GIVEN, "test_bad_rows_are_refused_with_their_numbers"),
+        (GUARDS, "test_other_temperatures_than_were_asked_for_are_refused"),
+        (STEP_CHECKS, "test_refuse_a_payload_without_a_temperature_that_was_asked_for"),
     ],
     # Another token's log-probability; an error read as data.
     "R35": [
@@ -100,6 +198,14 @@ ROWS: dict[str, list[tuple[str, str]]] = {
         (VALUES, "test_r35_a_teacher_that_fails_is_an_error_and_never_data"),
         (VALUES, "test_r35_a_neighbour_of_a_request_that_fails_gets_its_own_answer"),
         (GUARDS, "test_scores_that_are_one_token_off_are_refused"),
+    ],
+    # A limit of 4 MiB.
+    "R41": [
+        (GIB, "test_a_gib_comes_whole_through_a_stock_channel_without_options"),
+    ],
+    # Large tensors, slowly; the figure is `stream` of ``benchmarks.stream``.
+    "R42": [
+        (BULK_BENCH, "test_a_stream_is_measured_beside_every_anchor"),
     ],
     # Bytes of a stranger become code.
     "R43": [
@@ -127,10 +233,98 @@ ROWS: dict[str, list[tuple[str, str]]] = {
         (VALUES, "test_r50_k_may_be_the_whole_vocabulary_and_then_nothing_is_left"),
         (VALUES, "test_r50_k_beyond_the_vocabulary_is_refused_with_both_numbers"),
     ],
+    # One row's failure, swallowed.
+    "R53": [
+        (VALUES, "test_r35_a_teacher_that_fails_is_an_error_and_never_data"),
+        (VALUES, "test_r11_a_masked_row_is_named_teaches_nothing_and_harms_no_other"),
+        (PUBLISHING, "test_students_that_wait_go_on_waiting_when_a_bad_row_is_refused"),
+    ],
+    # A count that goes below nothing, and room that never comes back.
+    "T01": [
+        (ROUNDS, "test_t01_what_three_clients_read_in_changing_shapes_leaves_no_room_taken"),
+        (ROOM, "test_is_taken_while_one_of_two_readers_is_left"),
+    ],
+    # Room used again while a slow rank still reads.
+    "T03": [
+        (LEASES, "test_room_is_used_again_only_when_the_slowest_student_has_returned_it"),
+    ],
+    # A release before the reader is done; a leak that only a collection hid.
+    "T05": [
+        (LIFETIMES, "test_a_view_that_outlives_its_lease_is_named_and_keeps_the_room"),
+        (LIFETIMES, "test_memory_that_autograd_holds_is_a_view"),
+        (FIFTY, "test_fifty_steps_come_row_by_row_and_leave_nothing_behind"),
+    ],
+    # Memory made and exported anew with each step.
+    "T06": [
+        (ROUNDS, "test_t01_what_three_clients_read_in_changing_shapes_leaves_no_room_taken"),
+        (OPENERS, "test_maps_a_slab_once_whatever_comes_in_it"),
+    ],
+    # Names that say that it is the same node.
+    "T08": [
+        (CONNECTIONS, "test_t08_the_servers_own_name_boot_id_and_namespaces_open_nothing"),
+        (PROOFS, "test_a_proof_without_a_line_is_no_proof"),
+        (PROOFS, "test_another_sessions_proof_is_no_proof"),
+    ],
+    # Exporter and importer in one process.
+    "T12": [
+        (ISOLATION, "test_nothing_moves_in_the_writers_own_process"),
+        (OPENERS, "test_gives_the_writers_own_memory"),
+    ],
+    # Another tensor's bytes: an offset that was ignored.
+    "T20": [
+        (ISOLATION, "test_in_place_writes_of_one_page_leave_the_neighbours_room_alone"),
+        (SLAB, "test_that_do_not_are_refused_with_their_numbers"),
+        (OPENERS, "test_refuses_an_extent_outside_its_slab"),
+        (RELAYS, "test_an_extent_that_cannot_be_is_refused"),
+    ],
+    # A region that goes while it is used.
+    "T21": [
+        (LINES, "test_that_was_dropped_is_closed_once_nothing_lies_there"),
+        (RELAYS, "test_a_descriptor_is_needed_until_the_last_extent_is_free"),
+        (EXPORTERS, "test_room_is_not_reused_under_a_stream_that_is_under_way"),
+    ],
+    # A small /dev/shm.
+    "T23": [
+        (SERVERS, "test_a_small_dev_shm_does_not_matter"),
+    ],
+    # A segment that goes with the first reader that ends.
+    "T24": [
+        (CONNECTIONS, "test_t24_what_one_process_mapped_stays_there_for_the_next"),
+        (PUBLISHING, "test_what_was_sealed_is_read_from_a_process_that_has_ended"),
+        (SOURCE, "test_unpickles_nothing_and_shares_no_python_segments"),
+    ],
+    # A /dev/shm that fills up with what the killed left.
+    "T25": [
+        (SERVERS, "test_a_server_killed_twenty_times_in_the_middle_of_a_put_leaves_nothing"),
+    ],
+    # Bytes that were overwritten before they were read.
+    "T27": [
+        (LEASES, "test_a_reader_of_torn_bytes_always_learns_of_it"),
+        (GENERATIONS, "test_room_that_was_reused_while_it_was_read_is_found_at_the_end"),
+        (GENERATIONS, "test_room_that_is_being_written_anew_is_no_better"),
+    ],
     # "Received message larger than max."
     "T29": [
         (GIB, "test_a_gib_comes_whole_through_a_stock_channel_without_options"),
         (CONFIG, "test_a_setting_that_makes_no_sense_is_refused_by_its_flag"),
+    ],
+    # A child that hangs after the fork, told as stories in ``client/fork_stories.py``.
+    "T30": [
+        (FORKS, "test_fork"),
+    ],
+    # Clients sent away for their pings.
+    "T31": [
+        (CONNECTIONS, "test_t31_a_client_that_pings_often_is_answered_and_not_sent_away"),
+    ],
+    # Threads that dead clients keep.
+    "T32": [
+        (CONNECTIONS, "test_t32_fifty_readers_that_are_killed_hold_up_nobody_and_keep_nothing"),
+        (BULK, "test_a_reader_that_goes_away_gives_the_room_back"),
+        (BULK, "test_a_reader_that_takes_nothing_is_given_up_and_told_so"),
+    ],
+    # A second server that takes the first one's socket.
+    "T35": [
+        (SECOND, "test_on_the_same_socket_it_is_refused_with_the_firsts_pid"),
     ],
     # Two servers on one port.
     "T36": [
@@ -151,6 +345,24 @@ ROWS: dict[str, list[tuple[str, str]]] = {
         (SERVICE, "test_t39_an_error_that_quotes_its_caller_is_cut_and_still_arrives"),
         (ERRORS, "test_five_hundred_rules_and_a_long_message_keep_code_and_first_rules"),
     ],
+    # A healthy client declared dead.
+    "T42": [
+        (PROCESSES, "test_a_local_session_lives_and_a_remote_one_says_that_it_does_not"),
+    ],
+    # An idle client dropped.
+    "T43": [
+        (CLIENT, "test_an_idle_session_is_renewed_and_lives"),
+        (HEARTBEAT, "test_an_idle_session_lives_for_as_long_as_it_is_renewed"),
+    ],
+    # Tensors that pass through whoever only hands them on.
+    "T50": [
+        (REGISTERED, "test_t50_a_payload_between_processes_passes_the_server_by"),
+    ],
+    # A fallback that nobody sees.
+    "T52": [
+        (CLIENT, "test_a_slab_that_cannot_be_opened_is_streamed_and_said_once"),
+        (CLIENT, "test_where_locality_is_required_the_failure_is_raised_and_the_lease_given_back"),
+    ],
 }
 
 
@@ -170,7 +382,9 @@ def test_the_test_that_answers_a_row_is_there(row: str, module: str, name: str) 
     assert name in names_in(module), f"{row} was answered by {name} in {module}, which is gone"
 
 
-@pytest.mark.parametrize("module", [COST, VALUES, SERVICE, BYTES])
+@pytest.mark.parametrize(
+    "module", [BYTES, CONNECTIONS, COST, PREFIXES, REGISTERED, ROUNDS, SERVICE, VALUES]
+)
 def test_a_test_that_is_named_after_a_row_stands_in_the_table(module: str) -> None:
     listed = {(module, name) for tests in ROWS.values() for module, name in tests}
     for name in names_in(module):

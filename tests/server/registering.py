@@ -62,6 +62,7 @@ class Limits:
     slab_size_bytes: int = 16 * PAGE
     max_quarantine: float = 0.5
     keep_steps: int = 0
+    keep_deserted: timedelta = timedelta(seconds=60)
 
 
 class Slots:

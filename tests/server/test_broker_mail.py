@@ -21,7 +21,7 @@ from teacher_logits_server.broker import Broker
 from teacher_logits_server.lines import MAX_PACKET_BYTES, Answer, Flaw, Line
 from teacher_logits_server.outbox import MAX_WAITING
 from teacher_logits_server.services.lease_messages import LeaseMessages
-from teacher_logits_server.services.line import MAX_FREED, mail_packets
+from teacher_logits_server.services.mail_packets import MAX_FREED, failure_of, mail_packets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -80,6 +80,9 @@ class PostOffice:
         self.ended.append(line.session_id)
         self.all_ended.set()
         return False
+
+    def process_died(self, line: Line) -> None:
+        self.died.append(line.session_id)
 
     def process_ended(self, line: Line) -> None:
         self.ended.append(f"process of {line.session_id}")
@@ -295,7 +298,9 @@ class TestPackets:
         lease = LeaseTerms(lease_id="l", payload=payload, writer_id="server", extent=None)
         grant = StepGrant(step=7, leases=(lease,) * 1000, real_rows=4)
 
-        (packet,) = mail_packets(grant, LeaseMessages())
+        (large,) = mail_packets(grant, LeaseMessages())
+        (packet,) = mail_packets(failure_of(grant, len(large)), LeaseMessages())
+        assert len(large) > MAX_PACKET_BYTES
         read = mail_from_wire(line_pb2.LineReply.FromString(packet))
         assert isinstance(read, StepFailure)
         assert read.step == 7

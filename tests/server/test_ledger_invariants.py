@@ -56,6 +56,7 @@ class Limits:
     slab_size_bytes: int = 8 * PAGE
     max_quarantine: float = 0.5
     keep_steps: int = 0
+    keep_deserted: timedelta = timedelta(seconds=60)
 
 
 T = TypeVar("T")

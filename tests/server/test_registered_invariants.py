@@ -23,7 +23,7 @@ from teacher_logits.errors import (
     SessionRefusedError,
 )
 from teacher_logits.grid import BatchGrid, rows_of_rank
-from teacher_logits.terms import RoomFreed, StepFailure, StepGrant
+from teacher_logits.terms import RoomFreed, SlabsGone, StepFailure, StepGrant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

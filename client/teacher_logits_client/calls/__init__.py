@@ -77,11 +77,14 @@ class Calls:
             response_deserializer=bytes,
         )
         self.registry = RegistryCalls(self._channels, address=address, invoke=self._call)
-        self.is_closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._channels.is_closed
 
     def close(self) -> None:
         """Close the channels; calls under way are cancelled."""
-        self.is_closed = True
         self._channels.close()
 
     def wait_until_ready(self, timeout: float) -> None:
@@ -225,23 +228,28 @@ class Calls:
     def read_payload(
         self, session_id: str, lease_id: str, offset_bytes: int, *, timeout: float
     ) -> Iterator[bytes]:
-        """Yield the chunks of a leased payload from an offset on, as they came."""
-        self._check_open()
+        """Yield the chunks of a leased payload from an offset on, as they came.
+
+        Raises:
+            SessionExpiredError: this client was closed, before or meanwhile.
+            StreamBrokenError: the connection broke; what came counts.
+        """
         waiting = Waiting(
             what=f"the stream of lease {lease_id}", address=self.address, seconds=timeout
         )
-        stream = self._read(
-            bulk_service_pb2.ReadPayloadRequest(
-                session_id=session_id, lease_id=lease_id, offset_bytes=offset_bytes
-            ),
-            timeout=max(0.001, timeout),
+        request = bulk_service_pb2.ReadPayloadRequest(
+            session_id=session_id, lease_id=lease_id, offset_bytes=offset_bytes
         )
         try:
-            yield from stream
-        except grpc.RpcError as error:
-            raise stream_error_of(error, waiting) from None
-        finally:
-            stream.cancel()
+            stream = self._read(request, timeout=max(0.001, timeout))
+            try:
+                yield from stream
+            finally:
+                stream.cancel()
+        except (grpc.RpcError, ValueError) as error:
+            raise stream_error_of(
+                error, waiting, session_id=session_id, is_closed=self.is_closed
+            ) from None
 
     def _call(
         self,

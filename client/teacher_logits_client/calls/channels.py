@@ -14,7 +14,6 @@ import time
 from typing import TYPE_CHECKING
 
 import grpc
-from grpc.experimental import ChannelOptions
 from grpc_health.v1 import health_pb2
 
 from teacher_logits.clock import span_text
@@ -47,25 +46,20 @@ _TCP_OPTIONS = [
 ]
 
 
-# Whoever reads a stream takes its messages off the connection itself, instead of waiting for a
-# thread of gRPC's to hand them over: a tenth quicker. gRPC keeps some 20 kB of a stream that is
-# cancelled before its end until the channel is closed; that happens to streams whose bytes are
-# spoilt, and to no others.
-_BULK_OPTIONS = [(ChannelOptions.SingleThreadedUnaryStream, 1)]
-
-
 class Channels:
     """One channel for control, one for bulk."""
 
     def __init__(self, address: Address) -> None:
         """Make the channels; nothing is tried before the first call."""
         self._address = address
+        self.is_closed = False
         options = _OPTIONS if address.path else _OPTIONS + _TCP_OPTIONS
         self.control = grpc.insecure_channel(address.target, options)
-        self.bulk = grpc.insecure_channel(address.target, options + _BULK_OPTIONS)
+        self.bulk = grpc.insecure_channel(address.target, options)
 
     def close(self) -> None:
         """Close both; calls under way are cancelled."""
+        self.is_closed = True
         self.control.close()
         self.bulk.close()
 

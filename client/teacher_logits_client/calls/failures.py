@@ -11,7 +11,8 @@ gRPC's own, or of a server that is none of ours:
     anything else                   TeacherLogitsError, naming the code
 
 gRPC's code is among the facts; its own error is not shown beside ours. On a stream of bytes,
-what only says that the connection broke is a ``StreamBrokenError``.
+what only says that the connection broke is a ``StreamBrokenError``, and one that ended because
+its client was closed is a ``SessionExpiredError``.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from teacher_logits.errors import (
     PayloadInvalidError,
     RequestInvalidError,
     ServerUnreachableError,
+    SessionExpiredError,
     StreamBrokenError,
     TeacherLogitsError,
 )
@@ -92,8 +94,22 @@ def error_of(error: grpc.RpcError, waiting: Waiting) -> Exception:
     return TeacherLogitsError(f"{where} failed at {what} with {code.name}: {said}", facts=facts)
 
 
-def stream_error_of(error: grpc.RpcError, waiting: Waiting) -> Exception:
-    """Return the error that a broken stream of bytes is raised as."""
+def stream_error_of(
+    error: Exception, waiting: Waiting, *, session_id: str, is_closed: bool
+) -> Exception:
+    """Return the error that a stream of bytes which did not come to its end is raised as.
+
+    Args:
+        is_closed: whether this client has let go of its channels, which ends their streams and
+            has gRPC refuse new ones with a ``ValueError``.
+    """
+    if is_closed:
+        return SessionExpiredError(
+            f"session {session_id} was closed by this client, and {waiting.what} with it",
+            facts={"session_id": session_id},
+        )
+    if not isinstance(error, grpc.RpcError):
+        return error
     sent = _sent_by_server(error)
     if sent is None and _code(error) in _BROKEN:
         return StreamBrokenError(

@@ -44,13 +44,18 @@ def reclaim(
     session_id: str = "",
     lease_id: str = "",
     quarantined: bool = False,
+    teacher_id: str = "",
     timeout: float,
 ) -> Reclaimed:
     """End a session with its leases, one lease, or all that is in quarantine, by force.
 
+    Or retire what is left of a published teacher that everybody has left.
+
     Raises:
-        SessionExpiredError, LeaseLostError, EpochChangedError: there is no such session or lease.
-        RequestInvalidError: none of the three was named.
+        SessionExpiredError, LeaseLostError, EpochChangedError, UnknownTeacherError: there is no
+            such session, lease or teacher.
+        NotAllowedError: the teacher has publishers or students.
+        RequestInvalidError: none of the four was named.
         ConfigError, ServerUnreachableError, DeadlinePassedError: as for ``inspect_server``.
     """
     request = messages.ReclaimRequest()
@@ -58,6 +63,8 @@ def reclaim(
         request.session_id = session_id
     elif lease_id:
         request.lease_id = lease_id
+    elif teacher_id:
+        request.teacher_id = teacher_id
     else:
         request.quarantined = quarantined
     with _asking(address, what="a reclaim", timeout=timeout) as stub:

@@ -61,6 +61,7 @@ class RegistryCalls:
     """What a publisher calls over gRPC; ``Calls`` makes one."""
 
     def __init__(self, channels: Channels, *, address: Address, invoke: Invoke) -> None:
+        self._channels = channels
         self._address = address
         self._invoke = invoke
         self._service = registry_service_pb2_grpc.RegistryServiceStub(channels.control)
@@ -124,15 +125,18 @@ class RegistryCalls:
         Without chunks it only asks for that.
 
         Raises:
+            SessionExpiredError: this client was closed, before or meanwhile.
             StreamBrokenError: the connection broke; what came counts.
         """
         try:
             reply = self._write(_named(session_id, payload_id, chunks), timeout=timeout)
-        except grpc.RpcError as error:
+        except (grpc.RpcError, ValueError) as error:
             waiting = Waiting(
                 what=f"the upload of payload {payload_id}", address=self._address, seconds=timeout
             )
-            raise stream_error_of(error, waiting) from None
+            raise stream_error_of(
+                error, waiting, session_id=session_id, is_closed=self._channels.is_closed
+            ) from None
         return reply.offset_bytes
 
     def seal(

@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     _Place = tuple[str, int]
 
 # Linux numbers, which the standard library of Python 3.10 lacks.
-_MAP_NORESERVE = 0x4000
-_F_GET_SEALS, _F_SEAL_SHRINK = 1034, 0x2
+_MAP_NORESERVE, _F_GET_SEALS, _F_SEAL_SHRINK = 0x4000, 1034, 0x2
 
 
 class Room:
@@ -196,6 +195,10 @@ class SharedMemoryOpener:
         """Slabs that are mapped."""
         return len(self._slabs)
 
+    def has(self, slab_id: str) -> bool:
+        """Say whether a slab is mapped."""
+        return slab_id in self._slabs
+
     def open(self, lease: LeaseTerms, *, until: float) -> SharedMemoryPayload:
         """Return the lease's bytes in the mapped slab. See ``Opener.open``."""
         extent = extent_of(lease, self.transport)
@@ -213,13 +216,12 @@ class SharedMemoryOpener:
             self._leases[extent.slab_id] += 1
             if shares:
                 self._taken.add(place)
-        vacate = partial(self._vacated, room, place, shares=shares)
         return SharedMemoryPayload(
             slab,
             lease,
             extent,
             room=room,
-            vacate=vacate,
+            vacate=partial(self._vacated, room, place, shares=shares),
             is_revoked=partial(self._is_revoked, lease.lease_id),
         )
 

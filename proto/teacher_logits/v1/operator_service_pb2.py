@@ -27,7 +27,7 @@ from teacher_logits.v1 import profile_pb2 as teacher__logits_dot_v1_dot_profile_
 from teacher_logits.v1 import transport_pb2 as teacher__logits_dot_v1_dot_transport__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(teacher_logits/v1/operator_service.proto\x12\x11teacher_logits.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fteacher_logits/v1/profile.proto\x1a!teacher_logits/v1/transport.proto\"\x10\n\x0eInspectRequest\"Y\n\x0eReclaimRequest\x12\x14\n\nsession_id\x18\x01 \x01(\tH\x00\x12\x12\n\x08lease_id\x18\x02 \x01(\tH\x00\x12\x15\n\x0bquarantined\x18\x03 \x01(\x08H\x00\x42\x06\n\x04what\"R\n\x0fReclaimResponse\x12\x13\n\x0b\x66reed_bytes\x18\x01 \x01(\x03\x12\x13\n\x0blease_count\x18\x02 \x01(\x03\x12\x15\n\rsession_count\x18\x03 \x01(\x03\"\xc4\x03\n\x0fInspectResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12)\n\x06uptime\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\x12\x33\n\x08teachers\x18\x05 \x03(\x0b\x32!.teacher_logits.v1.TeacherProfile\x12\x31\n\x08sessions\x18\x06 \x03(\x0b\x32\x1f.teacher_logits.v1.SessionState\x12-\n\x06leases\x18\x07 \x03(\x0b\x32\x1d.teacher_logits.v1.LeaseState\x12*\n\x04pool\x18\x08 \x01(\x0b\x32\x1c.teacher_logits.v1.PoolState\x12,\n\x05queue\x18\t \x01(\x0b\x32\x1d.teacher_logits.v1.QueueState\x12+\n\x05steps\x18\n \x03(\x0b\x32\x1c.teacher_logits.v1.StepState\x12\x36\n\nregistered\x18\x0b \x01(\x0b\x32\".teacher_logits.v1.RegisteredState\"\xec\x02\n\x0cSessionState\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nstudent_id\x18\x02 \x01(\t\x12\x12\n\nteacher_id\x18\x03 \x01(\t\x12\x1a\n\x12\x64\x61ta_parallel_rank\x18\x04 \x01(\x05\x12\x37\n\ntransports\x18\x05 \x03(\x0b\x32#.teacher_logits.v1.SettledTransport\x12\x10\n\x08liveness\x18\x06 \x01(\t\x12&\n\x03\x61ge\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06silent\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0b\n\x03pid\x18\t \x01(\x03\x12\x11\n\thost_name\x18\n \x01(\t\x12\x13\n\x0blease_count\x18\x0b \x01(\x03\x12\x14\n\x0cleased_bytes\x18\x0c \x01(\x03\x12\x0c\n\x04kind\x18\r \x01(\t\x12\r\n\x05state\x18\x0e \x01(\t\"\xa6\x01\n\nLeaseState\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x12\n\npayload_id\x18\x03 \x01(\t\x12\x12\n\nsize_bytes\x18\x04 \x01(\x03\x12&\n\x03\x61ge\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bquarantined\x18\x06 \x01(\x08\x12\r\n\x05\x64oubt\x18\x07 \x01(\t\"\xa7\x01\n\tPoolState\x12\x14\n\x0c\x62udget_bytes\x18\x01 \x01(\x03\x12\x17\n\x0f\x63ommitted_bytes\x18\x02 \x01(\x03\x12\x12\n\nused_bytes\x18\x03 \x01(\x03\x12\x19\n\x11quarantined_bytes\x18\x04 \x01(\x03\x12\x12\n\nfree_bytes\x18\x05 \x01(\x03\x12\x12\n\nslab_count\x18\x06 \x01(\x03\x12\x14\n\x0c\x65xtent_count\x18\x07 \x01(\x03\"\x8e\x01\n\tStepState\x12\x12\n\nteacher_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\r\n\x05stage\x18\x03 \x01(\t\x12\x13\n\x0bsealed_rows\x18\x04 \x01(\x03\x12\x11\n\treal_rows\x18\x05 \x01(\x03\x12\x15\n\rwaiting_ranks\x18\x06 \x01(\x03\x12\x11\n\twaits_for\x18\x07 \x03(\t\"\x9b\x01\n\x0fRegisteredState\x12\x15\n\rpayload_count\x18\x01 \x01(\x03\x12\x15\n\rpayload_bytes\x18\x02 \x01(\x03\x12\x12\n\nslab_count\x18\x03 \x01(\x03\x12\x17\n\x0f\x63ommitted_bytes\x18\x04 \x01(\x03\x12\x12\n\nused_bytes\x18\x05 \x01(\x03\x12\x19\n\x11quarantined_bytes\x18\x06 \x01(\x03\"\x88\x01\n\nQueueState\x12\x18\n\x10waiting_requests\x18\x01 \x01(\x03\x12\x16\n\x0ewaiting_tokens\x18\x02 \x01(\x03\x12\x18\n\x10running_requests\x18\x03 \x01(\x03\x12\x17\n\x0fscored_requests\x18\x04 \x01(\x03\x12\x15\n\rscored_tokens\x18\x05 \x01(\x03\x32\xb5\x01\n\x0fOperatorService\x12P\n\x07Inspect\x12!.teacher_logits.v1.InspectRequest\x1a\".teacher_logits.v1.InspectResponse\x12P\n\x07Reclaim\x12!.teacher_logits.v1.ReclaimRequest\x1a\".teacher_logits.v1.ReclaimResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(teacher_logits/v1/operator_service.proto\x12\x11teacher_logits.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fteacher_logits/v1/profile.proto\x1a!teacher_logits/v1/transport.proto\"\x10\n\x0eInspectRequest\"o\n\x0eReclaimRequest\x12\x14\n\nsession_id\x18\x01 \x01(\tH\x00\x12\x12\n\x08lease_id\x18\x02 \x01(\tH\x00\x12\x15\n\x0bquarantined\x18\x03 \x01(\x08H\x00\x12\x14\n\nteacher_id\x18\x04 \x01(\tH\x00\x42\x06\n\x04what\"R\n\x0fReclaimResponse\x12\x13\n\x0b\x66reed_bytes\x18\x01 \x01(\x03\x12\x13\n\x0blease_count\x18\x02 \x01(\x03\x12\x15\n\rsession_count\x18\x03 \x01(\x03\"\xc4\x03\n\x0fInspectResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12)\n\x06uptime\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\x12\x33\n\x08teachers\x18\x05 \x03(\x0b\x32!.teacher_logits.v1.TeacherProfile\x12\x31\n\x08sessions\x18\x06 \x03(\x0b\x32\x1f.teacher_logits.v1.SessionState\x12-\n\x06leases\x18\x07 \x03(\x0b\x32\x1d.teacher_logits.v1.LeaseState\x12*\n\x04pool\x18\x08 \x01(\x0b\x32\x1c.teacher_logits.v1.PoolState\x12,\n\x05queue\x18\t \x01(\x0b\x32\x1d.teacher_logits.v1.QueueState\x12+\n\x05steps\x18\n \x03(\x0b\x32\x1c.teacher_logits.v1.StepState\x12\x36\n\nregistered\x18\x0b \x01(\x0b\x32\".teacher_logits.v1.RegisteredState\"\xec\x02\n\x0cSessionState\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nstudent_id\x18\x02 \x01(\t\x12\x12\n\nteacher_id\x18\x03 \x01(\t\x12\x1a\n\x12\x64\x61ta_parallel_rank\x18\x04 \x01(\x05\x12\x37\n\ntransports\x18\x05 \x03(\x0b\x32#.teacher_logits.v1.SettledTransport\x12\x10\n\x08liveness\x18\x06 \x01(\t\x12&\n\x03\x61ge\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06silent\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0b\n\x03pid\x18\t \x01(\x03\x12\x11\n\thost_name\x18\n \x01(\t\x12\x13\n\x0blease_count\x18\x0b \x01(\x03\x12\x14\n\x0cleased_bytes\x18\x0c \x01(\x03\x12\x0c\n\x04kind\x18\r \x01(\t\x12\r\n\x05state\x18\x0e \x01(\t\"\xa6\x01\n\nLeaseState\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x12\n\npayload_id\x18\x03 \x01(\t\x12\x12\n\nsize_bytes\x18\x04 \x01(\x03\x12&\n\x03\x61ge\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bquarantined\x18\x06 \x01(\x08\x12\r\n\x05\x64oubt\x18\x07 \x01(\t\"\xa7\x01\n\tPoolState\x12\x14\n\x0c\x62udget_bytes\x18\x01 \x01(\x03\x12\x17\n\x0f\x63ommitted_bytes\x18\x02 \x01(\x03\x12\x12\n\nused_bytes\x18\x03 \x01(\x03\x12\x19\n\x11quarantined_bytes\x18\x04 \x01(\x03\x12\x12\n\nfree_bytes\x18\x05 \x01(\x03\x12\x12\n\nslab_count\x18\x06 \x01(\x03\x12\x14\n\x0c\x65xtent_count\x18\x07 \x01(\x03\"\x8e\x01\n\tStepState\x12\x12\n\nteacher_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\r\n\x05stage\x18\x03 \x01(\t\x12\x13\n\x0bsealed_rows\x18\x04 \x01(\x03\x12\x11\n\treal_rows\x18\x05 \x01(\x03\x12\x15\n\rwaiting_ranks\x18\x06 \x01(\x03\x12\x11\n\twaits_for\x18\x07 \x03(\t\"\x9b\x01\n\x0fRegisteredState\x12\x15\n\rpayload_count\x18\x01 \x01(\x03\x12\x15\n\rpayload_bytes\x18\x02 \x01(\x03\x12\x12\n\nslab_count\x18\x03 \x01(\x03\x12\x17\n\x0f\x63ommitted_bytes\x18\x04 \x01(\x03\x12\x12\n\nused_bytes\x18\x05 \x01(\x03\x12\x19\n\x11quarantined_bytes\x18\x06 \x01(\x03\"\x88\x01\n\nQueueState\x12\x18\n\x10waiting_requests\x18\x01 \x01(\x03\x12\x16\n\x0ewaiting_tokens\x18\x02 \x01(\x03\x12\x18\n\x10running_requests\x18\x03 \x01(\x03\x12\x17\n\x0fscored_requests\x18\x04 \x01(\x03\x12\x15\n\rscored_tokens\x18\x05 \x01(\x03\x32\xb5\x01\n\x0fOperatorService\x12P\n\x07Inspect\x12!.teacher_logits.v1.InspectRequest\x1a\".teacher_logits.v1.InspectResponse\x12P\n\x07Reclaim\x12!.teacher_logits.v1.ReclaimRequest\x1a\".teacher_logits.v1.ReclaimResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,23 +37,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INSPECTREQUEST']._serialized_start=163
   _globals['_INSPECTREQUEST']._serialized_end=179
   _globals['_RECLAIMREQUEST']._serialized_start=181
-  _globals['_RECLAIMREQUEST']._serialized_end=270
-  _globals['_RECLAIMRESPONSE']._serialized_start=272
-  _globals['_RECLAIMRESPONSE']._serialized_end=354
-  _globals['_INSPECTRESPONSE']._serialized_start=357
-  _globals['_INSPECTRESPONSE']._serialized_end=809
-  _globals['_SESSIONSTATE']._serialized_start=812
-  _globals['_SESSIONSTATE']._serialized_end=1176
-  _globals['_LEASESTATE']._serialized_start=1179
-  _globals['_LEASESTATE']._serialized_end=1345
-  _globals['_POOLSTATE']._serialized_start=1348
-  _globals['_POOLSTATE']._serialized_end=1515
-  _globals['_STEPSTATE']._serialized_start=1518
-  _globals['_STEPSTATE']._serialized_end=1660
-  _globals['_REGISTEREDSTATE']._serialized_start=1663
-  _globals['_REGISTEREDSTATE']._serialized_end=1818
-  _globals['_QUEUESTATE']._serialized_start=1821
-  _globals['_QUEUESTATE']._serialized_end=1957
-  _globals['_OPERATORSERVICE']._serialized_start=1960
-  _globals['_OPERATORSERVICE']._serialized_end=2141
+  _globals['_RECLAIMREQUEST']._serialized_end=292
+  _globals['_RECLAIMRESPONSE']._serialized_start=294
+  _globals['_RECLAIMRESPONSE']._serialized_end=376
+  _globals['_INSPECTRESPONSE']._serialized_start=379
+  _globals['_INSPECTRESPONSE']._serialized_end=831
+  _globals['_SESSIONSTATE']._serialized_start=834
+  _globals['_SESSIONSTATE']._serialized_end=1198
+  _globals['_LEASESTATE']._serialized_start=1201
+  _globals['_LEASESTATE']._serialized_end=1367
+  _globals['_POOLSTATE']._serialized_start=1370
+  _globals['_POOLSTATE']._serialized_end=1537
+  _globals['_STEPSTATE']._serialized_start=1540
+  _globals['_STEPSTATE']._serialized_end=1682
+  _globals['_REGISTEREDSTATE']._serialized_start=1685
+  _globals['_REGISTEREDSTATE']._serialized_end=1840
+  _globals['_QUEUESTATE']._serialized_start=1843
+  _globals['_QUEUESTATE']._serialized_end=1979
+  _globals['_OPERATORSERVICE']._serialized_start=1982
+  _globals['_OPERATORSERVICE']._serialized_end=2163
 # @@protoc_insertion_point(module_scope)

@@ -16,14 +16,16 @@ class InspectRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ReclaimRequest(_message.Message):
-    __slots__ = ("session_id", "lease_id", "quarantined")
+    __slots__ = ("session_id", "lease_id", "quarantined", "teacher_id")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    TEACHER_ID_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     lease_id: str
     quarantined: bool
-    def __init__(self, session_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., quarantined: bool = ...) -> None: ...
+    teacher_id: str
+    def __init__(self, session_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., quarantined: bool = ..., teacher_id: _Optional[str] = ...) -> None: ...
 
 class ReclaimResponse(_message.Message):
     __slots__ = ("freed_bytes", "lease_count", "session_count")

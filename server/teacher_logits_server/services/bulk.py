@@ -16,6 +16,7 @@ import grpc
 from teacher_logits.clock import span_text
 from teacher_logits.errors import DeadlinePassedError
 from teacher_logits.v1 import bulk_service_pb2 as messages
+from teacher_logits_server.services.patience import Patience
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,12 +50,12 @@ class BulkService:
     ) -> None:
         """Write a payload's chunks, from an offset on."""
         reading = self._exporter.read(request.session_id, request.lease_id, request.offset_bytes)
-        patience = _Patience(self._stall_seconds)
+        patience = Patience(self._stall_seconds)
         try:
             with reading as chunks:
                 while (chunk := await self._next(chunks)) is not None:
-                    await context.write(chunk)
-                    patience.renew()
+                    with patience:
+                        await context.write(chunk)
         except asyncio.CancelledError:
             if not patience.is_over:
                 raise
@@ -75,36 +76,3 @@ class BulkService:
             "resumed while the lease lives",
             facts={"lease_id": request.lease_id, "waited_seconds": self._stall_seconds},
         )
-
-
-class _Patience:
-    """Cancels the task that made it, unless it is renewed in time or ended.
-
-    One timer a stream: ``asyncio.wait_for`` around each write would make a task of each, and
-    more than double what a chunk costs the loop.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        task = asyncio.current_task()
-        assert task is not None  # handlers run in tasks
-        self._task = task
-        self._seconds = seconds
-        self._loop = asyncio.get_running_loop()
-        self._until = self._loop.time() + seconds
-        self._timer = self._loop.call_at(self._until, self._look)
-        self.is_over = False
-
-    def renew(self) -> None:
-        """Begin anew."""
-        self._until = self._loop.time() + self._seconds
-
-    def end(self) -> None:
-        """Cancel nothing any more."""
-        self._timer.cancel()
-
-    def _look(self) -> None:
-        if self._loop.time() < self._until:
-            self._timer = self._loop.call_at(self._until, self._look)
-            return
-        self.is_over = True
-        self._task.cancel()

@@ -12,37 +12,28 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
 from teacher_logits.errors import (
     NotAllowedError,
-    NotAvailable,
     RequestInvalidError,
     TeacherLogitsError,
 )
 from teacher_logits.session_page import WriterPage
-from teacher_logits.terms import RoomFreed, SlabsGone, StepFailure, StepGrant
+from teacher_logits.terms import StepGrant
 from teacher_logits.transport import Refusal, RefusalReason, Transport
 from teacher_logits.v1 import line_pb2
 from teacher_logits.wire_errors import to_status
-from teacher_logits.wire_steps import mail_to_wire
 from teacher_logits_server.lines import MAX_PACKET_BYTES, Answer, Flaw, Line
+from teacher_logits_server.services.mail_packets import failure_of, mail_packets
 from teacher_logits_server.services.student import PUBLISHER, acquire, release, renew
 
 if TYPE_CHECKING:
-    from teacher_logits.terms import Mail
     from teacher_logits_server.exporters.shared_memory import SharedMemoryExporter
     from teacher_logits_server.ledger import Ledger
-    from teacher_logits_server.services.lease_messages import LeaseMessages
     from teacher_logits_server.services.publishing import PublisherCalls
-
-MAX_FREED = 1000
-"""Payload ids of one packet."""
-MAX_GONE = 250
-"""Slab ids of one packet: publishers choose them, and they may be long."""
 
 _log = logging.getLogger(__name__)
 
@@ -102,8 +93,14 @@ class LineDesk:
     def mail(self, line: Line) -> list[bytes]:
         """Return what is due to be sent ahead."""
         packets: list[bytes] = []
+        messages = self._publishing.lease_messages
         for mail in self._ledger.take_mail(line.session_id):
-            packets += mail_packets(mail, self._publishing.lease_messages)
+            sent = mail_packets(mail, messages)
+            if isinstance(mail, StepGrant) and len(sent[0]) > MAX_PACKET_BYTES:
+                for lease in mail.leases:
+                    self._ledger.release(line.session_id, lease.lease_id, unread=True)
+                sent = mail_packets(failure_of(mail, len(sent[0])), messages)
+            packets += sent
         return packets
 
     def line_ended(self, line: Line, *, process_alive: bool) -> bool:
@@ -115,13 +112,23 @@ class LineDesk:
                 _log.warning("publisher lost", extra={"facts": {**facts, **who}})
             else:
                 _log.info("line ended", extra={"facts": {**facts, **who}})
-            in_doubt = self._ledger.line_ended(line.session_id, process_alive=process_alive)
+            in_doubt = self._ledger.line_ended(
+                line.session_id, process_alive=process_alive, is_cut=line.is_cut
+            )
         except Exception:
             _log.exception("line end failed", extra={"facts": facts})
             return False
         if in_doubt:
             _log.warning("room in quarantine", extra={"facts": line.facts})
         return in_doubt
+
+    def process_died(self, line: Line) -> None:
+        """Tell the ledger that a child holds the line of a process that is gone."""
+        try:
+            if self._ledger.process_died(line.session_id):
+                _log.warning("process died: a child holds its line", extra={"facts": line.facts})
+        except Exception:
+            _log.exception("process end failed", extra={"facts": line.facts})
 
     def process_ended(self, line: Line) -> None:
         """Tell the ledger that the process is gone too whose line ended while it lived."""
@@ -246,28 +253,6 @@ class LineDesk:
         reply.get_slab.slab_id = slab_id
         reply.get_slab.size_bytes = passed.size_bytes
         return Answer(reply.SerializeToString(), passed.descriptor)
-
-
-def mail_packets(mail: Mail, messages: LeaseMessages) -> list[bytes]:
-    """Return the packets of one piece of mail, each of which a line can carry."""
-    if isinstance(mail, RoomFreed) and len(mail.payload_ids) > MAX_FREED:
-        first = replace(mail, payload_ids=mail.payload_ids[:MAX_FREED])
-        rest = replace(mail, payload_ids=mail.payload_ids[MAX_FREED:])
-        return [*mail_packets(first, messages), *mail_packets(rest, messages)]
-    if isinstance(mail, SlabsGone) and len(mail.slab_ids) > MAX_GONE:
-        some = [SlabsGone(slab_ids=mail.slab_ids[:MAX_GONE])]
-        some.append(SlabsGone(slab_ids=mail.slab_ids[MAX_GONE:]))
-        return [packet for each in some for packet in mail_packets(each, messages)]
-    packet = mail_to_wire(mail, lease_message=messages.lease).SerializeToString()
-    if len(packet) <= MAX_PACKET_BYTES or not isinstance(mail, StepGrant):
-        return [packet]
-    error = NotAvailable(
-        f"what step {mail.step} grants takes {len(packet)} bytes, for {len(mail.leases)} shards, "
-        f"and a line carries {MAX_PACKET_BYTES}: give the teacher fewer data-parallel ranks a "
-        "student rank",
-        facts={"step": mail.step, "leases": len(mail.leases), "size_bytes": len(packet)},
-    )
-    return mail_packets(StepFailure(step=mail.step, error=error), messages)
 
 
 def _parse(packet: bytes) -> line_pb2.LineRequest:

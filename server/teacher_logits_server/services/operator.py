@@ -101,10 +101,13 @@ class OperatorService(stubs.OperatorServiceServicer):
             return self._ledger.reclaim_session(request.session_id)
         if what == "lease_id":
             return self._ledger.reclaim_lease(request.lease_id)
+        if what == "teacher_id":
+            return self._ledger.reclaim_teacher(request.teacher_id)
         if request.quarantined:
             return self._ledger.reclaim_quarantined()
         raise RequestInvalidError(
-            "nothing to reclaim was named: give a session id, a lease id, or all in quarantine"
+            "nothing to reclaim was named: give a session id, a lease id, a teacher "
+            "id, or all in quarantine"
         )
 
     def _looked_at(self, sessions: tuple[SessionView, ...]) -> tuple[SessionView, ...]:

@@ -29,6 +29,7 @@ from teacher_logits.v1 import registry_service_pb2_grpc as stubs
 from teacher_logits.wire import teacher_from_wire
 from teacher_logits.wire_session import session_to_wire
 from teacher_logits_server.capability import check_protocol
+from teacher_logits_server.services.patience import Patience
 from teacher_logits_server.services.uploads import Upload
 
 if TYPE_CHECKING:
@@ -136,8 +137,16 @@ class RegistryService(stubs.RegistryServiceServicer):
         context: ServicerContext[messages.WritePayloadRequest, messages.WritePayloadResponse],
     ) -> messages.WritePayloadResponse:
         """Take a payload's bytes, from any offset that has been reached on."""
-        chunks = aiter(request_iterator)
-        first = await self._next(chunks, reached=0)
+        patience = Patience(self._waiting.longest_seconds)
+        try:
+            return await self._write(aiter(request_iterator), patience)
+        finally:
+            patience.end()
+
+    async def _write(
+        self, chunks: AsyncIterator[messages.WritePayloadRequest], patience: Patience
+    ) -> messages.WritePayloadResponse:
+        first = await _next(chunks, patience, reached=0)
         if first is None:
             raise RequestInvalidError("the first chunk names session and payload; none came")
         session_id, payload_id = first.session_id, first.payload_id
@@ -148,7 +157,7 @@ class RegistryService(stubs.RegistryServiceServicer):
                 while chunk is not None:
                     upload.check_names(chunk, session_id=session_id, payload_id=payload_id)
                     await upload.take(chunk)
-                    chunk = await self._next(chunks, reached=upload.offset_bytes)
+                    chunk = await _next(chunks, patience, reached=upload.offset_bytes)
             return messages.WritePayloadResponse(offset_bytes=writing.offset_bytes)
 
     async def SealPayload(
@@ -212,19 +221,23 @@ class RegistryService(stubs.RegistryServiceServicer):
         except TeacherLogitsError:
             pass  # the session has ended, and its reservations with it
 
-    async def _next(
-        self, chunks: AsyncIterator[messages.WritePayloadRequest], *, reached: int
-    ) -> messages.WritePayloadRequest | None:
-        """Return the next chunk; None behind the last."""
-        stall = self._waiting.longest_seconds
-        try:
-            return await asyncio.wait_for(anext(chunks, None), stall)
-        except asyncio.TimeoutError:
-            raise DeadlinePassedError(
-                f"the writer sent nothing for {span_text(stall)} (--default-wait), at byte "
-                f"{reached}: the stream is over; go on from there while the reservation lasts",
-                facts={"waited_seconds": stall, "offset_bytes": reached},
-            ) from None
+
+async def _next(
+    chunks: AsyncIterator[messages.WritePayloadRequest], patience: Patience, *, reached: int
+) -> messages.WritePayloadRequest | None:
+    """Return the next chunk; None behind the last."""
+    try:
+        with patience:
+            return await anext(chunks, None)
+    except asyncio.CancelledError:
+        if not patience.is_over:
+            raise
+        stall = patience.seconds
+        raise DeadlinePassedError(
+            f"the writer sent nothing for {span_text(stall)} (--default-wait), at byte "
+            f"{reached}: the stream is over; go on from there while the reservation lasts",
+            facts={"waited_seconds": stall, "offset_bytes": reached},
+        ) from None
 
 
 def _publisher(profile: TeacherProfile) -> dict[str, str | int]:
