@@ -18,7 +18,8 @@ One JSON object a line, in microseconds unless it says otherwise:
 `close`            that close: what came of the next step meanwhile is opened there; dirtied pages
                    are dropped, and the room given back, by another thread
 `seal_to_reader`   from the call of `seal` to the step in the hand of a reader in another
-                   process that was waiting for it; the draft's checks are in it
+                   process that was waiting for it. The draft was checked before (`Draft.check`),
+                   as one is that `select_top_k` writes: the seal reads no bytes of it
 `read_pages`       after that, a look at every page of the step (ms): its page faults
 `write_pages`      one write to every byte of it, each page of which is copied by that (ms)
 

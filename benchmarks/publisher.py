@@ -6,7 +6,7 @@ is all of the teacher `teacher_of(TOKENS)`: a step has ROWS rows of so many toke
 `transport` once it is there, and then does what its standard input says, a line each:
 
     publish STEP    reserves, writes and seals; says `size_bytes` of the payload
-    write STEP      reserves and writes; says the same
+    write STEP      reserves, writes and checks; says the same
     seal            seals that, a moment later; says when, in nanoseconds of the machine's clock
 
 What is written is nothing that a model said, but holds together.
@@ -79,6 +79,8 @@ def serve(argv: list[str]) -> int:
             if command == "publish":
                 draft.seal()
                 written = None
+            else:
+                draft.check()
             write_line({"size_bytes": draft.payload.size_bytes})
     return 0
 

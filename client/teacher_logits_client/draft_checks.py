@@ -52,6 +52,7 @@ def finish(columns: DraftColumns, rows: DraftRows, payload: Payload, *, mask: bo
         by_hand = selection.status == NOT_SELECTED
         any_by_hand = bool(by_hand.any())
         if any_by_hand:
+            columns.by_hand = by_hand
             selection.status[by_hand] = _status_by_values(columns)[by_hand]
         statuses = row_statuses(selection.status, rows.offsets)
     bad = (statuses != RowStatus.OK).nonzero().flatten().tolist()

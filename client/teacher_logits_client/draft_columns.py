@@ -116,6 +116,7 @@ def describe(profile: TeacherProfile, step: int, rows: DraftRows) -> Payload:
         vocabulary_size=profile.vocabulary_size,
         columns=columns,
         size_bytes=size_bytes,
+        whole_rows=rows.are_whole,
         key=PayloadKey(teacher_id=profile.teacher_id, step=step, shard=profile.data_parallel_rank),
     )
 
@@ -147,6 +148,8 @@ class DraftColumns:
         )
         self.row_statuses = torch.full((len(rows.rows),), UNKNOWN, dtype=torch.uint8)
         self.bad_row_count: int | None = None
+        #: Bool [P]: whose status a check has found by their values; None where there are none.
+        self.by_hand: torch.Tensor | None = None
         for kind in self._filled():
             _marked(found[kind]).fill_(_MARKS[found[kind].dtype])
         if self.selection.actual_logprob is not None:
@@ -157,10 +160,12 @@ class DraftColumns:
         found[Kind.ROW_DIGESTS].copy_(digests.view_as(found[Kind.ROW_DIGESTS]))
         found[Kind.ROW_STATUS].zero_()
 
-    def touch(self, rows: slice) -> None:
+    def touch(self, rows: slice, positions: slice) -> None:
         """Note that some rows are written, or views of them given to who may write."""
         self.row_statuses[rows] = UNKNOWN
         self.bad_row_count = None
+        if self.by_hand is not None:  # what a check has found of them is of before
+            self.selection.status[positions][self.by_hand[positions]] = NOT_SELECTED
 
     def note_selected(self, rows: slice, positions: slice, offsets: torch.Tensor) -> None:
         """Note that rows were selected into: these positions, from ``offsets`` [N+1] on."""

@@ -71,13 +71,13 @@ class DraftPart:
     @property
     def selection(self) -> Selection:
         """The tensors that ``select_top_k`` fills, flat over the positions."""
-        self._columns.touch(self.index)
+        self._columns.touch(self.index, self._positions)
         return self._columns.selection[self._positions]
 
     @property
     def columns(self) -> Mapping[str, torch.Tensor]:
         """Views of the columns that a teacher fills, by name: ``topk_ids`` int32 [P,K], ..."""
-        self._columns.touch(self.index)
+        self._columns.touch(self.index, self._positions)
         return self._columns.writable(self._positions)
 
     def select(

@@ -71,6 +71,11 @@ class DraftRows:
         return int(self.offsets[-1])
 
     @property
+    def are_whole(self) -> bool:
+        """Whether every row is written from its first position to its last."""
+        return torch.equal(self.windows[:, 1], self.lengths)
+
+    @property
     def row_positions(self) -> list[int]:
         """Positions of each row."""
         counts: list[int] = self.windows[:, 1].tolist()

@@ -6,7 +6,8 @@
 Leaving the block seals it, or abandons it where an error leaves with it. What is sealed is
 immutable: views of it must not be written to any more. A draft that was not fully written is
 refused, and so are rows with a NaN or +inf, unless they are to be masked; a refused draft is
-abandoned, its step stays open, and its rows may be reserved again.
+abandoned, its step stays open, and its rows may be reserved again. ``check`` looks before the
+seal, which then has nothing left to read.
 """
 
 from __future__ import annotations
@@ -168,8 +169,23 @@ class Draft:
         """Write columns of all its rows; see ``DraftPart.write``."""
         self._whole().write(**columns)
 
+    def check(self) -> None:
+        """Look at all that was written, so that ``seal`` need not, while readers wait for it.
+
+        From here on nobody may write through views that were taken before; what is written by
+        ``select``, ``write`` or views taken later is looked at anew. What ``select_top_k`` wrote
+        into a draft or its parts was looked at then, and costs nothing here.
+
+        Raises:
+            PayloadInvalidError: as for ``seal``; the draft stays open, and may be written anew.
+        """
+        self._check_open()
+        columns = self._columns
+        if self._sealing is None and columns is not None and columns.bad_row_count is None:
+            finish(columns, self._rows, self.payload, mask=self._mask_bad_rows)
+
     def seal(self, *, timeout: float | None = None) -> None:
-        """Check it and have it read from now on; once sealed, again is fine.
+        """Check it, if that was not done, and have it read from now on; again is fine.
 
         Where the server did not answer in time it may be sealed all the same: call again to
         know, or abandon it.
@@ -280,9 +296,9 @@ class Draft:
     def _finish(self) -> Sealing:
         if self._columns is None or self._room is None:
             raise ValueError("an open draft has room")
-        bad_rows = finish(self._columns, self._rows, self.payload, mask=self._mask_bad_rows)
+        self.check()
         return Sealing(
-            bad_row_count=bad_rows,
+            bad_row_count=self._columns.bad_row_count or 0,
             valid_count=self._rows.valid_count,
             digest=digest_of(self.payload, self._room) if self.is_repeat else "",
         )

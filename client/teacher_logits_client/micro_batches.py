@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from teacher_logits.layout import ColumnKind
 from teacher_logits_client.columns import NamedColumns
 from teacher_logits_client.leased_targets import LeasedTargets, lease_targets
 from teacher_logits_client.targets import make_targets
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
     import torch
 
-    from teacher_logits.layout import ColumnKind
     from teacher_logits_client.leased_targets import Made
     from teacher_logits_client.row_columns import RowColumns
     from teacher_logits_client.targets import Targets
@@ -28,7 +28,7 @@ class RowTargets:
 
     Args:
         temperatures: those of the columns.
-        lengths: tokens of each row, 0 for padding, int64 [N]; None where they are not known.
+        lengths: tokens of each row, 0 for padding, int64 [N]; None where the caller gave no ids.
         made: what ends with the leases.
     """
 
@@ -68,11 +68,14 @@ class RowTargets:
         if temperature not in self._at:
             # Temperatures travelled as fp32.
             near = (t for t in self._temperatures if math.isclose(t, temperature, rel_tol=1e-6))
+            lengths = self._lengths
+            if lengths is None and self._columns.whole_rows:
+                lengths = self._columns[ColumnKind.ROW_OFFSETS].diff()
             targets = make_targets(
                 self._columns,
                 temperature=next(near, temperature),
                 temperatures=self._temperatures,
-                lengths=self._lengths,
+                lengths=lengths,
             )
             self._at[temperature] = lease_targets(targets, self._made)
         return self._at[temperature]

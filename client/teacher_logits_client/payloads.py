@@ -136,10 +136,16 @@ class LeasedPayload:
                 self._kinds,
                 temperature=self._own_temperature(temperature),
                 temperatures=self.payload.temperatures,
-                lengths=self._lengths,
+                lengths=self._row_lengths(),
             )
             self._at_temperature[temperature] = lease_targets(made, self._made)
         return self._at_temperature[temperature]
+
+    def _row_lengths(self) -> torch.Tensor | None:
+        """Return the tokens of each row, where they are known here or the payload says so."""
+        if self._lengths is None and self.payload.whole_rows:
+            return self._kinds[ColumnKind.ROW_OFFSETS].diff()
+        return self._lengths
 
     def part(self, first: int, row_count: int) -> Part:
         """Return some of the payload's rows as views, which end with the lease."""

@@ -139,7 +139,8 @@ class Shape:
 class RowColumns(Mapping[ColumnKind, torch.Tensor]):
     """The columns of the rows of some parts, one behind the other, and of padding rows.
 
-    ``copied`` says whether more than one payload holds them, so that positions are copied.
+    ``copied`` says whether more than one payload holds them, so that positions are copied;
+    ``whole_rows`` whether every row has all its positions.
     """
 
     def __init__(self, parts: Sequence[Part], *, padding_rows: int, shape: Shape) -> None:
@@ -148,6 +149,7 @@ class RowColumns(Mapping[ColumnKind, torch.Tensor]):
         self._shape = shape
         self._made: dict[ColumnKind, torch.Tensor] = {}
         self.copied = len(self._parts) > 1
+        self.whole_rows = all(part.payload.whole_rows for part in self._parts)
 
     def __getitem__(self, kind: ColumnKind) -> torch.Tensor:
         made = self._made.get(kind)

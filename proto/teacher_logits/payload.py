@@ -24,7 +24,8 @@ class Payload:
     """Description of one payload. Immutable once sealed.
 
     ``temperatures`` names the columns of ``log_tail`` and ``logsumexp``, temperature 1
-    first. ``vocabulary_size`` counts the vocabulary columns that took part.
+    first. ``vocabulary_size`` counts the vocabulary columns that took part. ``whole_rows``:
+    every row has all its positions, so that no token comes after a row's last.
     """
 
     payload_id: str
@@ -39,6 +40,7 @@ class Payload:
     columns: tuple[Column, ...]
     size_bytes: int
     bad_row_count: int = 0
+    whole_rows: bool = False
     key: PayloadKey | None = None
 
     def column(self, kind: ColumnKind) -> Column:

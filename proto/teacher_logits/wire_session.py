@@ -160,6 +160,7 @@ def payload_to_wire(payload: Payload) -> payload_pb2.Payload:
         ],
         size_bytes=payload.size_bytes,
         bad_row_count=payload.bad_row_count,
+        whole_rows=payload.whole_rows,
     )
 
 
@@ -223,6 +224,7 @@ def _read_payload(message: payload_pb2.Payload) -> Payload:
             ),
             size_bytes=message.size_bytes,
             bad_row_count=message.bad_row_count,
+            whole_rows=message.whole_rows,
         )
     )
 

@@ -1,7 +1,7 @@
 """A server of byte streams in a process of its own, to be killed: ``python bulk_server.py``.
 
 It prints its address, and serves until its standard input ends. A stream is one chunk, and then
-what the session id of its request says.
+what the session id of its request says. An upload is not answered.
 """
 
 from __future__ import annotations
@@ -46,12 +46,23 @@ def _read(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         over.wait(PATIENCE)
 
 
+def _write(requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+    over = threading.Event()
+    context.add_callback(over.set)
+    over.wait(PATIENCE)
+    return b""
+
+
 def _serve() -> None:
     server = grpc.server(ThreadPoolExecutor(4))
-    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(_read)
-    service = "teacher_logits.v1.BulkService"
+    read: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(_read)
+    write: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_unary_rpc_method_handler(_write)
+    services = {"BulkService": {"ReadPayload": read}, "RegistryService": {"WritePayload": write}}
     server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(service, {"ReadPayload": handler}),)
+        tuple(
+            grpc.method_handlers_generic_handler(f"teacher_logits.v1.{name}", handlers)
+            for name, handlers in services.items()
+        )
     )
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

@@ -183,3 +183,21 @@ def test_a_chunk_that_changes_on_the_way_is_sent_again_and_not_for_ever(
         ):
             wanted: Selection = expected(ids, lengths, logits)  # type: ignore[assignment]
             assert torch.equal(batch.columns["topk_ids"], wanted.topk_ids)
+
+
+@pytest.mark.parametrize("way", ["shared_memory", "stream"])
+def test_a_student_without_ids_at_hand_counts_what_the_whole_step_counts(
+    client: tl.Client, way: str
+) -> None:
+    """A row's last position has no next token, and the payload says that it is the last."""
+    ids, lengths, logits = some_rows(0)
+    name = next(names)
+    every = torch.ones_like(ids, dtype=torch.bool)
+    with (
+        client.open_publisher(a_teacher(name)) as publisher,
+        client.open_session(a_student(name, transports=way)) as session,
+    ):
+        with publisher.reserve(0, input_ids=ids, lengths=lengths, loss_mask=every) as draft:
+            tl.select_top_k(logits, out=draft)
+        with session.acquire(step=0, timeout=LONG) as batch:
+            assert int(batch.targets.valid.sum()) == batch.global_count

@@ -92,6 +92,26 @@ def asked_for_when_the_client_is_closed(calls: Calls, process: subprocess.Popen[
         next(stream_of(calls, ENDS))
 
 
+def uploaded_when_the_client_is_closed(calls: Calls, process: subprocess.Popen[str]) -> None:
+    sent = threading.Event()
+
+    def chunks() -> Iterator[bytes]:
+        yield b"first"
+        sent.set()
+
+    def close() -> None:
+        sent.wait(PATIENCE)
+        calls.close()
+
+    closing = threading.Thread(target=close)
+    closing.start()
+    with pytest.raises(SessionExpiredError, match="closed by this client, and the upload of"):
+        calls.registry.write("s", "p", chunks(), timeout=PATIENCE)
+    closing.join(PATIENCE)
+    with pytest.raises(SessionExpiredError, match="closed by this client"):
+        calls.registry.write("s", "p", chunks(), timeout=PATIENCE)
+
+
 def under_way_when_the_server_is_killed(calls: Calls, process: subprocess.Popen[str]) -> None:
     stream = begun(calls, WAITS)
     process.kill()
@@ -118,6 +138,7 @@ def resumed_where_nobody_is(calls: Calls, process: subprocess.Popen[str]) -> Non
         under_way_when_the_client_is_closed,
         left_behind_the_client,
         asked_for_when_the_client_is_closed,
+        uploaded_when_the_client_is_closed,
     ],
 )
 def test_nothing_is_left_of_a_stream(end: End, lasting: tuple[subprocess.Popen[str], str]) -> None:

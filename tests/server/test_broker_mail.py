@@ -42,6 +42,7 @@ class PostOffice:
         self.letters: defaultdict[str, deque[bytes]] = defaultdict(deque)
         self.asked: list[str] = []
         self.ended: list[str] = []
+        self.died: list[str] = []
         self.all_ended = threading.Event()
 
     def reader(self, name: str) -> Reader:

@@ -19,7 +19,7 @@ class PayloadKey(_message.Message):
     def __init__(self, teacher_id: _Optional[str] = ..., step: _Optional[int] = ..., shard: _Optional[int] = ...) -> None: ...
 
 class Payload(_message.Message):
-    __slots__ = ("payload_id", "key", "teacher_id", "teacher_revision", "first_row", "row_count", "position_count", "top_k", "temperatures", "vocabulary_size", "columns", "size_bytes", "bad_row_count")
+    __slots__ = ("payload_id", "key", "teacher_id", "teacher_revision", "first_row", "row_count", "position_count", "top_k", "temperatures", "vocabulary_size", "columns", "size_bytes", "bad_row_count", "whole_rows")
     PAYLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     TEACHER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class Payload(_message.Message):
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     BAD_ROW_COUNT_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_ROWS_FIELD_NUMBER: _ClassVar[int]
     payload_id: str
     key: PayloadKey
     teacher_id: str
@@ -46,7 +47,8 @@ class Payload(_message.Message):
     columns: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Column]
     size_bytes: int
     bad_row_count: int
-    def __init__(self, payload_id: _Optional[str] = ..., key: _Optional[_Union[PayloadKey, _Mapping]] = ..., teacher_id: _Optional[str] = ..., teacher_revision: _Optional[str] = ..., first_row: _Optional[int] = ..., row_count: _Optional[int] = ..., position_count: _Optional[int] = ..., top_k: _Optional[int] = ..., temperatures: _Optional[_Iterable[float]] = ..., vocabulary_size: _Optional[int] = ..., columns: _Optional[_Iterable[_Union[_tensor_pb2.Column, _Mapping]]] = ..., size_bytes: _Optional[int] = ..., bad_row_count: _Optional[int] = ...) -> None: ...
+    whole_rows: bool
+    def __init__(self, payload_id: _Optional[str] = ..., key: _Optional[_Union[PayloadKey, _Mapping]] = ..., teacher_id: _Optional[str] = ..., teacher_revision: _Optional[str] = ..., first_row: _Optional[int] = ..., row_count: _Optional[int] = ..., position_count: _Optional[int] = ..., top_k: _Optional[int] = ..., temperatures: _Optional[_Iterable[float]] = ..., vocabulary_size: _Optional[int] = ..., columns: _Optional[_Iterable[_Union[_tensor_pb2.Column, _Mapping]]] = ..., size_bytes: _Optional[int] = ..., bad_row_count: _Optional[int] = ..., whole_rows: bool = ...) -> None: ...
 
 class Extent(_message.Message):
     __slots__ = ("slab_id", "offset_bytes", "size_bytes", "slot", "generation")

@@ -54,6 +54,15 @@ class Request:
         return self.position_starts[-1]
 
     @property
+    def has_whole_rows(self) -> bool:
+        """Whether all positions of every row are wanted."""
+        starts = self.row_starts
+        return all(
+            first == 0 and count == starts[row + 1] - starts[row]
+            for row, (first, count) in enumerate(self.windows)
+        )
+
+    @property
     def token_count(self) -> int:
         """Tokens of all rows, prefixes included."""
         return self.row_starts[-1] + self.prefix_starts[-1]

@@ -80,6 +80,7 @@ class Plan:
             columns=self.columns,
             size_bytes=self.size_bytes,
             bad_row_count=bad_rows,
+            whole_rows=self.request.has_whole_rows,
         )
 
 

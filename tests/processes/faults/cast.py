@@ -205,6 +205,7 @@ class Cast:
             "chunk-size": "4KiB",
             "session-ttl": "2s",
             "renew-interval": "500ms",
+            "keep-deserted": "0s",
             **settings,
         }
         self._roles: dict[str, Role] = {}
