@@ -6,6 +6,7 @@ There are two ways, with one interface: into slabs of its own that readers on th
 
 from __future__ import annotations
 
+import enum
 import logging
 import time
 from dataclasses import dataclass
@@ -30,6 +31,16 @@ ABANDON_SECONDS = 5.0
 def seconds_until(until: float) -> float:
     """Return the seconds that are left, a little where none are: every call has a deadline."""
     return max(0.001, until - time.monotonic())
+
+
+class DraftStage(enum.Enum):
+    """Where a draft stands."""
+
+    OPEN = "open"
+    #: A seal was not answered: it may be sealed.
+    DOUBTFUL = "sealed, as far as is known"
+    SEALED = "sealed"
+    ABANDONED = "abandoned"
 
 
 @dataclass(frozen=True, kw_only=True)

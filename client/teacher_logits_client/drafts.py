@@ -12,7 +12,6 @@ seal, which then has nothing left to read.
 
 from __future__ import annotations
 
-import enum
 import time
 import warnings
 from functools import partial
@@ -25,7 +24,7 @@ from teacher_logits.errors import (
     ServerUnreachableError,
     TeacherLogitsError,
 )
-from teacher_logits_client.claims import ABANDON_SECONDS, Sealing, abandon
+from teacher_logits_client.claims import ABANDON_SECONDS, DraftStage, Sealing, abandon
 from teacher_logits_client.config import check_timeout
 from teacher_logits_client.draft_checks import finish
 from teacher_logits_client.draft_columns import DraftColumns, digest_of
@@ -42,16 +41,6 @@ if TYPE_CHECKING:
     from teacher_logits.selection import Selection
     from teacher_logits_client.claims import Desk, Granted
     from teacher_logits_client.draft_rows import DraftRows
-
-
-class DraftStage(enum.Enum):
-    """Where a draft stands."""
-
-    OPEN = "open"
-    #: A seal was not answered: it may be sealed.
-    DOUBTFUL = "sealed, as far as is known"
-    SEALED = "sealed"
-    ABANDONED = "abandoned"
 
 
 class Draft:

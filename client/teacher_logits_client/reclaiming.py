@@ -10,7 +10,12 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import ConfigError, LeaseLostError, SessionExpiredError
+from teacher_logits.errors import (
+    ConfigError,
+    LeaseLostError,
+    SessionExpiredError,
+    UnknownTeacherError,
+)
 from teacher_logits_client.calls.inspection import inspect_server, reclaim
 from teacher_logits_client.units import size_text
 
@@ -39,7 +44,8 @@ def reclaim_or_tell(
     if not kind or (kind == QUARANTINED) != (target == QUARANTINED) or target == TEACHER:
         raise ConfigError(
             f"--reclaim {target[:128]!r} is no session (s-...), no lease (l-...), no teacher "
-            f"({TEACHER}...) and not {QUARANTINED!r}: `teacher-logits inspect {address}` shows what there is",
+            f"({TEACHER}...) and not {QUARANTINED!r}: `teacher-logits inspect {address}` shows "
+            "what there is",
             facts={"flag": "--reclaim", "value": target[:128]},
         )
     teacher_id = target.removeprefix(TEACHER) if kind == TEACHER else ""
@@ -81,12 +87,17 @@ def _targeted(view: ServerView, kind: str, target: str) -> list[LeaseView]:
 
 def _plan_teacher(view: ServerView, teacher_id: str, *, as_json: bool) -> str:
     """Say which steps would be retired."""
+    if all(teacher.teacher_id != teacher_id for teacher in view.teachers):
+        raise UnknownTeacherError(
+            f"there is no teacher {teacher_id[:128]!r} here", facts={"teacher_id": teacher_id[:128]}
+        )
+    named = TEACHER + teacher_id
     steps = [step.step for step in view.steps if step.teacher_id == teacher_id]
     if as_json:
-        return json.dumps({"target": TEACHER + teacher_id, "done": False, "steps": steps}, indent=2)
+        return json.dumps({"target": named, "done": False, "steps": steps}, indent=2)
     return (
-        f"{_count(len(steps), 'step')} of teacher {teacher_id} would be retired, if nobody publishes "
-        "or reads it; nothing was done.\nRepeat with --yes to do it."
+        f"{_count(len(steps), 'step')} of teacher {teacher_id} would be retired, if nobody "
+        "publishes or reads it; nothing was done.\nRepeat with --yes to do it."
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -182,13 +181,15 @@ def payload_from_wire(message: payload_pb2.Payload) -> Payload:
     except PayloadInvalidError:
         return _read_payload(message)  # fails again, with the payload's id
     key = message.key
-    return replace(
-        known,
-        payload_id=message.payload_id,
-        key=PayloadKey(teacher_id=key.teacher_id, step=key.step, shard=key.shard)
+    found = (
+        PayloadKey(teacher_id=key.teacher_id, step=key.step, shard=key.shard)
         if message.HasField("key")
-        else None,
+        else None
     )
+    # `replace` takes ten times as long, while a reader waits. The fields are the instance's own.
+    payload = Payload.__new__(Payload)
+    vars(payload).update(vars(known), payload_id=message.payload_id, key=found)
+    return payload
 
 
 _kind_of = lru_cache(maxsize=64)(column_kind_from_wire)

@@ -10,12 +10,13 @@ Pure: no lock, no clock, no tensors. A request is known by a ticket, a number of
 First come, first served. A pass has at most ``max_batch_tokens`` tokens, padding counted (rows
 times the longest), or a single longer row. Rows of a request run in their order, over several
 passes where they are many. Nobody starves: a request that waits for room lets 16 later ones
-have room before it (and who is in one pass with the 16th), and then nobody. Refuses a request
-more than ``max_waiting_requests``.
+have room before it, such as need less than it does, and then nobody. Refuses a request more
+than ``max_waiting_requests``.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -52,14 +53,28 @@ class _Request:
     row_tokens: Sequence[int]
     deadline: float
     tokens_left: int
+    size_bytes: int
     next_row: int = 0
     seated: bool = False
     parked: bool = False
+    #: It was parked, and has had no room since.
+    wants_room: bool = False
     overtaken: int = 0
 
     @property
     def waits(self) -> bool:
         return self.next_row < len(self.row_tokens)
+
+    @property
+    def limit_behind(self) -> float:
+        """What a later request has to be smaller than, to have room before this one."""
+        if not self.wants_room:
+            return math.inf
+        return self.size_bytes if self.overtaken < MAX_OVERTAKINGS else -1
+
+    def put_back(self) -> None:
+        self.next_row = 0
+        self.tokens_left = sum(self.row_tokens)
 
 
 class Batching:
@@ -118,17 +133,22 @@ class Batching:
             retry_after=RETRY_AFTER,
         )
 
-    def add(self, ticket: int, row_tokens: Sequence[int], *, deadline: float) -> None:
+    def add(
+        self, ticket: int, row_tokens: Sequence[int], *, deadline: float, size_bytes: int = 0
+    ) -> None:
         """Take a request in; ``row_tokens`` is what each of its rows costs the engine.
 
-        Tickets rise. A row of no tokens runs beside others for nothing.
+        Tickets rise. ``size_bytes`` is the room that its payload will need. A row of no tokens runs beside others for nothing.
 
         Raises:
             PoolFullError: too many wait already.
         """
         self.check_room()
         self._requests[ticket] = _Request(
-            row_tokens=row_tokens, deadline=deadline, tokens_left=sum(row_tokens)
+            row_tokens=row_tokens,
+            deadline=deadline,
+            tokens_left=sum(row_tokens),
+            size_bytes=size_bytes,
         )
 
     def drop(self, ticket: int) -> None:
@@ -150,10 +170,25 @@ class Batching:
         """Note that a request has room for its payload."""
         for other, request in self._requests.items():
             if other == ticket:
-                request.seated = True
+                request.seated, request.wants_room = True, False
                 return
             if request.parked:
                 request.overtaken += 1
+
+    def may_seat(self, ticket: int) -> bool:
+        """Say whether a request may have room now, or must leave it to one that waits for it.
+
+        One that must goes on waiting with all its rows.
+        """
+        limit = math.inf
+        for other, request in self._requests.items():
+            if other == ticket:
+                if request.seated or request.size_bytes < limit:
+                    return True
+                request.put_back()
+                return False
+            limit = min(limit, request.limit_behind)
+        return True
 
     def park(self, ticket: int, *, freed_count: int) -> None:
         """Put a request's rows back, since there is no room for its payload.
@@ -162,8 +197,8 @@ class Batching:
         """
         request = self._requests.get(ticket)
         if request is not None:
-            request.next_row = 0
-            request.tokens_left = sum(request.row_tokens)
+            request.put_back()
+            request.wants_room = True
             request.parked = freed_count == self._freed_count
 
     def room_freed(self) -> None:
@@ -176,10 +211,12 @@ class Batching:
         """Take the rows of the next pass; empty where nothing can run now."""
         pieces: list[Piece] = []
         rows = longest = 0
-        nobody_passes = False
+        limit = math.inf  # smaller ones may pass those that wait for room
         for ticket, request in self._requests.items():
-            nobody_passes |= request.parked and request.overtaken >= MAX_OVERTAKINGS
-            if request.parked or not request.waits or (nobody_passes and not request.seated):
+            passes = request.seated or request.size_bytes < limit
+            if request.parked:
+                limit = min(limit, request.limit_behind)
+            if request.parked or not request.waits or not passes:
                 continue
             first = request.next_row
             for tokens in request.row_tokens[first:]:

@@ -113,11 +113,14 @@ class Broker:
         """Have the mail of these sessions sent ahead; from any thread, and never waits.
 
         The broker's own thread sends it as soon as the packet at hand is understood, before
-        that one's reply.
+        that one's reply. Readers first: they may wait for what a publisher has just sealed.
         """
         if not self._is_open:
             return
-        self._due.extend(session_ids)
+        for session_id in session_ids:
+            each = self._by_session.get(session_id)
+            is_writer = each is not None and each.line.takes_descriptors
+            (self._due.append if is_writer else self._due.appendleft)(session_id)
         if threading.current_thread() is self._thread:
             return
         with self._waking:

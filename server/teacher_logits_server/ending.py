@@ -165,3 +165,5 @@ class Ending(Stepping):
         if session.phase is Phase.ENDED:
             self._mail.forget(session.session_id)
             self._sessions.drop(session)
+            # Whoever still has the session, an error's traceback say, keeps no page mapped.
+            session.line = session.last_line = None

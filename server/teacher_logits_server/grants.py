@@ -61,6 +61,10 @@ class Grants:
         """Say whether a session has a lease of a step."""
         return (session_id, step) in self._out
 
+    def steps_of(self, session_id: str) -> frozenset[int]:
+        """Return the steps of which a session has a lease."""
+        return frozenset(step for reader, step in self._out if reader == session_id)
+
     def end(self, lease_id: str, *, returned: bool) -> Grant | None:
         """Note the end of a lease; return its grant where it was the last and all were read."""
         grant = self._by_lease.pop(lease_id, None)

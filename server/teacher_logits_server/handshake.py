@@ -126,8 +126,9 @@ class Handshake(Ending):
             self._end_publisher(session, in_good_order=True)
             if self._sessions.close(session):
                 self._end(session)
-            else:
-                self._drop_if_done(session)
+                return
+            self._close_reader(session)
+            self._drop_if_done(session)
 
     @property
     def teacher(self) -> TeacherProfile:

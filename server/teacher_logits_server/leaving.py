@@ -1,9 +1,9 @@
 """Leaving: lines whose process is watched, for its end shows on its pidfd.
 
-Those that hung up while it lived: a dying process closes its sockets a moment before its end shows on its pidfd. So a line that
-hangs up is looked at once more: by the pidfd's word, or when the grace is over. Where room went
-into quarantine with it, its process is watched on, for as long as that lives. And those that
-have not ended: a child may hold the line of a process that is no more.
+Those that hung up while it lived: a dying process closes its sockets a moment before its end
+shows. So a line that hangs up is looked at once more: by the pidfd's word, or when the grace is
+over. Where room went into quarantine with it, its process is watched on, for as long as that
+lives. And those that have not ended: a child may hold the line of a process that is no more.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import heapq
 
+from teacher_logits.errors import PayloadRetiredError
+
 LIMIT = 4096
 """Retired steps remembered one by one; all below the lowest of them count as retired too."""
 
@@ -33,3 +35,12 @@ class RetiredSteps:
         self._below = max(self._below, step)
         while self._heap and self._heap[0] < self._below:
             self._single.discard(heapq.heappop(self._heap))
+
+
+def retired_error(number: int, lowest: int) -> PayloadRetiredError:
+    """Return the error of whoever wants a step that is over; ``lowest`` is the first there is."""
+    return PayloadRetiredError(
+        f"step {number} is retired: all who read it have returned it, or --keep-steps let it go; "
+        f"the lowest step there is, or that comes next, is {lowest}",
+        facts={"step": number, "lowest_step": lowest},
+    )

@@ -165,8 +165,11 @@ class Sealing(Publishing):
         lies_in = extent or draft.extent
         if lies_in is None:
             raise ValueError(f"payload {draft.payload.payload_id} lies nowhere")
+        payload = draft.payload
+        if payload.bad_row_count != bad_row_count:
+            payload = replace(payload, bad_row_count=bad_row_count)
         sealed = Sealed(
-            payload=replace(draft.payload, bad_row_count=bad_row_count),
+            payload=payload,
             extent=lies_in,
             row_positions=draft.row_positions,
             writer_id=self._writer_id(session),

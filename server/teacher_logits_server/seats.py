@@ -3,7 +3,7 @@
 Pure. A student has ``data_parallel_size * readers_per_rank`` readers, and each has a seat. A
 session sits down when it opens and leaves when it ends; its successor takes the free seat, so
 that what was read from it stays read. Steps wait for every student that is there, which it is
-while one of its sessions is.
+while one of its sessions is; once all of them have closed, only those that they still hold do.
 """
 
 from __future__ import annotations
@@ -22,11 +22,20 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class _Student:
+    student_id: str
     data_parallel_size: int
     readers_per_rank: int
     #: The first step that waits for it.
     begin: int
     seats: dict[str, Seat] = field(default_factory=dict)
+    #: Sessions that get no step any more: those that each may still read.
+    closed: dict[str, frozenset[int]] = field(default_factory=dict)
+
+    def is_there(self, number: int) -> bool:
+        """Whether it may read a step."""
+        return len(self.closed) < len(self.seats) or any(
+            number in steps for steps in self.closed.values()
+        )
 
 
 class Seats:
@@ -69,6 +78,7 @@ class Seats:
         known = self._students.get(student.student_id)
         if known is None:
             known = _Student(
+                student_id=student.student_id,
                 data_parallel_size=student.batch_grid.data_parallel_size,
                 readers_per_rank=student.readers_per_rank,
                 begin=self._highest_asked + 1 if self._students else 0,
@@ -92,19 +102,28 @@ class Seats:
         """Return the sessions that have a seat."""
         return list(self._by_session)
 
-    def leave(self, session_id: str) -> bool:
-        """Take a reader's seat back; return whether its student has gone with it."""
+    def close(self, session_id: str, steps: frozenset[int]) -> None:
+        """Have a reader get none but the steps that it has.
+
+        Where all of a student's have closed, it is there for these steps alone.
+        """
+        seat = self._by_session.get(session_id)
+        if seat is not None:
+            self._students[seat.student_id].closed[session_id] = steps
+
+    def leave(self, session_id: str) -> None:
+        """Take a reader's seat back; its student goes with its last."""
         seat = self._by_session.pop(session_id, None)
         if seat is None:
-            return False
+            return
         student = self._students[seat.student_id]
         del student.seats[session_id]
+        student.closed.pop(session_id, None)
         if student.seats:
-            return False
+            return
         del self._students[seat.student_id]
         if not self._students:
             self._highest_asked = -1
-        return True
 
     def note_asked(self, number: int) -> None:
         """Note that a reader asked for a step and got it."""
@@ -112,10 +131,11 @@ class Seats:
 
     def have_read(self, step: Step) -> bool:
         """Say whether every reader that a step waits for has read it, and there is one at all."""
-        return bool(self._students) and all(
-            len(step.consumed.get(student_id, ()))
+        there = [s for s in self._students.values() if s.is_there(step.number)]
+        return bool(there) and all(
+            len(step.consumed.get(student.student_id, ()))
             >= student.data_parallel_size * student.readers_per_rank
-            for student_id, student in self._students.items()
+            for student in there
             if student.begin <= step.number
         )
 
@@ -129,7 +149,7 @@ class Seats:
                 for rank in range(student.data_parallel_size)
                 if done[rank] < student.readers_per_rank
             ]
-            if ranks and student.begin <= step.number:
+            if ranks and student.begin <= step.number and student.is_there(step.number):
                 waiting[student_id] = ranks
         return waiting
 

@@ -217,7 +217,7 @@ class Stepping(Room):
 
     def _carry_out(self, published: Published) -> None:
         """Do to the payloads what the steps' table has decided, and tell who waits."""
-        changes = published.steps.take_changes()
+        changes = published.steps.changes.take()
         for payload_id in changes.retired:
             self._lending.retire(payload_id)
         for payload_id in changes.lapsed:
@@ -275,6 +275,13 @@ class Stepping(Room):
         self._carry_out(published)
         self._publishers.note_left(session.teacher_id, now=self._clock.now())
         self._news.teachers_changed = True
+
+    def _close_reader(self, session: Session) -> None:
+        """Learn that a student's session gets no step but those that it has."""
+        published = self._publishers.find(session.teacher_id)
+        if published is not None and not session.is_publisher:
+            published.steps.close(session.session_id, self._grants.steps_of(session.session_id))
+            self._carry_out(published)
 
     def _end_reader(self, session: Session) -> None:
         """Learn that a student's session reads no step any more."""

@@ -6,23 +6,20 @@ Pure. Publishers reserve and seal its parts (``parts``), students' readers consu
 Promises: a step is had whole or not at all; it is retired when every reader of every
 admitted student has consumed it, or when ``keep_steps`` says so, and a retired step never
 comes back while anybody is there. What follows for payloads is told once, by
-``take_changes``.
+``changes``.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import PayloadRetiredError
 from teacher_logits_server.changes import ChangeLog
 from teacher_logits_server.parts import Claim, Part, Seat, Stage, Step
-from teacher_logits_server.retired import RetiredSteps
+from teacher_logits_server.retired import RetiredSteps, retired_error
 from teacher_logits_server.seats import Seats
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from teacher_logits_server.changes import Changes
 
 
 class Steps:
@@ -41,7 +38,8 @@ class Steps:
         self._by_request: dict[tuple[str, str], Claim] = {}
         self._retired = RetiredSteps()
         self._highest_complete = -1
-        self._changes = ChangeLog()
+        #: What is to be carried out; whoever does takes it.
+        self.changes = ChangeLog()
 
     def __iter__(self) -> Iterator[Step]:
         return iter(sorted(self._steps.values(), key=lambda step: step.number))
@@ -73,10 +71,6 @@ class Steps:
     def part_of(self, payload_id: str) -> Part | None:
         """Return the part that a payload belongs to, or a reservation's payload to be."""
         return self._parts.get(payload_id)
-
-    def take_changes(self) -> Changes:
-        """Return what became of payloads since this was last asked."""
-        return self._changes.take()
 
     def begin_anew(self) -> None:
         """Forget which steps were retired or lost, so that they may come again."""
@@ -135,12 +129,12 @@ class Steps:
         if part is None or part.is_sealed:
             raise ValueError(f"payload {payload_id} is not reserved")
         part.is_sealed, part.valid_count, part.digest = True, valid_count, digest
-        self._changes.is_news = True
+        self.changes.is_news = True
         step = self._steps[part.claim.step]
         if step.stage is not Stage.COMPLETE:
             return
         self._highest_complete = max(self._highest_complete, step.number)
-        self._changes.decided.append(step.number)
+        self.changes.decided.append(step.number)
         self._retire_if_read(step)
         if self._keep:
             kept_from = self._highest_complete - self._keep + 1
@@ -170,7 +164,7 @@ class Steps:
             del step.parts[part.claim.shard]
             if not step.parts:
                 self._drop(step)
-            self._changes.is_news = True
+            self.changes.is_news = True
 
     def orphan(self, payload_id: str) -> None:
         """Learn that a sealed part lasts as long as it is leased, since its writer died."""
@@ -203,8 +197,8 @@ class Steps:
             part.claim, part.repeat, part.is_sealed = part.repeat, None, False
         else:
             part.is_lost = True
-            self._changes.decided.append(part.claim.step)
-        self._changes.is_news = True
+            self.changes.decided.append(part.claim.step)
+        self.changes.is_news = True
         self._retire_if_read(self._steps[part.claim.step])
 
     def claims_of(self, session_id: str) -> list[tuple[Claim, bool]]:
@@ -226,14 +220,8 @@ class Steps:
         Raises:
             PayloadRetiredError: it is, with the lowest step there is.
         """
-        if number not in self._retired:
-            return
-        lowest = min(self._steps, default=self._highest_complete + 1)
-        raise PayloadRetiredError(
-            f"step {number} is retired: all who read it have returned it, or --keep-steps let it "
-            f"go; the lowest step there is, or that comes next, is {lowest}",
-            facts={"step": number, "lowest_step": lowest},
-        )
+        if number in self._retired:
+            raise retired_error(number, min(self._steps, default=self._highest_complete + 1))
 
     def had(self, number: int) -> Step | None:
         """Return a step that is complete, and None where it is not yet.
@@ -259,9 +247,17 @@ class Steps:
 
     def leave(self, session_id: str) -> None:
         """Learn that a reader is gone; steps do not wait for a student without readers."""
-        if self.seats.leave(session_id):
-            for step in list(self._steps.values()):
-                self._retire_if_read(step)
+        self.seats.leave(session_id)
+        self._retire_what_is_read()
+
+    def close(self, session_id: str, steps: frozenset[int]) -> None:
+        """Learn that a reader, which has some steps out, will get no other."""
+        self.seats.close(session_id, steps)
+        self._retire_what_is_read()
+
+    def _retire_what_is_read(self) -> None:
+        for step in list(self._steps.values()):
+            self._retire_if_read(step)
 
     def _open(self) -> Iterator[Step]:
         for step in self._steps.values():
@@ -277,14 +273,14 @@ class Steps:
     def _retire(self, step: Step) -> None:
         for part in step.parts.values():
             if part.repeat is not None:
-                self._changes.lapsed.append(part.repeat.payload_id)
+                self.changes.lapsed.append(part.repeat.payload_id)
             if not part.is_lost:
-                told = self._changes.retired if part.is_sealed else self._changes.lapsed
+                told = self.changes.retired if part.is_sealed else self.changes.lapsed
                 told.append(part.claim.payload_id)
         self._drop(step)
         self._retired.add(step.number)
-        self._changes.decided.append(step.number)
-        self._changes.is_news = True
+        self.changes.decided.append(step.number)
+        self.changes.is_news = True
 
     def _drop(self, step: Step) -> None:
         for part in step.parts.values():

@@ -142,7 +142,8 @@ def _state(session: Session, *, silent: bool) -> str:
     """Return how a session is, as far as the tables know; see ``SessionView``."""
     if session.phase in (Phase.LOCAL, Phase.REMOTE):
         return "silent" if silent and session.liveness == "ttl" else "alive"
-    return session.phase.value
+    name: str = session.phase.value
+    return name
 
 
 def _view_session(

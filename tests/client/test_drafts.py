@@ -22,6 +22,7 @@ from tests.client.publishing import (
 import teacher_logits_client as tl
 from teacher_logits.digest import row_digest
 from teacher_logits.errors import PayloadInvalidError
+from teacher_logits.layout import ColumnKind
 from teacher_logits.selection import Selection
 from teacher_logits_client.draft_checks import finish
 from teacher_logits_client.draft_columns import DraftColumns, describe
@@ -213,3 +214,51 @@ def test_columns_that_a_profile_leaves_out_are_not_written() -> None:
     assert torch.equal(columns.selection.topk_ids, wanted.topk_ids)
     with pytest.raises(PayloadInvalidError, match="logits"):
         describe(a_teacher("t", columns=("logits", *TEACHER.columns)), 0, rows)
+
+
+def open_draft(rows: DraftRows) -> tuple[DraftPart, DraftColumns, torch.Tensor]:
+    part, columns = draft_of(rows)
+    ids, lengths, logits = some_rows(1)
+    part.select(logits)
+    return part, columns, flat(logits, lengths)
+
+
+def test_what_was_selected_is_known_without_a_look_at_its_bytes() -> None:
+    ids, lengths, _ = some_rows(1)
+    rows = rows_of(input_ids=ids, lengths=lengths)
+    _, columns, _ = open_draft(rows)
+    columns.by_kind[ColumnKind.TOPK_IDS].fill_(-7)  # behind its back: nobody looks
+    assert finished(rows, columns) == 0
+
+
+def test_bad_rows_of_a_selection_are_found_as_it_is_written() -> None:
+    ids, lengths, logits = some_rows(1)
+    rows = rows_of(input_ids=ids, lengths=lengths)
+    part, columns = draft_of(rows)
+    logits[1, 0, 0] = torch.nan
+    part.select(logits)
+    with pytest.raises(PayloadInvalidError) as caught:
+        finished(rows, columns)
+    assert (caught.value.facts["row"], caught.value.facts["position"]) == (1, 0)
+
+
+@pytest.mark.parametrize("way", ["write", "columns", "selection"])
+def test_what_is_written_by_hand_after_a_check_is_looked_at_anew(way: str) -> None:
+    ids, lengths, _ = some_rows(1)
+    rows = rows_of(input_ids=ids, lengths=lengths)
+    part, columns, _ = open_draft(rows)
+    good = {name: values.clone() for name, values in part.columns.items()}
+    part, columns = draft_of(rows)
+    part.write(**good)
+    assert finished(rows, columns) == columns.bad_row_count == 0
+    ids_of_all = good["topk_ids"]
+    ids_of_all[0] = VOCABULARY + 1
+    if way == "write":
+        part.write(topk_ids=ids_of_all)
+    elif way == "columns":
+        part.columns["topk_ids"].copy_(ids_of_all)
+    else:
+        part.selection.topk_ids.copy_(ids_of_all)
+    assert columns.bad_row_count is None
+    with pytest.raises(PayloadInvalidError):
+        finished(rows, columns)

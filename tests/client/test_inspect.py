@@ -276,6 +276,36 @@ class TestWhatCallsForAHand:
         assert "--reclaim s-1 --yes" in last
         assert json.loads(as_json(view))["sessions"][0]["state"] == "unresponsive"
 
+    def test_a_process_that_died_before_its_child_comes_with_what_to_do(self) -> None:
+        (session,) = a_view().sessions
+        died = SessionView(**{**vars(session), "state": "died", "pid": 4711})
+
+        last = as_text(a_view(sessions=(died,))).splitlines()[-1]
+
+        assert last.startswith("died: process 4711 of session s-1 is gone, and its 1 lease")
+        assert "end the child" in last
+        assert "--reclaim s-1 --yes" in last
+
+    def test_a_teacher_that_everybody_left_comes_with_what_to_do(self) -> None:
+        step = StepView(
+            teacher_id="old",
+            step=3,
+            stage="deserted",
+            sealed_rows=4,
+            real_rows=4,
+            waiting_ranks=0,
+            waits_for=(),
+        )
+
+        (last,) = [
+            line
+            for line in as_text(a_view(steps=(step, step))).splitlines()
+            if line.startswith("deserted:")
+        ]
+
+        assert "--keep-deserted" in last
+        assert "--reclaim teacher:old --yes" in last
+
     @pytest.mark.parametrize(
         ("doubt", "pid", "said"),
         [
@@ -300,9 +330,10 @@ class TestWhatCallsForAHand:
 
 
 class TestMistakes:
-    def test_what_is_no_target_of_a_reclaim_is_a_usage_error(self) -> None:
-        with pytest.raises(ConfigError, match="--reclaim 'everything'"):
-            cli.inspect(["unix:/run/t.sock", "--reclaim", "everything"])
+    @pytest.mark.parametrize("target", ["everything", "quarantined-too", "teacher:"])
+    def test_what_is_no_target_of_a_reclaim_is_a_usage_error(self, target: str) -> None:
+        with pytest.raises(ConfigError, match=f"--reclaim '{target}'"):
+            cli.inspect(["unix:/run/t.sock", "--reclaim", target])
 
     def test_yes_to_nothing_is_a_usage_error(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as left:

@@ -23,8 +23,7 @@ class Census:
     """What a process has.
 
     ``mappings`` are those of something: a slab, a page, a library. Anonymous ones are counted by
-    what is in them: gRPC's own pools of threads grow when the machine is busy, and the allocator
-    makes arenas for them.
+    what is in them, since allocators take another one now and then, whenever that may be.
 
     ``private_bytes`` is its anonymous memory, in RAM or swapped out. Whatever a process alone
     pays for is anonymous: its heap, and every page that it wrote into a private map, an edited

@@ -21,7 +21,12 @@ from tests.client.publishing import a_grid, a_teacher
 from tests.processes.running import PATIENCE_SECONDS, line_of
 
 import teacher_logits_client as tl
-from teacher_logits.errors import LeaseLostError, SessionExpiredError
+from teacher_logits.errors import (
+    LeaseLostError,
+    NotAllowedError,
+    SessionExpiredError,
+    UnknownTeacherError,
+)
 from teacher_logits_client import cli
 
 if TYPE_CHECKING:
@@ -207,6 +212,21 @@ def test_nothing_is_done_without_the_word(
         assert line_of(reader) == "fresh"
 
 
+def test_the_steps_of_a_teacher_that_everybody_left_can_be_taken(
+    server: tl.testing.ServerProcess, inspect: Command
+) -> None:
+    with published(server.address) as (teacher_id, _):
+        with pytest.raises(NotAllowedError, match="has publishers or students"):
+            inspect("--reclaim", f"teacher:{teacher_id}", "--yes")
+
+    said = inspect("--reclaim", f"teacher:{teacher_id}")
+    done = inspect("--reclaim", f"teacher:{teacher_id}", "--yes")
+
+    assert said.startswith(f"1 step of teacher {teacher_id} would be retired")
+    assert "4 KiB came free" in done
+    assert not [s for s in json.loads(inspect("--json"))["steps"] if s["teacher_id"] == teacher_id]
+
+
 @pytest.mark.parametrize("yes", [[], ["--yes"]])
 def test_what_is_not_there_cannot_be_reclaimed(
     server: tl.testing.ServerProcess, yes: list[str]
@@ -215,6 +235,7 @@ def test_what_is_not_there_cannot_be_reclaimed(
     for target, error in (
         (f"s-{epoch}-00", SessionExpiredError),
         (f"l-{epoch}-00", LeaseLostError),
+        ("teacher:nobody", UnknownTeacherError),
     ):
         with pytest.raises(error):
             cli.inspect([server.address, "--reclaim", target, *yes])

@@ -136,7 +136,7 @@ def test_room_that_came_free_while_it_was_asked_for_is_not_missed() -> None:
 
 def test_nobody_passes_a_parked_request_for_ever() -> None:
     table = batching(max_waiting_requests=MAX_OVERTAKINGS + 3)
-    table.add(0, [10], deadline=SOON)
+    table.add(0, [10], deadline=SOON, size_bytes=2)
     table.take()
     table.park(0, freed_count=table.freed_count)
     for ticket in range(1, MAX_OVERTAKINGS + 1):
@@ -151,7 +151,7 @@ def test_nobody_passes_a_parked_request_for_ever() -> None:
 
 def test_a_request_with_room_goes_on_behind_a_parked_one_that_nobody_may_pass() -> None:
     table = batching(max_waiting_requests=MAX_OVERTAKINGS + 3)
-    table.add(0, [10], deadline=SOON)
+    table.add(0, [10], deadline=SOON, size_bytes=2)
     table.take()
     table.park(0, freed_count=table.freed_count)
     for ticket in range(1, MAX_OVERTAKINGS):
@@ -162,6 +162,33 @@ def test_a_request_with_room_goes_on_behind_a_parked_one_that_nobody_may_pass() 
     table.take()
     table.seat(MAX_OVERTAKINGS)
     assert table.take() == [piece(MAX_OVERTAKINGS, 1, 1)]
+
+
+def test_a_parked_request_is_passed_only_by_those_that_need_less_room() -> None:
+    table = batching()
+    table.add(0, [10], deadline=SOON, size_bytes=20)
+    table.take()
+    table.park(0, freed_count=table.freed_count)
+    table.add(1, [10], deadline=SOON, size_bytes=20)
+    table.add(2, [10], deadline=SOON, size_bytes=19)
+    assert table.take() == [piece(2, 0, 1)]
+
+
+def test_room_that_comes_free_within_a_pass_is_left_to_who_came_first() -> None:
+    table = batching()
+    table.add(0, [10], deadline=SOON, size_bytes=20)
+    table.add(1, [10], deadline=SOON, size_bytes=20)
+    table.add(2, [10], deadline=SOON, size_bytes=10)
+    assert len(table.take()) == 3
+    before = table.freed_count
+    table.room_freed()
+    table.park(0, freed_count=before)
+    assert not table.may_seat(1)
+    assert table.may_seat(2)
+    table.seat(2)
+    assert table.take() == [piece(0, 0, 1), piece(1, 0, 1)]
+    table.seat(0)
+    assert table.may_seat(1)
 
 
 row_tokens = st.lists(st.integers(0, 60), min_size=1, max_size=8)

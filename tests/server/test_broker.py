@@ -699,6 +699,43 @@ class TestTheEndOfALine:
             assert rim.freed.wait(PATIENCE)
             assert rim.room() == (0, 0)
 
+    def test_is_told_apart_from_the_end_of_its_process(self, rim: Rim) -> None:
+        opened, bystander = rim.open_session(), rim.open_session()
+        with (
+            Student(rim.path) as student,
+            student_process(rim, opened, manner="fork") as (parent, child, challenge),
+        ):
+            student.hello(bystander)
+            rim.prove(opened, challenge)
+            rim.lend(opened)
+            parent.kill()
+            parent.wait(PATIENCE)
+            with pytest.raises(NotAllowedError):  # a round trip: the broker has had its look
+                student.call(get_slab=line_pb2.GetSlabRequest(slab_id="none"))
+            states = {each.session_id: each.state for each in rim.ledger.view().sessions}
+            os.kill(child, signal.SIGKILL)
+
+            assert rim.freed.wait(PATIENCE)
+            assert states[opened.terms.session_id] == "died"
+            assert states[bystander.terms.session_id] == "opening"
+
+    def test_of_a_closed_session_is_no_doubt_unless_the_server_hung_up(self, rim: Rim) -> None:
+        for way, quarantined in (("close", False), ("shutdown", True)):
+            opened = rim.open_session()
+            with Student(rim.path) as student:
+                rim.prove(opened, student.hello(opened))
+                size = rim.lend(opened).payload.size_bytes
+                rim.ledger.close_session(opened.terms.session_id)
+                if way == "close":
+                    student.socket.close()
+                    assert rim.freed.wait(PATIENCE)
+                else:
+                    student.socket.shutdown(socket.SHUT_WR)
+                    assert student.is_hung_up_on()
+                    self._wait_for_the_end(rim)
+
+            assert (rim.room()[1] >= size) is quarantined
+
     @pytest.mark.parametrize("way", ["close", "shutdown"])
     def test_while_its_process_lives_quarantines_the_room(self, rim: Rim, way: str) -> None:
         opened = rim.open_session()

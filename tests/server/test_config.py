@@ -73,6 +73,7 @@ def test_help_tells_of_every_flag_with_its_unit_and_default(
         ("default_wait", timedelta(seconds=-1), "longer than nothing"),
         ("opening_ttl", timedelta(days=8), "at most 7 days"),
         ("drain_grace", timedelta(seconds=-1), "longer than nothing"),
+        ("keep_deserted", timedelta(seconds=-1), "longer than nothing"),
         ("renew_interval", timedelta(seconds=16), "half of --session-ttl (30s)"),
         ("teacher_id", "two words", "is not a name"),
         ("transports", (), "at least one"),

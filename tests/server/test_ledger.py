@@ -889,15 +889,18 @@ class TestClosing:
         house.ledger.release(session, lease.lease_id)
         assert house.used() == (0, 0)
 
-    @pytest.mark.parametrize(("alive", "pages"), [(False, (0, 0)), (True, (0, 1))])
+    @pytest.mark.parametrize(
+        ("alive", "is_cut", "pages"),
+        [(False, False, (0, 0)), (True, False, (0, 0)), (True, True, (0, 1))],
+    )
     def test_shared_room_not_returned_shares_the_fate_of_the_line(
-        self, house: House, alive: bool, pages: tuple[int, int]
+        self, house: House, alive: bool, is_cut: bool, pages: tuple[int, int]
     ) -> None:
         session = house.sharing()
         house.publish(session)
         house.ledger.close_session(session)
 
-        house.ledger.line_ended(session, process_alive=alive)
+        house.ledger.line_ended(session, process_alive=alive, is_cut=is_cut)
 
         assert house.used() == pages
 
@@ -1211,7 +1214,7 @@ def test_the_last_lease_and_its_request_can_be_returned_in_one_call(house: House
     session = house.sharing()
     lease, _ = house.publish(session, request_id="mine")
     house.ledger.close_session(session)
-    house.ledger.line_ended(session, process_alive=True)
+    house.ledger.line_ended(session, process_alive=True, is_cut=True)
 
     release(
         house.ledger,

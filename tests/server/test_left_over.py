@@ -451,3 +451,54 @@ def test_a_teacher_of_another_kind_takes_the_place_of_a_deserted_one(house: Hous
 
     assert stages(house) == []
     assert house.registered() == (0, 0)
+
+
+class TestAClosedSessionWithALeaseOut:
+    """A forked worker, or a view that a graph keeps, may hold it for long."""
+
+    def test_lets_other_steps_go_on_without_it(self, house: House) -> None:
+        (publisher,) = house.publishers(dp=1)
+        stays, closes = (house.read_as(student(student_id=name)) for name in "ab")
+        first, second = (house.register(publisher, step) for step in range(2))
+        grant = house.take(closes, 0)
+        house.give_back(stays, house.take(stays, 0))
+        house.give_back(stays, house.take(stays, 1))
+        assert house.hear(publisher) == ()
+
+        house.ledger.close_session(closes)
+
+        assert house.hear(publisher) == (second,)
+        third = house.register(publisher, 2)
+        house.give_back(stays, house.take(stays, 2))
+        assert house.hear(publisher) == (third,)
+        house.give_back(closes, grant)
+        assert house.hear(publisher) == (first,)
+
+    def test_retires_nothing_where_it_was_the_last(self, house: House) -> None:
+        (publisher,) = house.publishers(dp=1)
+        reader = house.read_as()
+        first = house.register(publisher, 0)
+        house.register(publisher, 1)
+        grant = house.take(reader, 0)
+
+        house.ledger.close_session(reader)
+
+        assert stages(house) == ["complete", "complete"]
+        house.give_back(reader, grant)
+        assert house.hear(publisher) == (first,)
+        assert house.take(house.read_as(), 1).leases
+
+    def test_leaves_its_students_other_ranks_their_steps(self, house: House) -> None:
+        (publisher,) = house.publishers(dp=1)
+        ranks = [house.read_as(student(dp=2, rank=rank)) for rank in range(2)]
+        for step in range(2):
+            house.register(publisher, step)
+        house.take(ranks[0], 0)
+
+        house.ledger.close_session(ranks[0])
+
+        house.give_back(ranks[1], house.take(ranks[1], 1))
+        assert [step.waits_for for step in house.ledger.view().steps] == [
+            ("student:0", "student:1"),
+            ("student:0",),
+        ]

@@ -31,6 +31,7 @@ from teacher_logits.cuts import cut_rows
 from teacher_logits.digest import payload_digest
 from teacher_logits.errors import (
     NotAllowedError,
+    NotAvailable,
     PayloadConflictError,
     PayloadInvalidError,
     PayloadRetiredError,
@@ -43,6 +44,7 @@ from teacher_logits.slab import CONTROL_BYTES, WriterSlab
 from teacher_logits.terms import LeaseTerms
 from teacher_logits.v1 import line_pb2
 from teacher_logits.wire_session import lease_to_wire
+from teacher_logits_server.services import line
 from teacher_logits_server.services.lease_messages import LeaseMessages
 
 if TYPE_CHECKING:
@@ -343,6 +345,26 @@ class TestLeaseMessages:
         messages.announce("p-1", announced)
 
         assert messages.lease(lease) == lease_to_wire(lease)
+
+
+class TestAGrantThatNoPacketCarries:
+    def test_is_a_failure_and_leaves_nothing_leased(
+        self, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        publisher = wire.publisher(a_teacher())
+        student = wire.student(a_student())
+        publisher.put_slab()
+        publisher.publish(a_payload(step=0), bytes_of(a_payload(step=0)))
+        monkeypatch.setattr(line, "MAX_PACKET_BYTES", 100)
+        student.want(0)
+
+        with pytest.raises(NotAvailable, match=r"step 0 grants.*for 1 shards"):
+            student.mailed()
+
+        assert not wire.inspect().leases
+        monkeypatch.undo()
+        student.want(0)
+        assert student.mailed().leases
 
 
 class TestKinds:

@@ -51,6 +51,7 @@ class Reader:
     leases: dict[str, str] = field(default_factory=dict)
     grants: list[tuple[StepGrant, set[str]]] = field(default_factory=list)
     closed: bool = False
+    died: bool = False
 
 
 @dataclass(kw_only=True)
@@ -157,7 +158,7 @@ class Registered(RuleBasedStateMachine):
         )
 
     @precondition(lambda self: len(self.publishers) == self.dp)
-    @rule(data=st.data(), how=st.sampled_from(["close", "die", "line"]))
+    @rule(data=st.data(), how=st.sampled_from(["close", "die", "line", "child"]))
     def go(self, data: st.DataObject, how: str) -> None:
         shard = drawn(data, self.publishers)
         publisher = self.publishers.pop(shard)
@@ -166,8 +167,16 @@ class Registered(RuleBasedStateMachine):
         if how == "close" or publisher.streams:
             self.ledger.close_session(publisher.session_id)
             self.ledger.close_session(publisher.session_id)
-        if how != "close":
+        if how == "child" and not publisher.streams:
+            self.ledger.process_died(publisher.session_id)
+        elif how != "close":
             self.ledger.line_ended(publisher.session_id, process_alive=how == "line")
+        self.doubted = [each for each in self.doubted if self.may_be_overwritten(each[2])]
+
+    def may_be_overwritten(self, payload_id: str) -> bool:
+        """Whether somebody is there who may write to a payload's room once it is free."""
+        publisher = self.written[payload_id].publisher
+        return publisher.streams or publisher.session_id not in self.gone
 
     def hear(self, publisher: Publisher) -> None:
         for each in self.ledger.take_mail(publisher.session_id):
@@ -289,23 +298,28 @@ class Registered(RuleBasedStateMachine):
         stack.close()
 
     @precondition(lambda self: len(self.living()) > 1)
-    @rule(data=st.data(), how=st.sampled_from(["close", "die", "line", "reclaim"]))
+    @rule(data=st.data(), how=st.sampled_from(["close", "die", "line", "cut", "reclaim", "child"]))
     def leave(self, data: st.DataObject, how: str) -> None:
         reader = drawn(data, self.readers)
         shares = [
             (reader.session_id, lease_id, payload_id)
             for lease_id, payload_id in reader.leases.items()
+            if self.may_be_overwritten(payload_id)
         ]
-        if how == "close" and reader.local:
-            self.ledger.close_session(reader.session_id)
-            reader.closed = True
+        if how in ("close", "child") and reader.local:
+            if how == "close":
+                self.ledger.close_session(reader.session_id)
+            else:
+                self.ledger.process_died(reader.session_id)
+            reader.closed, reader.died = True, reader.died or how == "child"
             return
         self.readers.remove(reader)
         if how == "reclaim" and not reader.closed:
             self.ledger.reclaim_session(reader.session_id)
         elif reader.local:
-            self.ledger.line_ended(reader.session_id, process_alive=how == "line")
-            if how == "line":
+            lives = how in ("line", "cut")
+            self.ledger.line_ended(reader.session_id, process_alive=lives, is_cut=how == "cut")
+            if how == "cut" or (how == "line" and (reader.died or not reader.closed)):
                 self.doubted += shares
         else:
             self.ledger.close_session(reader.session_id)

@@ -255,8 +255,8 @@ class TestRetirement:
 
         with pytest.raises(PayloadRetiredError, match="lowest step there is, or that comes next"):
             steps.had(0)
-        assert steps.take_changes().retired == ("p0.0",)
-        assert steps.take_changes().retired == ()
+        assert steps.changes.take().retired == ("p0.0",)
+        assert steps.changes.take().retired == ()
 
     def test_does_not_come_without_a_student(self) -> None:
         steps = Steps()
@@ -328,13 +328,13 @@ class TestRetirement:
         steps.reserve(claim(0, 0, of=2))
         sealed(steps, claim(1), claim(2))
         assert [step.number for step in steps] == [1, 2]
-        changes = steps.take_changes()
+        changes = steps.changes.take()
         assert changes.lapsed == ("p0.0",)
 
         sealed(steps, claim(3))
 
         assert [step.number for step in steps] == [2, 3]
-        assert steps.take_changes().retired == ("p1.0",)
+        assert steps.changes.take().retired == ("p1.0",)
 
     def test_is_for_good(self) -> None:
         steps = Steps()
@@ -567,7 +567,7 @@ class Model(RuleBasedStateMachine):
 
     @invariant()
     def every_payload_of_a_retired_step_is_told_once(self) -> None:
-        self.told += self.steps.take_changes().retired
+        self.told += self.steps.changes.take().retired
         assert len(set(self.told)) == len(self.told)
         assert set(self.told) == {p for p, step in self.given.items() if step in self.retired}
 

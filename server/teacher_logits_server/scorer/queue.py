@@ -89,7 +89,7 @@ class JobQueue:
                 raise self._closed()
             ticket = next(self._tickets)
             tokens = plan.request.computed_tokens()
-            self._batching.add(ticket, tokens, deadline=job.deadline)
+            self._batching.add(ticket, tokens, deadline=job.deadline, size_bytes=plan.size_bytes)
             work = Work(ticket=ticket, job=job, plan=plan, submitted_at=self._clock.now())
             self._works[ticket] = self._by_key[work.key] = work
             self._changed.notify()
@@ -157,6 +157,11 @@ class JobQueue:
                 self._abandoned.append(work)
                 self._changed.notify()
             return False
+
+    def may_seat(self, work: Work) -> bool:
+        """Whether a job may have room; if not, it waits behind who came before it."""
+        with self._changed:
+            return self._batching.may_seat(work.ticket)
 
     def seat(self, work: Work) -> None:
         """Note that a job has its room."""

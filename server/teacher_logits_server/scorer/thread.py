@@ -181,6 +181,8 @@ class Scorer:
         """Return a job's answer over its room; None where it has no room, or has failed."""
         if work.answer is not None:
             return work.answer
+        if not self._queue.may_seat(work):
+            return None
         freed_count = self._queue.freed_count()
         plan = work.plan
         try:

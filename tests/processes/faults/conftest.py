@@ -15,8 +15,8 @@ from tests.processes.faults.cast import Cast
 from tests.processes.faults.scenarios import scenario_count, scenario_of
 from tests.processes.faults.stage import Stage
 
-FEW = 20
-"""Seeds that `make test` plays."""
+FEW = (0, 1, 2, 3, 4, 5, 7, 8, 10, 11, 12, 13, 15, 17, 21, 22, 23, 24, 25, 26)
+"""Seeds that `make test` plays: every victim, and most moments."""
 SEEDS_NAME = "TEACHER_LOGITS_FAULT_SEEDS"
 
 
@@ -29,7 +29,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(
             "seed",
             [
-                pytest.param(seed, marks=slow if seed >= FEW else [], id=str(scenario_of(seed)))
+                pytest.param(seed, marks=[] if seed in FEW else slow, id=str(scenario_of(seed)))
                 for seed in asked or range(scenario_count())
             ],
         )
