@@ -138,7 +138,8 @@ class Batching:
     ) -> None:
         """Take a request in; ``row_tokens`` is what each of its rows costs the engine.
 
-        Tickets rise. ``size_bytes`` is the room that its payload will need. A row of no tokens runs beside others for nothing.
+        Tickets rise. A row of no tokens runs beside others for nothing. ``size_bytes`` is the
+        room that its payload will need.
 
         Raises:
             PoolFullError: too many wait already.

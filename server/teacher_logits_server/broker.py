@@ -56,7 +56,6 @@ class Broker:
         self._hello_seconds = hello_within.total_seconds()
         self._max_lines = max_lines
         self._open: dict[int, OpenLine] = {}
-        #: Those that have said hello.
         self._by_session: dict[str, OpenLine] = {}
         #: Sessions whose mail is due; any thread may add some.
         self._due: deque[str] = deque()
@@ -118,8 +117,7 @@ class Broker:
         if not self._is_open:
             return
         for session_id in session_ids:
-            each = self._by_session.get(session_id)
-            is_writer = each is not None and each.line.takes_descriptors
+            is_writer = (each := self._by_session.get(session_id)) and each.line.takes_descriptors
             (self._due.append if is_writer else self._due.appendleft)(session_id)
         if threading.current_thread() is self._thread:
             return
@@ -173,13 +171,12 @@ class Broker:
             return
         line = each.line
         try:
-            packet = receive(each.socket, takes_descriptors=line.takes_descriptors)
+            data, descriptor, flaw = receive(each.socket, takes_descriptors=line.takes_descriptors)
         except BlockingIOError:
             return
         except ConnectionResetError:  # hung up with replies unread
             self._hung_up(each)
             return
-        data, descriptor, flaw = packet
         if not data and events & select.EPOLLHUP:
             self._hung_up(each)
         elif not data and events & select.EPOLLRDHUP:  # shut down, not closed

@@ -239,11 +239,14 @@ class Steps:
         return step
 
     def consume(self, number: int, seat: Seat) -> None:
-        """Note that a reader has returned all that it was granted of a step."""
-        step = self._steps.get(number)
-        if step is not None:
-            step.consumed.setdefault(seat.student_id, set()).add(seat)
-            self._retire_if_read(step)
+        """Note that a reader has returned all that it was granted of a step.
+
+        It has gone on without the lower ones that are lost: they do not wait for it any more.
+        """
+        for step in list(self._steps.values()):
+            if step.number == number or (step.number < number and step.stage is Stage.LOST):
+                step.consumed.setdefault(seat.student_id, set()).add(seat)
+                self._retire_if_read(step)
 
     def leave(self, session_id: str) -> None:
         """Learn that a reader is gone; steps do not wait for a student without readers."""

@@ -216,17 +216,16 @@ def test_columns_that_a_profile_leaves_out_are_not_written() -> None:
         describe(a_teacher("t", columns=("logits", *TEACHER.columns)), 0, rows)
 
 
-def open_draft(rows: DraftRows) -> tuple[DraftPart, DraftColumns, torch.Tensor]:
+def selected(rows: DraftRows) -> tuple[DraftPart, DraftColumns]:
     part, columns = draft_of(rows)
-    ids, lengths, logits = some_rows(1)
-    part.select(logits)
-    return part, columns, flat(logits, lengths)
+    part.select(some_rows(1)[2])
+    return part, columns
 
 
 def test_what_was_selected_is_known_without_a_look_at_its_bytes() -> None:
     ids, lengths, _ = some_rows(1)
     rows = rows_of(input_ids=ids, lengths=lengths)
-    _, columns, _ = open_draft(rows)
+    _, columns = selected(rows)
     columns.by_kind[ColumnKind.TOPK_IDS].fill_(-7)  # behind its back: nobody looks
     assert finished(rows, columns) == 0
 
@@ -246,7 +245,7 @@ def test_bad_rows_of_a_selection_are_found_as_it_is_written() -> None:
 def test_what_is_written_by_hand_after_a_check_is_looked_at_anew(way: str) -> None:
     ids, lengths, _ = some_rows(1)
     rows = rows_of(input_ids=ids, lengths=lengths)
-    part, columns, _ = open_draft(rows)
+    part, _ = selected(rows)
     good = {name: values.clone() for name, values in part.columns.items()}
     part, columns = draft_of(rows)
     part.write(**good)

@@ -32,8 +32,8 @@ LETTER = bytes(16 * 1024)
 
 
 class PostOffice:
-    """A desk whose packets are text: the first names the line's session, ``for:WHOM`` has a
-    letter sent to another, and all are echoed."""
+    """A desk whose packets are text: the first names the line's session, a publisher's where it
+    says so, ``for:WHOM WHOM`` has letters sent to others, and all are echoed."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -54,8 +54,13 @@ class PostOffice:
     def answer(self, line: Line, packet: bytes, descriptor: int | None = None) -> Answer:
         if not line.session_id:
             line.session_id = packet.decode()
+            line.takes_descriptors = packet.startswith(b"publisher")
         elif packet.startswith(b"for:"):
-            self.write(packet.removeprefix(b"for:").decode(), b"from " + line.session_id.encode())
+            whom = packet.removeprefix(b"for:").decode().split()
+            for session_id in whom:
+                self.letters[session_id].append(b"from " + line.session_id.encode())
+            assert self.broker is not None
+            self.broker.tell(whom)
         return Answer(b"re " + packet)
 
     def write(self, session_id: str, *letters: bytes) -> None:
@@ -158,6 +163,15 @@ def test_mail_for_another_line_reaches_it(desk: PostOffice) -> None:
     writer.ask(b"for:reader")
 
     assert reader.next() == b"from writer"
+
+
+def test_readers_have_their_mail_before_publishers(desk: PostOffice) -> None:
+    publisher, student = desk.reader("publisher"), desk.reader("student")
+
+    assert publisher.ask(b"for:publisher student") == b"from publisher"
+    assert student.next() == b"from publisher"
+    assert publisher.next() == b"re for:publisher student"
+    assert desk.asked == ["student", "publisher"]
 
 
 def test_mail_for_nobody_is_left_where_it_is(desk: PostOffice) -> None:

@@ -192,6 +192,43 @@ class TestAnOrphan:
         assert [step.step for step in house.ledger.view().steps] == [2]
 
 
+class TestALostStep:
+    def test_is_over_once_all_have_gone_on_without_it(self, house: House) -> None:
+        first, second = house.publishers()
+        readers = [house.read_as(student(dp=2, rank=rank)) for rank in range(2)]
+        house.register(first, 0)
+        house.register(second, 0)
+        die(house, first)
+        again = house.publish_as(first.profile)
+        for publisher in (again, second):
+            house.register(publisher, 1)
+        grants = [house.take(reader, 1) for reader in readers]
+
+        house.give_back(readers[0], grants[0])
+        with pytest.raises(ProducerLostError):
+            house.take(readers[1], 0)
+        assert stages(house) == ["lost", "complete"]
+        house.give_back(readers[1], grants[1])
+
+        assert stages(house) == []
+        assert len(house.hear(second)) == 2
+        assert house.reserve(again, 2).lowest_open_step == 3  # what comes next, and not step 0
+
+    def test_that_is_written_again_waits_for_all_who_did_not_go_on(self, house: House) -> None:
+        (publisher,) = house.publishers(dp=1)
+        reader = house.read_as()
+        house.register(publisher, 0)
+        die(house, publisher)
+        again = house.publish_as(publisher.profile)
+        house.register(again, 0)
+        house.register(again, 1)
+
+        house.give_back(reader, house.take(reader, 1))
+
+        assert stages(house) == ["complete"]
+        assert house.take(reader, 0).leases
+
+
 class TestTheEndOfAClosedSessionsLine:
     def test_frees_what_was_sent_ahead_unread(self, house: House) -> None:
         (publisher,) = house.publishers(dp=1)

@@ -104,7 +104,7 @@ class PublisherCalls:
             self._seal_compared(request, extent, may_digest=may_digest)
         else:
             self._seal(request, extent)
-        if draft is not None:
+        if draft is not None and _log.isEnabledFor(logging.DEBUG):  # its readers wait for us
             _log.debug("payload sealed", extra={"facts": _facts(draft)})
 
     def abandon(self, request: messages.AbandonPayloadRequest) -> messages.AbandonPayloadResponse:

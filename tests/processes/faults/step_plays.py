@@ -16,7 +16,7 @@ from tests.processes.faults.stage import SHORT_SECONDS, TRANSPORTS, Stage, await
 
 PEACE, HARM, REST = 0, 1, 2
 """The steps of a play."""
-MANY = 20
+MANY = 12
 """More steps than there is room for at once."""
 
 

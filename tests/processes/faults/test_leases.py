@@ -117,7 +117,7 @@ def test_a_forced_reclaim_under_a_reader_shows_at_its_exit_check(
 
 
 def test_a_reader_of_torn_bytes_always_learns_of_it(stage: Stage, other: Role, raw: Raw) -> None:
-    for _ in range(5):
+    for _ in range(2):
         reader = stage.student("victim")
         stage.enter(reader, "shared_memory")
         reader.do("score", session="it", step=stage.step())
