@@ -1,6 +1,6 @@
 """A teacher in a process of its own, which hands over what it has scored, and its student.
 
-    teacher-logits serve --listen unix:/tmp/pub/teacher.sock   # with any engine, or a demo's
+    teacher-logits serve --listen unix:/tmp/pub/teacher.sock   # no model: for what is published
     python publisher.py teach unix:/tmp/pub/teacher.sock
     python publisher.py learn unix:/tmp/pub/teacher.sock
 

@@ -73,12 +73,7 @@ class Admitted:
         )
         maker = BatchMaker(agreed.profile, reader=reader, returner=returner)
         source = make_source(
-            agreed.terms,
-            calls=calls,
-            reader=reader,
-            returner=returner,
-            mailbox=mailbox,
-            maker=maker,
+            self.terms, calls=calls, reader=reader, returner=returner, mailbox=mailbox, maker=maker
         )
         self._steps = Steps(
             source,

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from teacher_logits.errors import NotAvailable, TeacherLogitsError
+from teacher_logits.errors import NotAvailable, ReservationLapsedError, TeacherLogitsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +37,7 @@ class DraftStage(enum.Enum):
     """Where a draft stands."""
 
     OPEN = "open"
-    #: A seal was not answered: it may be sealed.
+    #: A seal went out and was not answered: it may be sealed, and readers may have it.
     DOUBTFUL = "sealed, as far as is known"
     SEALED = "sealed"
     ABANDONED = "abandoned"
@@ -133,6 +133,20 @@ class Desk(Protocol):
 
     def later(self, job: Callable[[], None]) -> None:
         """Do something soon, on another thread; safe in a finaliser."""
+
+
+def lapsed(stage: DraftStage, *, payload_id: str, step: int) -> ReservationLapsedError:
+    """Return the error for a draft that is not to be written any more."""
+    if stage is DraftStage.DOUBTFUL:
+        text = (
+            f"a seal of the draft of step {step} was not answered, and readers may have it: "
+            "nothing of it may be written any more; seal it again, or abandon it"
+        )
+    else:
+        text = (
+            f"the draft of step {step} is {stage.value}; reserve the rows again to write them anew"
+        )
+    return ReservationLapsedError(text, facts={"payload_id": payload_id, "step": step})
 
 
 def abandon(way: Way, payload_id: str) -> None:

@@ -2,8 +2,9 @@
 
 What ``select_top_k`` wrote into a draft or its parts holds by construction: only the statuses
 of its rows are looked at, which were found as it was written. As soon as a teacher writes some
-by itself, all is read: for what was not written, and what it wrote in full (``invariants``):
-order, ids in range, no value above 0, entries and tail that sum to one.
+by itself, or has views by which it may, all is read: for what was not written, and in full
+(``invariants``): order, ids in range, no value above 0, entries and tail that sum to one; and
+an ``actual_logprob`` of 0 where a row ends. What ``write`` is given must fit its column.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from teacher_logits.layout import ColumnKind as Kind
 from teacher_logits.layout import RowStatus
 from teacher_logits.selection import row_statuses
 from teacher_logits_client.draft_columns import NOT_SELECTED, UNKNOWN, WRITTEN_BY_TEACHER
+from teacher_logits_client.flat_rows import INTEGERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +51,8 @@ def finish(columns: DraftColumns, rows: DraftRows, payload: Payload, *, mask: bo
     statuses = columns.row_statuses
     if bool((statuses == UNKNOWN).any()):
         _check_written(columns, rows)
-        by_hand = selection.status == NOT_SELECTED
+        touched = columns.touched.repeat_interleave(rows.offsets.diff())
+        by_hand = (selection.status == NOT_SELECTED) | (touched & (selection.status == 0))
         any_by_hand = bool(by_hand.any())
         if any_by_hand:
             columns.by_hand = by_hand
@@ -63,6 +66,7 @@ def finish(columns: DraftColumns, rows: DraftRows, payload: Payload, *, mask: bo
     columns.by_kind[Kind.ROW_STATUS].copy_(statuses)
     if any_by_hand:
         _check_values(columns, rows, payload)
+        _check_last_positions(columns, rows)
     columns.bad_row_count = len(bad)
     return len(bad)
 
@@ -125,6 +129,86 @@ def _check_values(columns: DraftColumns, rows: DraftRows, payload: Payload) -> N
             temperatures=payload.temperatures,
             first_row=first,
         )
+
+
+def _check_last_positions(columns: DraftColumns, rows: DraftRows) -> None:
+    """Refuse an ``actual_logprob`` where no token comes next. Bad rows are blank by now."""
+    actual = columns.by_kind.get(Kind.ACTUAL_LOGPROB)
+    if actual is None:
+        return
+    wrong = ((actual != 0) & ~rows.has_next()).nonzero().flatten()
+    if len(wrong):
+        at = int(wrong[0])
+        row, position = _place(rows, at)
+        raise PayloadInvalidError(
+            f"actual_logprob is {float(actual[at]):g} at position {position} of row {row} (row "
+            f"{rows.rows[row]} of the step), its last, after which no token comes "
+            f"({len(wrong)} such rows): give 0 there",
+            facts={
+                "column": Kind.ACTUAL_LOGPROB.value,
+                "row": row,
+                "step_row": rows.rows[row],
+                "position": position,
+                "faulty_positions": len(wrong),
+            },
+        )
+
+
+def check_tensor(given: object, what: str) -> None:
+    """Refuse what is no tensor, or has no values.
+
+    Raises:
+        PayloadInvalidError: naming ``what`` and what it is.
+    """
+    if isinstance(given, torch.Tensor) and given.layout is torch.strided and not given.is_meta:
+        return
+    kind = type(given).__name__
+    if isinstance(given, torch.Tensor):
+        kind = "tensor on the meta device" if given.is_meta else f"{given.layout} tensor"
+    raise PayloadInvalidError(
+        f"{what} is a {kind}: give a dense torch.Tensor", facts={"argument": what, "given": kind}
+    )
+
+
+def check_kind(given: torch.Tensor, target: torch.Tensor, what: str) -> None:
+    """Refuse values of another kind than the column's: floats for ids, or whole numbers for others.
+
+    Raises:
+        PayloadInvalidError: naming the column and both types.
+    """
+    if target.is_floating_point():
+        fits, wanted = given.is_floating_point(), "floats"
+    else:
+        fits, wanted = given.dtype in INTEGERS, "integers"
+    if not fits:
+        kind = str(given.dtype).removeprefix("torch.")
+        raise PayloadInvalidError(
+            f"{what} holds {kind}: give {wanted}", facts={"column": what, "dtype": kind}
+        )
+
+
+def narrowed(given: torch.Tensor, target: torch.Tensor, what: str) -> torch.Tensor:
+    """Return values in their column's type and place, each of which must fit into it.
+
+    Raises:
+        PayloadInvalidError: an id beyond int32, or a finite number that would become infinite.
+    """
+    stored = given.to(target.device, target.dtype)
+    if given.dtype == target.dtype:
+        return stored
+    here = given.to(target.device)
+    if target.is_floating_point():
+        wrong = stored.isinf() & ~here.isinf()
+    else:
+        wrong = stored.to(torch.int64) != here.to(torch.int64)
+    if bool(wrong.any()):
+        value, kind = here[wrong][0].item(), str(target.dtype).removeprefix("torch.")
+        raise PayloadInvalidError(
+            f"{what} holds {value}, and its column is of {kind}, in which it has no place "
+            f"({int(wrong.sum())} such values): look at what wrote it",
+            facts={"column": what, "value": value, "values": int(wrong.sum())},
+        )
+    return stored
 
 
 def _row_runs(rows: DraftRows) -> Iterator[tuple[int, int]]:

@@ -53,7 +53,7 @@ NOT_SELECTED = 255
 """Status of a position into which nothing was selected: whoever wrote it wrote the columns."""
 
 UNKNOWN = 255
-"""Status of a row of which somebody has views, or that has not been selected into as a whole."""
+"""Status of a row that a teacher wrote by itself or has views of, or not selected as a whole."""
 
 _INTEGERS = {4: torch.int32, 2: torch.int16}
 _MARKS = {
@@ -126,8 +126,8 @@ class DraftColumns:
     payload has them, and ``by_kind`` all that the payload has.
 
     ``row_statuses`` uint8 [N] are the statuses of rows that were selected into as a whole and not
-    touched otherwise, which need no other check; ``UNKNOWN`` for the others. ``bad_row_count`` is
-    what a check of all found, None where something was written since.
+    touched otherwise, before or after, which need no other check; ``UNKNOWN`` for the others.
+    ``bad_row_count`` is what a check of all found, None where something was written since.
     """
 
     def __init__(
@@ -147,6 +147,8 @@ class DraftColumns:
             topk_logits=found.get(Kind.TOPK_LOGITS),
         )
         self.row_statuses = torch.full((len(rows.rows),), UNKNOWN, dtype=torch.uint8)
+        #: Bool [N]: rows that were written by hand, or of which views were given out, once.
+        self.touched = torch.zeros(len(rows.rows), dtype=torch.bool)
         self.bad_row_count: int | None = None
         #: Bool [P]: whose status a check has found by their values; None where there are none.
         self.by_hand: torch.Tensor | None = None
@@ -161,7 +163,12 @@ class DraftColumns:
         found[Kind.ROW_STATUS].zero_()
 
     def touch(self, rows: slice, positions: slice) -> None:
-        """Note that some rows are written, or views of them given to who may write."""
+        """Note that some rows are written by hand, or views of them given to who may write."""
+        self.touched[rows] = True
+        self.begin(rows, positions)
+
+    def begin(self, rows: slice, positions: slice) -> None:
+        """Note that some rows are about to be written."""
         self.row_statuses[rows] = UNKNOWN
         self.bad_row_count = None
         if self.by_hand is not None:  # what a check has found of them is of before
@@ -169,7 +176,8 @@ class DraftColumns:
 
     def note_selected(self, rows: slice, positions: slice, offsets: torch.Tensor) -> None:
         """Note that rows were selected into: these positions, from ``offsets`` [N+1] on."""
-        self.row_statuses[rows] = row_statuses(self.selection.status[positions], offsets)
+        found = row_statuses(self.selection.status[positions], offsets)
+        self.row_statuses[rows] = found.masked_fill(self.touched[rows], UNKNOWN)
 
     def writable(self, positions: slice) -> dict[str, torch.Tensor]:
         """Return what a teacher fills of some positions, by name."""

@@ -15,10 +15,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import PayloadInvalidError
-from teacher_logits_client.draft_columns import select_into
+from teacher_logits_client.draft_checks import check_kind, check_tensor, narrowed
+from teacher_logits_client.draft_columns import NOT_SELECTED, select_into
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch
 
@@ -47,14 +48,19 @@ class DraftPart:
         draft_rows: DraftRows,
         columns: DraftColumns,
         payload: Payload,
+        check_open: Callable[[], None],
     ) -> None:
-        """Take some rows of a draft; the draft does this."""
+        """Take some rows of a draft; the draft does this.
+
+        ``check_open`` raises where the draft must not be written.
+        """
         first = rows.start - draft_rows.rows.start
         self.rows = rows
         self.index = slice(first, first + len(rows))
         self._draft_rows = draft_rows
         self._columns = columns
         self._payload = payload
+        self._check_open = check_open
         self._windows = draft_rows.windows[self.index]
         self._lengths = draft_rows.lengths[self.index]
         self._offsets = draft_rows.offsets[first : first + len(rows) + 1] - int(
@@ -71,12 +77,14 @@ class DraftPart:
     @property
     def selection(self) -> Selection:
         """The tensors that ``select_top_k`` fills, flat over the positions."""
-        self._columns.touch(self.index, self._positions)
+        self._check_open()
+        self._columns.begin(self.index, self._positions)
         return self._columns.selection[self._positions]
 
     @property
     def columns(self) -> Mapping[str, torch.Tensor]:
         """Views of the columns that a teacher fills, by name: ``topk_ids`` int32 [P,K], ..."""
+        self._check_open()
         self._columns.touch(self.index, self._positions)
         return self._columns.writable(self._positions)
 
@@ -98,10 +106,14 @@ class DraftPart:
             PayloadInvalidError: the logits are of other rows, positions or columns than
                 these, or no next ids are known.
         """
+        self._check_open()
         self._check_settings(k, temperatures, vocab_size)
+        check_tensor(logits, "logits")
         pieces = self._pieces(logits, what="logits", axes=1)
         following = self._following(next_ids, logits)
-        out = self.selection
+        self._columns.begin(self.index, self._positions)
+        out = self._columns.selection[self._positions]
+        out.status.fill_(NOT_SELECTED)  # until it is: what is interrupted is looked at in full
         for index, positions in pieces:
             next_here = None
             if following is not None:
@@ -125,7 +137,8 @@ class DraftPart:
         looked at by ``Draft.check``.
 
         Raises:
-            PayloadInvalidError: a column that the payload does not have, or of other positions.
+            PayloadInvalidError: a column that the payload does not have, of other positions or of
+                another kind of number, or a value that the column's type cannot hold.
         """
         targets = self.columns
         for name, values in columns.items():
@@ -137,6 +150,8 @@ class DraftPart:
                     f"{name!r} is no column that is written here: there are {', '.join(targets)}",
                     column=name,
                 )
+            check_tensor(values, name)
+            check_kind(values, target, name)
             axes = target.dim() - 1
             width = target.shape[1:]
             pieces = self._pieces(values, what=name, axes=axes)
@@ -148,10 +163,9 @@ class DraftPart:
                     wanted_entries=int(width[0]),
                 )
             for index, positions in pieces:
-                part = values[index].detach()
-                target[positions] = part.reshape(target[positions].shape).to(
-                    target.device, target.dtype
-                )
+                place = target[positions]
+                part = values[index].detach().reshape(place.shape)
+                place.copy_(narrowed(part, place, name))
 
     def _check_settings(
         self, k: int | None, temperatures: Sequence[float] | None, vocab_size: int | None
@@ -180,6 +194,7 @@ class DraftPart:
         if self._columns.selection.actual_logprob is None:
             return None
         if next_ids is not None:
+            check_tensor(next_ids, "next_ids")
             shape = tuple(next_ids.shape)
             if shape in ((self.position_count,), tuple(logits.shape[:-1])):
                 return next_ids

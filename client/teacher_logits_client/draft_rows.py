@@ -15,7 +15,7 @@ import torch
 
 from teacher_logits.digest import DIGEST_BYTES
 from teacher_logits.errors import PayloadInvalidError
-from teacher_logits.grid import is_whole, rows_of_rank
+from teacher_logits.grid import is_size, is_whole, rows_of_rank
 from teacher_logits_client.guards import next_ids
 from teacher_logits_client.rows import make_row_batch
 from teacher_logits_client.valid_counts import valid_count, whole_numbers
@@ -31,6 +31,9 @@ Windows: TypeAlias = "torch.Tensor | Sequence[Sequence[int]]"
 
 UNKNOWN_DIGEST = bytes(DIGEST_BYTES)
 """The digest of a row whose token ids its publisher did not give."""
+
+
+_MOST_TOKENS = (1 << 31) - 1  # ``row_windows`` are int32
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -81,6 +84,36 @@ class DraftRows:
         counts: list[int] = self.windows[:, 1].tolist()
         return counts
 
+    def part(self, rows: object) -> range:
+        """Return some of its rows, by their numbers in the step.
+
+        Raises:
+            PayloadInvalidError: they are not among these, or no range of rows.
+        """
+        own = self.rows
+        if isinstance(rows, range) and rows.step == 1 and rows:
+            if own.start <= rows.start and rows.stop <= own.stop:
+                return rows
+        raise _invalid(
+            f"{rows!r} are not rows of this draft: give a range among rows {own.start} to "
+            f"{own.stop - 1} of the step, which it holds",
+            first_row=own.start,
+            row_count=len(own),
+        )
+
+    def micro_batches(self, size: object) -> list[range]:
+        """Return its rows in order, ``size`` at a time.
+
+        Raises:
+            PayloadInvalidError: the size is none.
+        """
+        if not is_size(size):
+            raise _invalid(
+                f"a micro batch of {size!r} rows: give a whole number of at least 1", size=str(size)
+            )
+        starts = range(self.rows.start, self.rows.stop, int(size))
+        return [range(start, min(start + int(size), self.rows.stop)) for start in starts]
+
     def has_next(self) -> torch.Tensor:
         """Return bool [P]: whether a token comes next, as the lengths say."""
         firsts, counts = self.windows[:, 0], self.windows[:, 1]
@@ -101,6 +134,7 @@ def rows_to_write(
     if profile.batch_grid is None:
         raise _invalid("the teacher's profile has no batch_grid, which says what its rows are")
     size = profile.batch_grid.global_batch_size
+    _check_rank(profile.data_parallel_rank)
     if real_rows is not None and not (is_whole(real_rows) and 1 <= real_rows <= size):
         raise _invalid(
             f"real_rows is {real_rows}, and a step has {size} rows: give 1 to {size}, or leave "
@@ -131,6 +165,13 @@ def rows_to_write(
             real_rows=end,
         )
     return rows, len(rows)
+
+
+def _check_rank(rank: object) -> None:
+    if not is_whole(rank):
+        raise _invalid(
+            f"data_parallel_rank is {rank!r}: give a whole number", data_parallel_rank=str(rank)
+        )
 
 
 def make_draft_rows(
@@ -202,6 +243,7 @@ def _lengths_alone(given: Given, rows: range, padded_count: int, longest: int) -
         )
     own = _own(given.lengths, rows, padded_count, what="lengths")
     lengths = whole_numbers(own, "lengths", (len(rows),))
+    longest = min(longest, _MOST_TOKENS)
     wrong = ((lengths < 1) | (lengths > longest)).nonzero().flatten()
     if len(wrong):
         row = int(wrong[0])
@@ -220,7 +262,7 @@ def _windows_alone(windows: Windows | None, lengths: torch.Tensor) -> torch.Tens
         return torch.stack([torch.zeros_like(lengths), lengths], 1)
     pairs = whole_numbers(windows, "windows", (len(lengths), 2))
     first, count = pairs[:, 0], pairs[:, 1]
-    wrong = ((first < 0) | (count < 0) | (first + count > lengths)).nonzero().flatten()
+    wrong = ((first < 0) | (count < 0) | (count > lengths - first)).nonzero().flatten()
     if len(wrong):
         row = int(wrong[0])
         raise _invalid(

@@ -7,7 +7,9 @@ Leaving the block seals it, or abandons it where an error leaves with it. What i
 immutable: views of it must not be written to any more. A draft that was not fully written is
 refused, and so are rows with a NaN or +inf, unless they are to be masked; a refused draft is
 abandoned, its step stays open, and its rows may be reserved again. ``check`` looks before the
-seal, which then has nothing left to read.
+seal, which then has nothing left to read. From the moment a seal goes out readers may read:
+where no answer came, a draft can be sealed again or abandoned, and nothing else. A forked child
+is refused.
 """
 
 from __future__ import annotations
@@ -19,17 +21,15 @@ from typing import TYPE_CHECKING
 
 from teacher_logits.errors import (
     DeadlinePassedError,
-    PayloadInvalidError,
-    ReservationLapsedError,
     ServerUnreachableError,
     TeacherLogitsError,
 )
-from teacher_logits_client.claims import ABANDON_SECONDS, DraftStage, Sealing, abandon
+from teacher_logits_client.claims import ABANDON_SECONDS, DraftStage, Sealing, abandon, lapsed
 from teacher_logits_client.config import check_timeout
 from teacher_logits_client.draft_checks import finish
 from teacher_logits_client.draft_columns import DraftColumns, digest_of
 from teacher_logits_client.draft_parts import DraftPart
-from teacher_logits_client.forks import refuse_to_travel
+from teacher_logits_client.forks import Home, refuse_to_travel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -75,6 +75,7 @@ class Draft:
             granted.room, payload.columns, rows, temperatures=len(payload.temperatures)
         )
         self._sealing: Sealing | None = None
+        self._home = Home()
         self._stage = DraftStage.OPEN
 
     @property
@@ -122,23 +123,16 @@ class Draft:
         Raises:
             PayloadInvalidError: they are not among the draft's.
         """
-        if rows.step != 1 or not rows or rows.start < self.rows.start or rows.stop > self.rows.stop:
-            raise PayloadInvalidError(
-                f"{rows!r} are not rows of this draft, which holds rows {self.rows.start} to "
-                f"{self.rows.stop - 1} of step {self.step}",
-                facts={"first_row": self.rows.start, "row_count": len(self.rows)},
-            )
-        return self._part(rows)
+        return self._part(self._rows.part(rows))
 
     def micro_batches(self, size: int | None = None) -> Iterator[DraftPart]:
-        """Yield its rows in order, ``size`` at a time: the grid's micro batches by default."""
+        """Yield its rows in order, ``size`` at a time: the grid's micro batches by default.
+
+        Raises:
+            PayloadInvalidError: the size is no whole number of at least 1.
+        """
         size = self._micro_batch_size if size is None else size
-        if size < 1:
-            raise PayloadInvalidError(
-                f"a micro batch of {size} rows: give at least 1", facts={"size": size}
-            )
-        for start in range(self.rows.start, self.rows.stop, size):
-            yield self._part(range(start, min(start + size, self.rows.stop)))
+        return map(self._part, self._rows.micro_batches(size))
 
     def select(
         self,
@@ -170,7 +164,7 @@ class Draft:
         """
         self._check_open()
         columns = self._columns
-        if self._sealing is None and columns is not None and columns.bad_row_count is None:
+        if columns is not None and columns.bad_row_count is None:
             finish(columns, self._rows, self.payload, mask=self._mask_bad_rows)
 
     def seal(self, *, timeout: float | None = None) -> None:
@@ -189,21 +183,22 @@ class Draft:
         if self._stage is DraftStage.SEALED:
             return
         self._desk.check()
-        self._check_open()
+        self._check_held()
         seconds = self._desk.default_seconds
         until = time.monotonic() + (
             seconds if timeout is None else check_timeout(timeout, what="seal")
         )
-        if self._sealing is None:
+        if self._sealing is None or self._stage is DraftStage.OPEN:
             try:
                 self._sealing = self._finish()
             except BaseException:
                 self.abandon()
                 raise
+        # Before anything is sent, and whatever interrupts it: readers may be let in from here on.
+        self._stage = DraftStage.DOUBTFUL
         try:
             self._desk.way.seal(self.payload_id, self._sealing, until=until)
         except (DeadlinePassedError, ServerUnreachableError):
-            self._stage = DraftStage.DOUBTFUL
             raise
         except TeacherLogitsError:
             self._end(DraftStage.ABANDONED)
@@ -272,15 +267,23 @@ class Draft:
         self._check_open()
         if self._columns is None:
             raise ValueError("an open draft has columns")
-        return DraftPart(rows, draft_rows=self._rows, columns=self._columns, payload=self.payload)
+        return DraftPart(
+            rows,
+            draft_rows=self._rows,
+            columns=self._columns,
+            payload=self.payload,
+            check_open=self._check_open,
+        )
 
     def _check_open(self) -> None:
+        self._check_held()
+        if self._stage is DraftStage.DOUBTFUL:
+            raise lapsed(self._stage, payload_id=self.payload_id, step=self.step)
+
+    def _check_held(self) -> None:
+        self._home.check("draft")
         if self._stage in (DraftStage.SEALED, DraftStage.ABANDONED):
-            raise ReservationLapsedError(
-                f"the draft of step {self.step} is {self.stage}; reserve the rows again to write "
-                "them anew",
-                facts={"payload_id": self.payload_id, "step": self.step},
-            )
+            raise lapsed(self._stage, payload_id=self.payload_id, step=self.step)
 
     def _finish(self) -> Sealing:
         if self._columns is None or self._room is None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import SlabOpenError
+from teacher_logits.errors import SlabOpenError, TeacherLogitsError
 from teacher_logits.session_page import ReaderPage
 from teacher_logits.v1 import line_pb2, registry_service_pb2, teacher_logits_service_pb2
 from teacher_logits.wire_session import extent_to_wire, lease_from_wire, payload_to_wire
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from teacher_logits.terms import LeaseTerms, Reservation
     from teacher_logits_client.exchange import OnRefusal
     from teacher_logits_client.replies import Reply
+
+SAY_WHY_SECONDS = 0.25
+"""How long an error that is due waits for the server's own words."""
 
 MAX_RESERVED_ROWS = 10_000
 """Rows of a reservation that surely fits into a packet; a larger one goes over gRPC."""
@@ -93,6 +96,22 @@ class Line(Exchange):
         )
         whole = line_pb2.LineRequest(want_steps=request)
         return self.post(whole, until=until, on_refusal=on_refusal)
+
+    def waits_for(self, session_id: str, step: int = 0) -> str:
+        """Return what a step lacks, in the server's words; of a publisher, whom its room waits for.
+
+        Empty where the server does not answer at once.
+        """
+        request = line_pb2.WantStepsRequest(session_id=session_id, first_step=step)
+        try:
+            reply = self._plain(
+                line_pb2.LineRequest(want_steps=request),
+                what=f"step {step}",
+                timeout=SAY_WHY_SECONDS,
+            )
+        except TeacherLogitsError:  # what is told instead is an error too
+            return ""
+        return reply.want_steps.lacking
 
     def release(
         self,

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("teacher_logits_client")
 _AT_ONCE = 0.0
+_NOT_SEALED = "its publishers have not sealed all of its rows"
 
 
 class LineSteps:
@@ -164,11 +165,10 @@ class LineSteps:
                 self._awaited[step] -= 1
                 self._awaited = +self._awaited
         answers = call_id is not None and self._line.has_answered(call_id)
-        why = (
-            "it is not complete: its publishers have not sealed all of its rows"
-            if answers
-            else "the broker did not answer: the server is stopped, or gone"
-        )
+        why = "the broker did not answer: the server is stopped, or gone"
+        if answers:
+            lacking = self._line.waits_for(self._session_id, step)
+            why = f"it is not complete: {lacking or _NOT_SEALED}"
         raise DeadlinePassedError(
             f"waited {span_text(seconds)} for step {step}, and {why}",
             facts={"step": step, "deadline_seconds": seconds, "server_answers": answers},

@@ -29,7 +29,7 @@ from teacher_logits.errors import (
 from teacher_logits.pool import Growth
 from teacher_logits_client.claims import ABANDON_SECONDS, Granted, seconds_until
 from teacher_logits_client.line import MAX_RESERVED_ROWS
-from teacher_logits_client.publisher_room import Full, Stage
+from teacher_logits_client.publisher_room import Full, Stage, with_holders
 
 if TYPE_CHECKING:
     from teacher_logits.payload import Extent
@@ -220,7 +220,7 @@ class OwnSlabs:
             else:
                 why = self._grow(answer.size_bytes, size, since=grown)
             if why is not None and not self._line.wait(partial(self._has_news, news), until):
-                raise why
+                raise with_holders(why, self._line.waits_for(self._session_id))
 
     def _has_news(self, since: object) -> bool:
         return self._mail.news is not since

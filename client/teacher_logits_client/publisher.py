@@ -29,6 +29,7 @@ from teacher_logits.errors import (
     TeacherLogitsError,
 )
 from teacher_logits.grid import is_whole
+from teacher_logits.keys import STEP_LIMIT
 from teacher_logits_client.claims import Claim
 from teacher_logits_client.config import check_timeout
 from teacher_logits_client.desk import PublisherDesk
@@ -117,7 +118,7 @@ class Publisher:
         behind them or be left out.
 
         Args:
-            step: from 0 on.
+            step: from 0 to 2**62 - 1.
             rows: the step's rows; by default those that the batch grid gives this rank, cut at
                 ``real_rows``.
             input_ids: integers [N,S], or a list of N rows without padding. Their digests let
@@ -265,9 +266,9 @@ def _give_up(way: Way, claim: Claim) -> None:
 
 
 def _check_asked(step: object, bad_rows: object) -> None:
-    if not is_whole(step) or step < 0:
+    if not is_whole(step) or not 0 <= step < STEP_LIMIT:
         raise PayloadInvalidError(
-            f"step is {step!r}: give a whole number from 0 on", facts={"step": str(step)}
+            f"step is {step!r}: give a whole number from 0 to 2**62 - 1", facts={"step": str(step)}
         )
     if bad_rows not in ("reject", "mask"):
         raise PayloadInvalidError(

@@ -215,3 +215,12 @@ class PublisherRoom:
         if not isinstance(probe, Growth):
             self._pool.free(probe)
         return True
+
+
+def with_holders(full: PoolFullError, holders: str) -> PoolFullError:
+    """Return an error that names whom the server says that room waits for, if anybody."""
+    if not holders:
+        return full
+    return PoolFullError(
+        f"{full.message} ({holders})", facts=full.facts, retry_after=full.retry_after
+    )

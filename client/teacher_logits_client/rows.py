@@ -142,7 +142,7 @@ def _windows(
         )
     pairs = pairs.detach().to("cpu", torch.int64)
     first, count = pairs[:, 0], pairs[:, 1]
-    wrong = ((first < 0) | (count < 0) | (first + count > rows.lengths)).nonzero().flatten()
+    wrong = ((first < 0) | (count < 0) | (count > rows.lengths - first)).nonzero().flatten()
     if len(wrong):
         row = int(wrong[0])
         raise invalid(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, overload
 
 from teacher_logits.errors import PayloadInvalidError, RequestInvalidError
 from teacher_logits.grid import is_whole
+from teacher_logits.keys import check_step
 from teacher_logits_client.admitted import Admitted
 from teacher_logits_client.asking import check_count, check_size, scoring_of
 from teacher_logits_client.config import check_timeout
@@ -207,7 +208,10 @@ def _check_asked(step: int | None, payload_id: str | None) -> None:
             f"acquire was given step={step!r} and payload_id={payload_id!r}: give one of them",
             facts={"step": repr(step), "payload_id": repr(payload_id)},
         )
-    if step is not None and (not is_whole(step) or step < 0):
+    if step is None:
+        return
+    if not is_whole(step):
         raise RequestInvalidError(
             f"step {step!r} is none: steps are whole numbers from 0 on", facts={"step": repr(step)}
         )
+    check_step(step)

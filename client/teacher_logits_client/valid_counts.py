@@ -7,14 +7,13 @@ that is not written.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import torch
 
 from teacher_logits.errors import PayloadInvalidError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from teacher_logits_client.flat_rows import INTEGERS, UNREADABLE
 
 LossMask: TypeAlias = "torch.Tensor | Sequence[torch.Tensor | Sequence[int] | Sequence[bool] | int]"
 """Marks [N,S], marks of each row, or the number of positions that count of each row [N]."""
@@ -31,6 +30,7 @@ def valid_count(mask: LossMask, lengths: torch.Tensor, windows: torch.Tensor, wi
     first = windows[:, 0]
     end = torch.minimum(first + windows[:, 1], lengths - 1)
     most = (end - first).clamp_min(0)
+    mask = _readable(mask)
     if isinstance(mask, torch.Tensor) and mask.dim() == 2:
         if mask.shape[1] != width:
             raise _invalid(
@@ -41,7 +41,9 @@ def valid_count(mask: LossMask, lengths: torch.Tensor, windows: torch.Tensor, wi
             )
         places = torch.arange(width)
         inside = (places >= first.unsqueeze(1)) & (places < end.unsqueeze(1))
-        return int(((mask.detach().cpu() != 0) & inside).sum())
+        marks = mask.detach().cpu()
+        _check_marks(marks.masked_fill(places >= lengths.unsqueeze(1), 0), first_row=0)
+        return int(((marks != 0) & inside).sum())
     if not isinstance(mask, torch.Tensor) and not all(isinstance(each, int) for each in mask):
         return sum(
             _count_of_row(row, each, int(lengths[row]), slice(int(first[row]), int(end[row])))
@@ -67,7 +69,14 @@ def valid_count(mask: LossMask, lengths: torch.Tensor, windows: torch.Tensor, wi
 
 
 def _count_of_row(row: int, mask: object, length: int, inside: slice) -> int:
-    marks = torch.as_tensor(mask)
+    try:
+        marks = torch.as_tensor(mask).detach().cpu()
+    except UNREADABLE as error:
+        raise _invalid(
+            f"the loss_mask of row {row} cannot be read ({error}): give {length} marks, 1 where a "
+            "position counts and 0 elsewhere",
+            row=row,
+        ) from None
     if marks.shape != (length,):
         raise _invalid(
             f"the loss_mask of row {row} has shape {tuple(marks.shape)}, and the row {length} "
@@ -75,7 +84,38 @@ def _count_of_row(row: int, mask: object, length: int, inside: slice) -> int:
             row=row,
             length=length,
         )
-    return int((marks.cpu() != 0)[inside].sum())
+    _check_marks(marks.unsqueeze(0), first_row=row)
+    return int((marks != 0)[inside].sum())
+
+
+def _readable(mask: LossMask) -> LossMask:
+    """Return a mask that is a tensor or can be gone through; NumPy's arrays become tensors."""
+    if isinstance(mask, torch.Tensor) and not mask.is_meta:
+        return mask
+    if not isinstance(mask, torch.Tensor | str | bytes | Mapping):
+        if not hasattr(mask, "__array__") and isinstance(mask, Sequence):
+            return mask
+        try:
+            return torch.as_tensor(mask)
+        except UNREADABLE:
+            pass
+    raise _invalid(
+        f"loss_mask is a {type(mask).__name__} that cannot be read: give marks [rows, positions], "
+        "marks of each row, or the number of positions that count of each row"
+    )
+
+
+def _check_marks(marks: torch.Tensor, *, first_row: int) -> None:
+    """Refuse marks [N,S] that are neither 0 nor 1; NaN is neither."""
+    wrong = ((marks != 0) & (marks != 1)).nonzero()
+    if len(wrong):
+        row, at = wrong[0].tolist()
+        raise _invalid(
+            f"the loss_mask of row {first_row + row} is {marks[row, at].item()} at position {at}: "
+            "give 1 where a position counts and 0 elsewhere",
+            row=first_row + row,
+            position=at,
+        )
 
 
 def whole_numbers(given: object, what: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -86,9 +126,9 @@ def whole_numbers(given: object, what: str, shape: tuple[int, ...]) -> torch.Ten
     """
     try:
         numbers = torch.as_tensor(given)
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+    except UNREADABLE as error:
         raise _invalid(f"{what} cannot be read ({error}): give integers {list(shape)}") from None
-    if tuple(numbers.shape) != shape or numbers.is_floating_point() or numbers.is_complex():
+    if tuple(numbers.shape) != shape or numbers.dtype not in INTEGERS or numbers.is_meta:
         kind = str(numbers.dtype).removeprefix("torch.")
         raise _invalid(
             f"{what} has shape {tuple(numbers.shape)} of {kind}: give integers {list(shape)}",

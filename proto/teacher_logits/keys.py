@@ -15,6 +15,9 @@ from teacher_logits.errors import EpochChangedError, RequestInvalidError
 _WAYS_OUT = {"payload": "have its rows scored again, and acquire the payload that comes of it"}
 """What to do about an id of an older epoch, by what it names; for the rest, open a new session."""
 
+STEP_LIMIT = 1 << 62
+"""Steps are whole numbers from 0 on, below this: numbers behind them fit the wire too."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}\Z")
 
 
@@ -50,6 +53,20 @@ def check_epoch(identifier: str, epoch: str, *, what: str) -> None:
             f"{epoch}: it was restarted; {_WAYS_OUT.get(what, 'open a new session')}",
             facts={"epoch": epoch, "stale_epoch": parts[1]},
         )
+
+
+def check_step(step: int) -> int:
+    """Return ``step`` if it can number one.
+
+    Raises:
+        RequestInvalidError: it is negative, or not below ``STEP_LIMIT``.
+    """
+    if not 0 <= step < STEP_LIMIT:
+        raise RequestInvalidError(
+            f"step {step} is none: steps are whole numbers from 0 on, below {STEP_LIMIT}",
+            facts={"step": str(step), "limit": STEP_LIMIT},
+        )
+    return step
 
 
 def check_name(name: str, *, what: str) -> str:

@@ -77,10 +77,9 @@ def settlement_to_wire(settlement: Settlement) -> transport_pb2.SettledTransport
 
 def settlement_from_wire(message: transport_pb2.SettledTransport) -> Settlement:
     """Return the settlement of a message."""
-    none = message.transport == transport_pb2.TRANSPORT_UNSPECIFIED
     return Settlement(
         writer_id=message.writer_id,
-        transport=None if none else transport_from_wire(message.transport),
+        transport=transport_from_wire(message.transport) if message.transport else None,
         refusals=tuple(refusal_from_wire(r) for r in message.refusals),
     )
 

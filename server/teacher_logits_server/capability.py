@@ -265,14 +265,8 @@ def check_protocol(version: int) -> list[Violation]:
 
 
 def _tokenizer_check(student: StudentProfile, teacher: TeacherProfile) -> Check:
-    silent = [
-        side
-        for side, given in (
-            ("student", student.tokenizer_fingerprint),
-            ("teacher", teacher.tokenizer_fingerprint),
-        )
-        if not given
-    ]
+    given = {"student": student.tokenizer_fingerprint, "teacher": teacher.tokenizer_fingerprint}
+    silent = [side for side, fingerprint in given.items() if not fingerprint]
     if silent:
         detail = f"no tokenizer fingerprint from the {' and the '.join(silent)}"
         return Check(name="tokenizer", verdict=Verdict.UNCHECKED, detail=detail)

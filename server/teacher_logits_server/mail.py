@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import RequestInvalidError
+from teacher_logits.keys import STEP_LIMIT
 from teacher_logits.terms import RoomFreed, SlabsGone
 
 if TYPE_CHECKING:
@@ -48,10 +49,10 @@ class Mail:
         Raises:
             RequestInvalidError: too many, none, or a step that cannot be.
         """
-        if not 1 <= count <= MAX_WANTED_STEPS or first_step < 0:
+        if not 1 <= count <= MAX_WANTED_STEPS or not 0 <= first_step < STEP_LIMIT:
             raise RequestInvalidError(
                 f"steps {first_step} to {first_step + count - 1} are wanted: ask for 1 to "
-                f"{MAX_WANTED_STEPS} at a time, from 0 on",
+                f"{MAX_WANTED_STEPS} at a time, from 0 on and below {STEP_LIMIT}",
                 facts={"first_step": first_step, "count": count, "limit": MAX_WANTED_STEPS},
             )
         box = self._boxes.setdefault(session_id, Mailbox())

@@ -17,8 +17,12 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from teacher_logits.errors import PayloadConflictError, ProducerLostError, RequestInvalidError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class Stage(enum.Enum):
@@ -132,6 +136,18 @@ class Step:
     def is_written(self) -> bool:
         """Whether some of it is reserved or there to be read."""
         return bool(self.claimed)
+
+    def lacks(self, shard: int) -> bool:
+        """Say whether a shard is still to be reserved, and rows are left for it."""
+        return shard not in self.claimed and self.claimed_rows < self.real_rows
+
+    def claims_of(self, session_id: str) -> Iterator[tuple[Claim, bool]]:
+        """Yield what a session reserved of it, and whether that is sealed and still there."""
+        for part in self.parts.values():
+            if part.claim.session_id == session_id and not part.is_lost:
+                yield part.claim, part.is_sealed
+            if part.repeat is not None and part.repeat.session_id == session_id:
+                yield part.repeat, False
 
     @property
     def global_count(self) -> int | None:

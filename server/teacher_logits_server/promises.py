@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from teacher_logits import grid, locality
 from teacher_logits.errors import PayloadInvalidError, Violation
+from teacher_logits.keys import STEP_LIMIT
 from teacher_logits.layout import COLUMN_RULES, ColumnKind
 from teacher_logits.payload import MAX_TEMPERATURES, check_payload
 from teacher_logits.profiles import PUBLISHED_COLUMNS
@@ -86,10 +87,11 @@ def check_promised(
     """
     check_payload(payload)
     key = payload.key
-    if key is None or key.step < 0:
+    if key is None or not 0 <= key.step < STEP_LIMIT:
         raise PayloadInvalidError(
-            "a registered payload is named by its teacher, a step from 0 on, and its shard",
-            facts={"step": -1 if key is None else key.step},
+            "a registered payload is named by its teacher, a step from 0 on and below "
+            f"{STEP_LIMIT}, and its shard",
+            facts={"step": -1 if key is None else key.step, "limit": STEP_LIMIT},
         )
     types = {column.kind: column.element_type.value for column in payload.columns}
     value_type = types.get(ColumnKind.TOPK_LOGPROBS, profile.value_type.value)

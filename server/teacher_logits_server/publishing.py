@@ -156,7 +156,8 @@ class Publishing(Admitting):
             more = [f"{len(texts) - SHOWN_STEPS} steps more"] if len(texts) > SHOWN_STEPS else []
             if texts:
                 return "; ".join([*texts[:SHOWN_STEPS], *more])
-            return "" if steps.is_empty else "no student is there to read"
+            is_unread = complete or (steps.seats.is_empty and not steps.is_empty)
+            return "no student is there to read" if is_unread else ""
 
     def payload_room(self, session_id: str, payload_id: str) -> PayloadRoom:
         """Return where ``slabs.ServerSlabs.room_for`` takes a streamed payload's room.

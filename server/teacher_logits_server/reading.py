@@ -43,6 +43,7 @@ class Reading(Sealing):
                 count,
                 is_out=lambda step: self._grants.is_out(session_id, step),
             )
+            published.steps.seats.note_wanted(session_id, self._mail.due(session_id))
             if self._grants.is_out(session_id, first_step):
                 published.steps.seats.note_asked(first_step)
             if self._mail.due(session_id):
@@ -60,7 +61,7 @@ class Reading(Sealing):
                 which insists.
             PayloadInvalidError: the payloads lack what this session settled.
             RequestInvalidError: the request id is no name, was given up, or used for another
-                step or call.
+                step or call; or the step cannot be.
             NotAllowedError: the session's teacher is the engine, which has no steps.
         """
         with self._step() as now:
@@ -73,8 +74,10 @@ class Reading(Sealing):
             if grant is not None:
                 return grant.terms
             published = self._read_by(session)
+            keys.check_step(step)
             found = published.steps.had(step)
             if found is None:
+                published.steps.seats.want_also(session_id, step)
                 return None
             terms = self._grant(session, published, found, request_id=request_id, now=now)
             published.steps.seats.note_asked(step)
@@ -88,10 +91,15 @@ class Reading(Sealing):
             if published is None:
                 return ""
             found = published.steps.find(step)
-            if found is None:
-                lowest = published.steps.lowest_open_step
-                return f"nothing of it is reserved; the lowest step that is open is {lowest}"
-            return found.lacking_text(published.data_parallel_size)
+            lowest = published.steps.lowest_open_step
+            text = (
+                f"nothing of it is reserved; the lowest step that is open is {lowest}"
+                if found is None
+                else found.lacking_text(published.data_parallel_size)
+            )
+            if self._writers.isdisjoint(m.session_id for m in published.members.values()):
+                text += "; no publisher of the teacher is left"
+            return text + ("; the server is shutting down" if self._draining else "")
 
     def take_mail(self, session_id: str) -> list[Mail]:
         """Return what is to be sent ahead to a session, each once; nothing where it has ended.

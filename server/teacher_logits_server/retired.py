@@ -1,10 +1,14 @@
-"""Which steps of a teacher are over for good, in bounded memory. Pure."""
+"""Which steps of a teacher are over for good, and which were given up, in bounded memory. Pure."""
 
 from __future__ import annotations
 
 import heapq
+from typing import TYPE_CHECKING
 
 from teacher_logits.errors import PayloadRetiredError
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterator
 
 LIMIT = 4096
 """Retired steps remembered one by one; all below the lowest of them count as retired too."""
@@ -35,6 +39,30 @@ class RetiredSteps:
         self._below = max(self._below, step)
         while self._heap and self._heap[0] < self._below:
             self._single.discard(heapq.heappop(self._heap))
+
+
+class GivenUpSteps:
+    """Steps of which nothing is left, and that are still to be written: others wait for them."""
+
+    def __init__(self) -> None:
+        self._steps: set[int] = set()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._steps)
+
+    def add(self, step: int) -> None:
+        """Have room kept for a step; beyond ``LIMIT`` the highest are forgotten."""
+        self._steps.add(step)
+        if len(self._steps) > LIMIT:
+            self._steps.remove(max(self._steps))
+
+    def discard(self, step: int) -> None:
+        """Learn that a step is written again, or over."""
+        self._steps.discard(step)
+
+    def discard_below(self, step: int, *, unless: Container[int]) -> None:
+        """Learn that nobody needs a step below this one, ``unless`` it is waited for."""
+        self._steps = {each for each in self._steps if each >= step or each in unless}
 
 
 def retired_error(number: int, lowest: int) -> PayloadRetiredError:

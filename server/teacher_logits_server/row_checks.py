@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from teacher_logits.payload import Payload
 
+_END = 1 << 31
+"""Where windows end at the latest."""
+
 _KNOWN_STATUSES = bytes(RowStatus)
 # A tuple: it is searched by identity first, and hashing a kind takes longer.
 _CHECKED = (ColumnKind.ROW_OFFSETS, ColumnKind.ROW_WINDOWS, ColumnKind.ROW_STATUS)
@@ -53,8 +56,9 @@ def check_rows(
             offsets = array("q", accumulate(row_positions, initial=0))
             _compare(payload, kind, data, offsets)
         elif kind is ColumnKind.ROW_WINDOWS:
-            counts = _numbers("i", data)[1::2]
-            _compare(payload, kind, _bytes(counts), array("i", row_positions))
+            numbers = _numbers("i", data)
+            _compare(payload, kind, _bytes(numbers[1::2]), array("i", row_positions))
+            _check_firsts(payload, numbers[0::2], row_positions)
         else:
             _check_status(payload, data, bad_row_count)
 
@@ -65,6 +69,17 @@ def _compare(payload: Payload, kind: ColumnKind, data: bytes, expected: array[in
     has = _numbers(expected.typecode, data)
     row = next(row for row, (a, b) in enumerate(zip(has, expected, strict=True)) if a != b)
     raise _differs(payload, kind, f"row {row}", has[row], expected[row])
+
+
+def _check_firsts(payload: Payload, firsts: Sequence[int], counts: Sequence[int]) -> None:
+    for row, (first, count) in enumerate(zip(firsts, counts, strict=True)):
+        if not 0 <= first <= _END - count:
+            raise PayloadInvalidError(
+                f"{ColumnKind.ROW_WINDOWS.value} of payload {payload.payload_id} has row {row} "
+                f"begin at position {first}, with {count} positions; a window lies within 0 to "
+                f"{_END}",
+                facts={"column": ColumnKind.ROW_WINDOWS.value, "row": row, "first": first},
+            )
 
 
 def _check_status(payload: Payload, data: bytes, bad_row_count: int) -> None:

@@ -60,6 +60,25 @@ class Sealing(Publishing):
                 with self._step():
                     self._lending.unpin(first)
 
+    def check_place(self, session_id: str, payload_id: str, extent: Extent | None) -> None:
+        """Refuse a place in which a payload cannot lie, before a byte there is read.
+
+        A refused one ends the reservation; one that has ended is left to ``seal_payload``.
+
+        Raises:
+            PayloadInvalidError, NotAllowedError: as for ``seal_payload``.
+        """
+        with self._step() as now:
+            published = self._published(self._publisher(session_id, now))
+            draft = self._drafts.find(payload_id)
+            if draft is None or draft.session_id != session_id:
+                return
+            try:
+                self._check_place(draft, extent)
+            except TeacherLogitsError:
+                self._end_reservation(published, payload_id)
+                raise
+
     def seal_payload(
         self,
         session_id: str,
@@ -145,6 +164,10 @@ class Sealing(Publishing):
                     f"{name} of payload {payload.payload_id} is {count}; it can be 0 to {most}",
                     facts={name: count, "most": most},
                 )
+        self._check_place(draft, extent)
+
+    def _check_place(self, draft: Draft, extent: Extent | None) -> None:
+        payload = draft.payload
         if draft.streams:
             draft.check_written()
         if draft.streams == (extent is not None):

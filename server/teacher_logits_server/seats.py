@@ -16,8 +16,13 @@ from teacher_logits.errors import SessionRefusedError, Violation
 from teacher_logits_server.parts import Seat
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from teacher_logits.profiles import StudentProfile
     from teacher_logits_server.parts import Step
+
+MAX_WANTED = 32
+"""Steps that one reader waits for and that are remembered."""
 
 
 @dataclass(kw_only=True)
@@ -45,6 +50,8 @@ class Seats:
         self._students: dict[str, _Student] = {}
         self._by_session: dict[str, Seat] = {}
         self._highest_asked = -1
+        #: Steps that sessions asked for and did not get yet.
+        self._wanted: dict[str, set[int]] = {}
         #: Whether anybody has ever read here.
         self.were_taken = False
 
@@ -113,6 +120,7 @@ class Seats:
 
     def leave(self, session_id: str) -> None:
         """Take a reader's seat back; its student goes with its last."""
+        self._wanted.pop(session_id, None)
         seat = self._by_session.pop(session_id, None)
         if seat is None:
             return
@@ -128,6 +136,27 @@ class Seats:
     def note_asked(self, number: int) -> None:
         """Note that a reader asked for a step and got it."""
         self._highest_asked = max(self._highest_asked, number)
+
+    def note_wanted(self, session_id: str, steps: Iterable[int]) -> None:
+        """Note for which steps a reader waits now."""
+        if session_id in self._by_session:
+            self._wanted[session_id] = set(steps)
+
+    def want_also(self, session_id: str, step: int) -> None:
+        """Note that a reader waits for one step more; the highest few are kept."""
+        if session_id in self._by_session:
+            wanted = self._wanted.setdefault(session_id, set())
+            wanted.add(step)
+            if len(wanted) > MAX_WANTED:
+                wanted.remove(min(wanted))
+
+    def want_no_more(self, session_id: str, step: int) -> None:
+        """Note that a reader has got a step."""
+        self._wanted.get(session_id, set()).discard(step)
+
+    def wanted(self) -> set[int]:
+        """Return the steps that some reader waits for."""
+        return set().union(*self._wanted.values())
 
     def have_read(self, step: Step) -> bool:
         """Say whether every reader that a step waits for has read it, and there is one at all."""

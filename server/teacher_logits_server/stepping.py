@@ -136,6 +136,7 @@ class Stepping(Room):
             settlements=tuple(settlements.values()),
         )
         seat = published.steps.seats.of(session.session_id)
+        published.steps.seats.want_no_more(session.session_id, step.number)
         self._grants.add(
             Grant(
                 session_id=session.session_id,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from teacher_logits_server.changes import ChangeLog
 from teacher_logits_server.parts import Claim, Part, Seat, Stage, Step
-from teacher_logits_server.retired import RetiredSteps, retired_error
+from teacher_logits_server.retired import GivenUpSteps, RetiredSteps, retired_error
 from teacher_logits_server.seats import Seats
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Steps:
         self._steps: dict[int, Step] = {}
         self._parts: dict[str, Part] = {}
         self._by_request: dict[tuple[str, str], Claim] = {}
-        self._retired = RetiredSteps()
+        self._retired, self._given_up = RetiredSteps(), GivenUpSteps()
         self._highest_complete = -1
         #: What is to be carried out; whoever does takes it.
         self.changes = ChangeLog()
@@ -51,18 +51,16 @@ class Steps:
 
     @property
     def lowest_open_step(self) -> int:
-        """The lowest step that is being written, else the one behind the highest complete."""
-        return min((step.number for step in self._open()), default=self._highest_complete + 1)
+        """The lowest that is written, or was given up, else the one behind the highest complete."""
+        written = (step.number for step in self._open())
+        return min((*written, *self._given_up), default=self._highest_complete + 1)
 
     def lowest_without(self, shard: int) -> int:
         """Return the lowest step that still needs a shard, else the one that comes next for it."""
-        lacking = (
-            step.number
-            for step in self._open()
-            if shard not in step.claimed and step.claimed_rows < step.real_rows
-        )
+        lacking = (step.number for step in self._open() if step.lacks(shard))
         own = (step.number for step in self._steps.values() if shard in step.claimed)
-        return min(lacking, default=max(self._highest_complete, *own, -1) + 1)
+        coming = max(self._highest_complete, *own, -1) + 1
+        return min((*lacking, *self._given_up), default=coming)
 
     def find(self, number: int) -> Step | None:
         """Return a step of which something is known and that is not retired."""
@@ -74,7 +72,7 @@ class Steps:
 
     def begin_anew(self) -> None:
         """Forget which steps were retired or lost, so that they may come again."""
-        self._retired = RetiredSteps()
+        self._retired, self._given_up = RetiredSteps(), GivenUpSteps()
         for step in list(self._steps.values()):
             if not step.is_written:
                 self._drop(step)
@@ -119,6 +117,7 @@ class Steps:
                 self._forget_claim(part.claim)
             part = step.parts[claim.shard] = Part(claim=claim)
         self._steps[claim.step] = step
+        self._given_up.discard(claim.step)
         self._parts[claim.payload_id] = part
         self._by_request[claim.session_id, claim.request_id] = claim
         return claim, is_repeat
@@ -138,10 +137,10 @@ class Steps:
         self._retire_if_read(step)
         if self._keep:
             kept_from = self._highest_complete - self._keep + 1
-            for each in list(self._steps.values()):
-                if each.number < kept_from:
-                    self._retire(each)
+            for each in [step for step in self._steps.values() if step.number < kept_from]:
+                self._retire(each)
             self._retired.add_below(kept_from)
+            self._given_up.discard_below(kept_from, unless=())
 
     def accept_repeat(self, payload_id: str, session_id: str) -> None:
         """End a repeat that is the same as the first."""
@@ -151,7 +150,10 @@ class Steps:
         self._parts[payload_id] = part
 
     def abandon(self, payload_id: str) -> None:
-        """End a reservation; one that is sealed, or ended, stays as it is."""
+        """End a reservation; one that is sealed, or ended, stays as it is.
+
+        A step of which nothing is left stays open where a student wants it, or a higher one began.
+        """
         part = self._parts.get(payload_id)
         if part is None:
             return
@@ -164,6 +166,9 @@ class Steps:
             del step.parts[part.claim.shard]
             if not step.parts:
                 self._drop(step)
+                highest = max(self._highest_complete, *self._steps, -1)
+                if step.number < highest or step.number in self.seats.wanted():
+                    self._given_up.add(step.number)
             self.changes.is_news = True
 
     def orphan(self, payload_id: str) -> None:
@@ -203,14 +208,7 @@ class Steps:
 
     def claims_of(self, session_id: str) -> list[tuple[Claim, bool]]:
         """Return what a session reserved, and whether it is sealed and still there."""
-        claims = []
-        for step in self._steps.values():
-            for part in step.parts.values():
-                if part.claim.session_id == session_id and not part.is_lost:
-                    claims.append((part.claim, part.is_sealed))
-                if part.repeat is not None and part.repeat.session_id == session_id:
-                    claims.append((part.repeat, False))
-        return claims
+        return [each for step in self._steps.values() for each in step.claims_of(session_id)]
 
     # Students
 
@@ -272,6 +270,8 @@ class Steps:
         was_there = step.stage is not Stage.OPEN or step.consumed
         if was_there and self.seats.have_read(step):
             self._retire(step)
+            # Its readers have gone on without the lower ones that were given up.
+            self._given_up.discard_below(step.number, unless=self.seats.wanted())
 
     def _retire(self, step: Step) -> None:
         for part in step.parts.values():

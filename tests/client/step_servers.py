@@ -63,6 +63,7 @@ class Broker:
         self.released: queue.Queue[str] = queue.Queue()
         self.unread: list[str] = []
         self.refusal: TeacherLogitsError | None = None
+        self.lacking = ""
         self.deaf = threading.Event()
         self._socket = connection
         self._slots = itertools.count()
@@ -108,7 +109,9 @@ class Broker:
     def _answer(self, request: line_pb2.LineRequest) -> None:
         reply, beside = line_pb2.LineReply(call_id=request.call_id), []
         kind = request.WhichOneof("body")
-        if kind == "want_steps":
+        if kind == "want_steps" and not request.want_steps.count:
+            reply.want_steps.lacking = self.lacking
+        elif kind == "want_steps":
             self.wanted.put((request.want_steps.first_step, request.want_steps.count))
             if self.refusal is not None:
                 reply.status = to_status(self.refusal).SerializeToString()

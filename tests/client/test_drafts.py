@@ -21,8 +21,9 @@ from tests.client.publishing import (
 
 import teacher_logits_client as tl
 from teacher_logits.digest import row_digest
-from teacher_logits.errors import PayloadInvalidError
+from teacher_logits.errors import PayloadInvalidError, TeacherLogitsError
 from teacher_logits.layout import ColumnKind
+from teacher_logits.payload import Payload
 from teacher_logits.selection import Selection
 from teacher_logits_client.draft_checks import finish
 from teacher_logits_client.draft_columns import DraftColumns, describe
@@ -42,7 +43,13 @@ def draft_of(rows: DraftRows) -> tuple[DraftPart, DraftColumns]:
     columns = DraftColumns(
         memoryview(bytearray(payload.size_bytes)), payload.columns, rows, temperatures=2
     )
-    return DraftPart(rows.rows, draft_rows=rows, columns=columns, payload=payload), columns
+    return part_of(rows, columns, payload), columns
+
+
+def part_of(rows: DraftRows, columns: DraftColumns, payload: Payload) -> DraftPart:
+    return DraftPart(
+        rows.rows, draft_rows=rows, columns=columns, payload=payload, check_open=lambda: None
+    )
 
 
 def finished(rows: DraftRows, columns: DraftColumns) -> int:
@@ -179,6 +186,14 @@ def test_a_mask_that_cannot_be_is_refused() -> None:
         (lengths, "count"),
         (torch.ones(ROWS, dtype=torch.bool), "give marks"),
         ([[True]] * ROWS, "the row"),
+        ("abcd", "is a str"),
+        (5, "give integers"),
+        (["a"] * ROWS, "cannot be read"),
+        ([None] * ROWS, "cannot be read"),
+        ([True] * ROWS, "of bool"),
+        (torch.ones(ROWS, WIDTH, device="meta"), "cannot be read"),
+        *((torch.full((ROWS, WIDTH), mark), "give 1 where") for mark in (torch.nan, 0.5, -1.0)),
+        ([[0.5] * length for length in lengths.tolist()], "give 1 where"),
         (torch.ones(ROWS + 1, WIDTH), "give one for each"),
     ):
         with pytest.raises(PayloadInvalidError, match=words):
@@ -190,6 +205,12 @@ def test_rows_longer_than_the_teacher_promises_are_refused() -> None:
         rows_of(range(1), 1, input_ids=[[1] * 65])
     with pytest.raises(PayloadInvalidError, match="1 to 64"):
         rows_of(range(1), 1, lengths=[65])
+    endless = a_teacher("t", max_row_tokens=1 << 40)
+    given_rows = Given(
+        input_ids=None, lengths=[1 << 31], attention_mask=None, windows=None, loss_mask=None
+    )
+    with pytest.raises(PayloadInvalidError, match="1 to 2147483647"):
+        make_draft_rows(endless, range(1), 1, given_rows)
 
 
 def test_a_rank_of_padding_publishes_nothing() -> None:
@@ -207,7 +228,7 @@ def test_columns_that_a_profile_leaves_out_are_not_written() -> None:
     columns = DraftColumns(
         memoryview(bytearray(payload.size_bytes)), payload.columns, rows, temperatures=2
     )
-    part = DraftPart(rows.rows, draft_rows=rows, columns=columns, payload=payload)
+    part = part_of(rows, columns, payload)
     tl.select_top_k(logits, out=part)
     assert finish(columns, rows, payload, mask=False) == 0
     wanted = cast("Selection", expected(ids, lengths, logits))
@@ -260,4 +281,135 @@ def test_what_is_written_by_hand_after_a_check_is_looked_at_anew(way: str) -> No
         part.selection.topk_ids.copy_(ids_of_all)
     assert columns.bad_row_count is None
     with pytest.raises(PayloadInvalidError):
+        finished(rows, columns)
+
+
+@pytest.mark.parametrize("window", [[2**63 - 1, 1], [1, 2**63 - 1], [2**62, 2**62], [2**31, 1]])
+@pytest.mark.parametrize("with_ids", [True, False])
+def test_windows_that_wrap_a_machine_word_are_refused(window: list[int], with_ids: bool) -> None:
+    ids, lengths, _ = some_rows(1)
+    with pytest.raises(PayloadInvalidError, match="row 0"):
+        rows_of(input_ids=ids if with_ids else None, lengths=lengths, windows=[window] * ROWS)
+
+
+def written_by_hand(
+    change: str = "", at: int = 0, to: float = 0.0
+) -> tuple[DraftRows, DraftColumns]:
+    """A draft of columns that a teacher had, one of them changed at a position."""
+    ids, lengths, logits = some_rows(1)
+    rows = rows_of(input_ids=ids, lengths=lengths)
+    part, columns = draft_of(rows)
+    values = {k: v for k, v in vars(expected(ids, lengths, logits)).items() if k != "status"}
+    if change:
+        values[change][at] = to
+    part.write(**values)
+    return rows, columns
+
+
+def test_what_comes_after_a_rows_last_position_is_zero() -> None:
+    assert finished(*written_by_hand()) == 0
+    with pytest.raises(PayloadInvalidError, match="its last") as caught:
+        finished(*written_by_hand("actual_logprob", WIDTH - 1, -3.0))
+    assert (caught.value.facts["row"], caught.value.facts["position"]) == (0, WIDTH - 1)
+
+
+@pytest.mark.parametrize("column", ["topk_logprobs", "log_tail", "actual_logprob"])
+def test_no_log_probability_by_hand_is_above_0(column: str) -> None:
+    with pytest.raises(PayloadInvalidError, match="above 0"):
+        finished(*written_by_hand(column, 3, 0.01))
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_views_beside_a_selection_have_all_of_it_looked_at(is_before: bool) -> None:
+    ids, lengths, logits = some_rows(1)
+    rows = rows_of(input_ids=ids, lengths=lengths)
+    part, columns = draft_of(rows)
+    views = part.columns if is_before else {}
+    part.select(logits)
+    (views or part.columns)["topk_ids"][3] = 7
+    with pytest.raises(PayloadInvalidError, match="twice"):
+        finished(rows, columns)
+
+
+@pytest.mark.parametrize(
+    ("column", "shape", "value", "words"),
+    [
+        ("topk_ids", (K,), torch.tensor(2**32 + 7), "no place"),
+        ("topk_ids", (K,), torch.tensor(-(2**40)), "no place"),
+        ("topk_ids", (K,), torch.tensor(7.9), "give integers"),
+        ("topk_ids", (K,), torch.tensor(True), "give integers"),
+        ("log_tail", (2,), torch.tensor(-1e300, dtype=torch.float64), "no place"),
+        ("log_tail", (2,), torch.tensor(-1), "give floats"),
+        ("log_tail", (2,), torch.tensor(-1j), "give floats"),
+        ("log_tail", (2,), torch.tensor(-1.0, device="meta"), "meta device"),
+    ],
+)
+def test_values_that_a_column_cannot_hold_are_refused(
+    column: str, shape: tuple[int, ...], value: torch.Tensor, words: str
+) -> None:
+    ids, lengths, _ = some_rows(1)
+    part, _ = draft_of(rows_of(input_ids=ids, lengths=lengths))
+    with pytest.raises(PayloadInvalidError, match=words):
+        part.write(**{column: value.expand(part.position_count, *shape)})
+
+
+def test_wider_types_of_values_that_fit_are_taken() -> None:
+    ids, lengths, logits = some_rows(1)
+    wanted = cast("Selection", expected(ids, lengths, logits))
+    part, columns = draft_of(rows_of(input_ids=ids, lengths=lengths))
+    part.write(topk_ids=wanted.topk_ids.long(), topk_logprobs=wanted.topk_logprobs.double())
+    assert torch.equal(columns.selection.topk_ids, wanted.topk_ids)
+    assert torch.equal(columns.selection.topk_logprobs, wanted.topk_logprobs)
+
+
+def test_what_is_no_tensor_is_refused() -> None:
+    ids, lengths, logits = some_rows(1)
+    part, _ = draft_of(rows_of(input_ids=ids, lengths=lengths))
+    wrong: tuple[object, ...] = (None, logits.numpy(), [[1.0]], logits.to("meta"))
+    for each in wrong:
+        with pytest.raises(PayloadInvalidError, match="give a dense"):
+            tl.select_top_k(each, out=part)  # type: ignore[call-overload]
+    for column in ([[1]], ids.numpy()):
+        with pytest.raises(PayloadInvalidError, match="give a dense"):
+            part.write(topk_ids=column)  # type: ignore[arg-type]
+    with pytest.raises(PayloadInvalidError, match="next_ids is a list"):
+        part.select(logits, next_ids=[1])  # type: ignore[arg-type]
+
+
+def test_parts_and_micro_batches_that_cannot_be_are_refused() -> None:
+    rows = rows_of(lengths=[3] * ROWS)
+    wrong: tuple[object, ...] = (None, 3, [0], slice(0, 1), range(0), range(0, 5), range(1, 3, 2))
+    for part in wrong:
+        with pytest.raises(PayloadInvalidError, match="give a range among rows 0 to 3"):
+            rows.part(part)
+    for size in (0, -1, 1.5, "a", True, None):
+        with pytest.raises(PayloadInvalidError, match="a micro batch of"):
+            rows.micro_batches(size)
+    assert rows.micro_batches(3) == [range(3), range(3, 4)]
+
+
+def test_a_rank_that_is_no_number_is_refused() -> None:
+    teacher = a_teacher("t", batch_grid=a_grid(2), data_parallel_rank=True)
+    for rows in (None, range(2, 4)):
+        with pytest.raises(
+            TeacherLogitsError, match="data_parallel_rank is True: give a whole number"
+        ):
+            rows_to_write(teacher, rows, real_rows=None)
+
+
+def test_a_selection_that_was_interrupted_over_another_is_looked_at_in_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ids, lengths, logits = some_rows(1)
+    rows = rows_of(input_ids=ids, lengths=lengths)
+    part, columns = selected(rows)
+
+    def interrupted(out: Selection, *_: object, **__: object) -> None:
+        out.topk_ids[3] = 7
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("teacher_logits_client.draft_parts.select_into", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        part.select(logits)
+    with pytest.raises(PayloadInvalidError, match="twice"):
         finished(rows, columns)

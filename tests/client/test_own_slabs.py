@@ -49,6 +49,7 @@ class Desk:
     #: Payloads that were sealed, as an abandon is answered.
     sealed: set[str] = field(default_factory=set)
     refused: dict[str, Exception] = field(default_factory=dict)
+    holders: str = ""
     asked: list[str] = field(default_factory=list)
     slab_sizes: dict[str, int] = field(default_factory=dict)
 
@@ -78,7 +79,9 @@ class Desk:
             reply.reserve.CopyFrom(reservation_to_wire(reservation))
         else:
             getattr(reply, kind).SetInParent()
-            if kind == "abandon":
+            if kind == "want_steps":
+                reply.want_steps.lacking = self.holders
+            elif kind == "abandon":
                 reply.abandon.is_sealed = request.abandon.payload_id in self.sealed
             elif kind == "put_slab":
                 self.slab_sizes[request.put_slab.slab_id] = request.put_slab.size_bytes
@@ -174,6 +177,18 @@ def test_a_claim_that_finds_no_room_in_time_is_given_up(tmp_path: Path) -> None:
         with pytest.raises(PoolFullError, match="step 0 is being written"):
             way.reserve(a_claim(1), until=monotonic() + SOON)
         assert desk.asked[-1] == "abandon"
+
+
+def test_a_full_pool_names_whom_the_server_says_it_waits_for(tmp_path: Path) -> None:
+    with slabs(tmp_path) as (way, desk):
+        way.reserve(a_claim(0), until=monotonic() + LONG)
+        desk.holders = "step 0 waits for student:3"
+        with pytest.raises(PoolFullError, match=r"\(step 0 waits for student:3\)$") as raised:
+            way.reserve(a_claim(1), until=monotonic() + SOON)
+        assert raised.value.facts["need_bytes"] == 100
+        desk.unanswered = {"want_steps"}
+        with pytest.raises(PoolFullError, match=r"raise pool_size_bytes of open_publisher$"):
+            way.reserve(a_claim(1), until=monotonic() + SOON)
 
 
 def test_a_seal_that_was_not_answered_leaves_its_room_in_doubt(tmp_path: Path) -> None:

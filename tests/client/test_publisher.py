@@ -5,9 +5,10 @@ import itertools
 import os
 import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ from tests.client.publishing import (
 import teacher_logits_client as tl
 from teacher_logits.errors import (
     ConfigError,
+    DeadlinePassedError,
     ForkedClientError,
     NoCommonTransportError,
     PayloadConflictError,
@@ -317,6 +319,7 @@ def test_a_pool_that_stays_full_says_what_it_waits_for(service: Service) -> None
         write(publisher, 0)
         with pytest.raises(PoolFullError, match="step 0 is not read by all yet") as raised:
             publisher.reserve(1, input_ids=ids, lengths=lengths, timeout=0.2)
+        assert str(raised.value).endswith("(no student is there to read)")
         assert raised.value.facts["need_bytes"] == 4352
         assert raised.value.facts["free_bytes"] == 0
         # The claim was given up with it.
@@ -485,13 +488,22 @@ def test_a_forked_child_is_refused(service: Service) -> None:
     ids, lengths, logits = some_rows(0)
     with publishing(service) as (_, publisher):
         with publisher.reserve(0, input_ids=ids, lengths=lengths) as draft:
+            part = draft.part(range(2))
+            calls: tuple[Callable[[], object], ...] = (
+                lambda: publisher.reserve(1, input_ids=ids, lengths=lengths),
+                draft.seal,
+                draft.check,
+                *(partial(tl.select_top_k, logits[: len(at.rows)], out=at) for at in (draft, part)),
+                *(partial(at.write, topk_ids=None) for at in (draft, part)),
+                *(partial(getattr, at, "columns") for at in (draft, part)),
+                *(partial(getattr, at, "selection") for at in (draft, part)),
+                lambda: draft.part(range(1)),
+                lambda: list(draft.micro_batches()),
+            )
             child = os.fork()
             if not child:
                 refused = 0
-                for call in (
-                    lambda: publisher.reserve(1, input_ids=ids, lengths=lengths),
-                    draft.seal,
-                ):
+                for call in calls:
                     try:
                         call()
                     except ForkedClientError:
@@ -499,7 +511,7 @@ def test_a_forked_child_is_refused(service: Service) -> None:
                 draft.abandon()
                 publisher.close()
                 os._exit(refused)
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == len(calls)
             tl.select_top_k(logits, out=draft)
 
 
@@ -532,6 +544,10 @@ def test_reserve_refuses_what_makes_no_sense(service: Service) -> None:
     with publishing(service) as (_, publisher):
         for given, words in (
             ({"step": -1}, "whole number from 0"),
+            ({"step": 1 << 62}, "whole number from 0"),
+            ({"step": 1 << 70}, "whole number from 0"),
+            ({"step": True}, "whole number from 0"),
+            ({"windows": [[2**62, 2**62]] * ROWS}, "wants"),
             ({"bad_rows": "drop"}, "no policy"),
             ({"rows": range(2)}, "are 2"),
             ({"rows": range(2, 9)}, "not among the step's 4"),
@@ -561,3 +577,69 @@ def test_a_remote_publisher_waits_for_room_of_the_server_s(service: Service) -> 
         with pytest.raises(PoolFullError, match="no room") as raised:
             write_on()
         assert raised.value.facts["need_bytes"]
+
+
+@pytest.mark.parametrize("interruption", [DeadlinePassedError("no answer"), KeyboardInterrupt()])
+@pytest.mark.parametrize("was_sent", [True, False])
+def test_a_draft_whose_seal_went_out_is_sealed_again_or_abandoned_and_nothing_else(
+    service: Service,
+    way: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    interruption: BaseException,
+    was_sent: bool,
+) -> None:
+    ids, lengths, logits = some_rows(0)
+    with publishing(service, way) as (client, publisher):
+        draft = publisher.reserve(0, input_ids=ids, lengths=lengths)
+        part = draft.part(range(ROWS))
+        tl.select_top_k(logits, out=draft)
+        calls: tuple[Callable[[], object], ...] = (
+            draft.check,
+            *(partial(at.select, logits * torch.nan) for at in (draft, part)),
+            *(partial(at.write, topk_ids=None) for at in (draft, part)),
+            *(partial(getattr, at, "columns") for at in (draft, part)),
+            *(partial(getattr, at, "selection") for at in (draft, part)),
+            lambda: draft.part(range(1)),
+        )
+        with monkeypatch.context() as patch:
+            patch.setattr(draft._desk.way, "seal", unanswered(draft, interruption, was_sent))
+            with pytest.raises(type(interruption)):
+                draft.seal()
+        for call in calls:
+            with pytest.raises(ReservationLapsedError, match="seal it again, or abandon it"):
+                call()
+        assert draft.stage == "sealed, as far as is known"
+        if was_sent and way == ("stream",):
+            draft.abandon()  # a stream has forgotten what was sealed
+        else:
+            draft.seal()
+        assert draft.stage == "sealed"
+        name = publisher.profile.teacher_id
+        with (
+            client.open_session(a_student(name)) as session,
+            session.acquire(step=0, input_ids=ids, lengths=lengths) as batch,
+        ):
+            assert same(batch.columns, expected(ids, lengths, logits))
+
+
+def unanswered(draft: tl.Draft, interruption: BaseException, was_sent: bool) -> Callable[..., None]:
+    """A way's seal that the server may have heard, whose answer does not come."""
+    seal = draft._desk.way.seal
+
+    def without_an_answer(*given: object, **more: object) -> None:
+        if was_sent:
+            seal(*given, **more)  # type: ignore[arg-type]
+        raise interruption
+
+    return without_an_answer
+
+
+def test_values_are_checked_however_often_a_seal_is_tried(service: Service) -> None:
+    ids, lengths, logits = some_rows(0)
+    with publishing(service) as (_, publisher):
+        draft = publisher.reserve(0, input_ids=ids, lengths=lengths)
+        tl.select_top_k(logits, out=draft)
+        draft._sealing = draft._finish()  # as an interruption leaves it, right before a seal
+        tl.select_top_k(logits * torch.nan, out=draft)
+        with pytest.raises(PayloadInvalidError, match="a NaN"):
+            draft.seal()

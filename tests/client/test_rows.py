@@ -234,3 +234,9 @@ def test_the_numbers_of_a_refusal_are_facts() -> None:
         "token_id": 500,
         "vocabulary_size": VOCABULARY,
     }
+
+
+@pytest.mark.parametrize("window", [[2**63 - 1, 1], [1, 2**63 - 1], [2**62, 2**62]])
+def test_windows_that_wrap_a_machine_word_are_refused(window: list[int]) -> None:
+    with pytest.raises(PayloadInvalidError, match="row 0 wants"):
+        batch_of([[1, 2, 3]], windows=[window])

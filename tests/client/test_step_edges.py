@@ -23,6 +23,7 @@ import teacher_logits_client as tl
 from teacher_logits.errors import (
     AlignmentError,
     ChecksumError,
+    DeadlinePassedError,
     PayloadInvalidError,
     PayloadRetiredError,
 )
@@ -201,3 +202,18 @@ def test_a_student_without_ids_at_hand_counts_what_the_whole_step_counts(
             tl.select_top_k(logits, out=draft)
         with session.acquire(step=0, timeout=LONG) as batch:
             assert int(batch.targets.valid.sum()) == batch.global_count
+
+
+def test_a_wait_over_shared_memory_ends_with_what_the_step_lacks(client: tl.Client) -> None:
+    ids, lengths, _ = some_rows(0)
+    name = next(names)
+    with (
+        client.open_publisher(a_teacher(name)) as publisher,
+        client.open_session(a_student(name, transports="shared_memory")) as session,
+    ):
+        with pytest.raises(DeadlinePassedError, match="nothing of it is reserved; the lowest"):
+            session.acquire(step=4, timeout=0.5)
+        publisher.reserve(0, input_ids=ids, lengths=lengths).abandon()
+        publisher.close()
+        with pytest.raises(DeadlinePassedError, match="no publisher of the teacher is left"):
+            session.acquire(step=0, timeout=0.5)

@@ -84,6 +84,17 @@ class TestWaiting:
             with pytest.raises(DeadlinePassedError, match=r"step 8, and the broker did not answer"):
                 session.acquire(step=8, timeout=SOON)
 
+    def test_that_was_in_vain_says_what_the_server_says_of_the_step(self, tmp_path: Path) -> None:
+        with local_session(tmp_path) as (session, broker):
+            broker.lacking = "nothing of it is reserved"
+            with pytest.raises(
+                DeadlinePassedError, match="it is not complete: nothing of it is reserved"
+            ):
+                session.acquire(step=7, timeout=SOON)
+            broker.lacking = ""
+            with pytest.raises(DeadlinePassedError, match="have not sealed all of its rows"):
+                session.acquire(step=7, timeout=SOON)
+
     def test_what_comes_after_the_deadline_is_there_for_the_next_who_asks(
         self, tmp_path: Path
     ) -> None:
@@ -130,7 +141,7 @@ class TestWaiting:
                 assert calls.asked.get(timeout=LONG)[0] == 7
                 assert batch.step == 7
 
-    @pytest.mark.parametrize("step", [-1, 1.5, "7"])
+    @pytest.mark.parametrize("step", [-1, 1.5, "7", 2**62, 2**64])
     def test_what_is_no_step_is_refused(self, tmp_path: Path, step: object) -> None:
         with (
             local_session(tmp_path) as (session, _),

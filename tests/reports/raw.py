@@ -22,6 +22,7 @@ from teacher_logits.v1 import (
     bulk_service_pb2_grpc,
     operator_service_pb2,
     operator_service_pb2_grpc,
+    registry_service_pb2,
     scoring_service_pb2,
     scoring_service_pb2_grpc,
     teacher_logits_service_pb2,
@@ -35,6 +36,7 @@ _request_numbers = itertools.count()
 _SCHEMAS = (
     bulk_service_pb2,
     operator_service_pb2,
+    registry_service_pb2,
     scoring_service_pb2,
     teacher_logits_service_pb2,
 )
@@ -69,11 +71,18 @@ def methods_of(*schemas: object) -> list[Method]:
         for schema in schemas
         for service in schema.DESCRIPTOR.services_by_name.values()  # type: ignore[attr-defined]
         for method in service.methods
+        if not method.client_streaming  # WritePayload has tests of its own
     ]
 
 
 OUR_METHODS = methods_of(*_SCHEMAS)
-SESSION_METHODS = [m for m in OUR_METHODS if "session_id" in m.descriptor.input_type.fields_by_name]
+# Calls on behalf of a session; an operator's reclaim only names one.
+SESSION_METHODS = [
+    method
+    for method in OUR_METHODS
+    if "session_id" in method.descriptor.input_type.fields_by_name
+    and method.descriptor.name != "Reclaim"
+]
 EVERY_METHOD = OUR_METHODS + [
     method for method in methods_of(health_pb2) if not method.descriptor.client_streaming
 ]

@@ -114,7 +114,7 @@ def test_t37_a_path_too_long_for_the_broker_beside_it_names_the_brokers_flag(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ((), "--model is missing"),
+        (("--engine", "transformers"), "--model is missing"),
         (("--model", "{folder}/nothing"), "there is no such folder or file"),
         (("--model", "{folder}/empty"), "no weights"),
         (("--model", "{folder}/pickled"), "pickled weights"),

@@ -20,7 +20,7 @@ from google.rpc import status_pb2
 
 from teacher_logits import keys
 from teacher_logits.clock import MonotonicClock
-from teacher_logits.errors import DeadlinePassedError
+from teacher_logits.errors import DeadlinePassedError, ServerUnreachableError
 from teacher_logits.grid import BatchGrid
 from teacher_logits.keys import PayloadKey
 from teacher_logits.layout import ColumnKind, ElementType, top_k_columns
@@ -185,6 +185,8 @@ def error_of(failure: grpc.RpcError) -> TeacherLogitsError:
     details = dict(cast("Sequence[tuple[str, bytes]]", call.trailing_metadata()))
     if DETAILS_KEY not in details and call.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlinePassedError("the call's own deadline passed before the server answered")
+    if DETAILS_KEY not in details and call.code() is grpc.StatusCode.UNAVAILABLE:
+        return ServerUnreachableError("the server ended before it answered")
     error = from_status(status_pb2.Status.FromString(details[DETAILS_KEY]))
     assert error is not None
     return error

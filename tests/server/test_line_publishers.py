@@ -36,6 +36,7 @@ from teacher_logits.errors import (
     PayloadInvalidError,
     PayloadRetiredError,
     RequestInvalidError,
+    ReservationLapsedError,
     TeacherLogitsError,
 )
 from teacher_logits.layout import ColumnKind
@@ -108,6 +109,26 @@ class TestSteps:
             student.release(grant)
         student.want(3)
         assert student.mailed().step == 3
+
+    def test_that_are_not_there_are_told_with_what_they_lack(self, wire: Wire) -> None:
+        first, second = (wire.publisher(a_teacher(shard, of=2)) for shard in (0, 1))
+        student = wire.student(a_student())
+
+        def lacking(step: int) -> str:
+            request = line_pb2.WantStepsRequest(session_id=student.session_id, first_step=step)
+            return student.own_line.call(want_steps=request).want_steps.lacking
+
+        first.reserve(a_payload(of=2))
+        assert lacking(0).endswith("being written: shard 0; not reserved: shard 1")
+        assert lacking(5) == "nothing of it is reserved; the lowest step that is open is 0"
+        request = line_pb2.WantStepsRequest(session_id=first.session_id)
+        told = first.own_line.call(want_steps=request).want_steps.lacking
+        assert told == ""  # whom its room waits for: no step is complete
+        wire.drain()
+        assert lacking(5).endswith("; the server is shutting down")
+        for publisher in (first, second):
+            publisher.close()
+        assert "; no publisher of the teacher is left" in lacking(5)
 
     def test_that_were_read_are_told_to_their_publisher_as_free(self, wire: Wire) -> None:
         publisher = wire.publisher(a_teacher())
@@ -264,6 +285,53 @@ BAD_DESCRIPTORS: dict[str, Callable[[Path], tuple[int, int, str]]] = {
 
 
 class TestASeal:
+    def test_reads_nothing_of_another_publisher_s(self, wire: Wire) -> None:
+        first, second = (wire.publisher(a_teacher(shard, of=2)) for shard in (0, 1))
+        first.put_slab()
+        payload = a_payload(shard=1, of=2)
+        extent = first.place(b"\x01" * payload.size_bytes)  # no columns that could pass
+        payload_id = second.reserve(payload).payload_id
+
+        with pytest.raises(NotAllowedError, match="none of this publisher's"):
+            second.seal(payload_id, extent)
+        with pytest.raises(ReservationLapsedError):
+            second.seal(payload_id, extent)
+
+    @pytest.mark.parametrize(
+        ("change", "fault"),
+        [
+            ({"offset_bytes": -4096}, "outside the slab"),
+            ({"slot": 1 << 20}, "has slot"),
+            ({"generation": 3}, "must be even"),
+        ],
+    )
+    def test_names_the_fault_of_its_place_before_those_of_its_columns(
+        self, wire: Wire, change: dict[str, int], fault: str
+    ) -> None:
+        publisher = wire.publisher(a_teacher())
+        publisher.put_slab()
+        payload = a_payload()
+        placed = publisher.place(b"\x01" * payload.size_bytes)
+        extent = replace(placed, **change)  # type: ignore[arg-type]
+        payload_id = publisher.reserve(payload).payload_id
+
+        with pytest.raises(PayloadInvalidError, match=fault):
+            publisher.seal(payload_id, extent)
+
+    @pytest.mark.parametrize("first", [-1, 2**31 - 4])
+    def test_of_windows_that_no_row_has_is_refused(self, wire: Wire, first: int) -> None:
+        publisher = wire.publisher(a_teacher())
+        publisher.put_slab()
+        payload = a_payload()
+        data = bytearray(bytes_of(payload))
+        column = payload.column(ColumnKind.ROW_WINDOWS)
+        windows = array("i", data[column.offset_bytes : column.end_bytes])
+        windows[4] = first  # of row 2, which has 5 positions
+        data[column.offset_bytes : column.end_bytes] = windows.tobytes()
+
+        with pytest.raises(PayloadInvalidError, match=f"row 2 begin at position {first}, with 5"):
+            publisher.publish(payload, bytes(data))
+
     def test_of_wrong_offsets_is_refused_before_a_student_sees_them(self, wire: Wire) -> None:
         publisher = wire.publisher(a_teacher())
         publisher.put_slab()

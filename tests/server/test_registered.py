@@ -590,6 +590,48 @@ class TestSteps:
         assert house.take(reader, 0).leases
 
 
+class TestAStepThatWasGivenUp:
+    def test_has_its_room_kept_while_a_student_waits_for_it(self, house: House) -> None:
+        (publisher,) = house.publishers(dp=1)
+        reader = house.read_as()
+        house.ledger.want_steps(reader, 0, 2)
+        given_up = house.reserve(publisher, 0)
+
+        house.ledger.abandon_payload(publisher.session_id, given_up.payload_id)
+
+        assert house.reserve(publisher, 1).lowest_open_step == 0
+        house.register(publisher, 0)
+        assert [each.step for each in house.mail(reader)] == [0]
+        assert house.reserve(publisher, 2).lowest_open_step > 0
+
+    def test_has_it_kept_where_a_call_waits_for_it(self, house: House) -> None:
+        (publisher,) = house.publishers(dp=1)
+        reader = house.read_as()
+        assert house.ledger.take_step(reader, "mine", 0) is None
+        given_up = house.reserve(publisher, 0)
+
+        house.ledger.abandon_payload(publisher.session_id, given_up.payload_id)
+
+        assert house.reserve(publisher, 1).lowest_open_step == 0
+
+
+@pytest.mark.parametrize("step", [-1, 2**62, 2**63 - 1])
+class TestAStepThatCannotBe:
+    def test_is_not_acquired(self, house: House, step: int) -> None:
+        house.publishers(dp=1)
+        reader = house.read_as()
+
+        with pytest.raises(RequestInvalidError, match=f"step {step} is none.* below {2**62}"):
+            house.ledger.take_step(reader, "mine", step)
+
+    def test_is_not_reserved(self, house: House, step: int) -> None:
+        (publisher,) = house.publishers(dp=1)
+
+        with pytest.raises(PayloadInvalidError, match=f"from 0 on and below {2**62}"):
+            house.reserve(publisher, step)
+        assert house.reserve(publisher, 2**62 - 1).lowest_open_step == 2**62
+
+
 class TestMail:
     def test_wanted_steps_come_once_each_as_they_are_complete(self, house: House) -> None:
         (publisher,) = house.publishers(dp=1)
@@ -643,7 +685,7 @@ class TestMail:
         house.publishers(dp=1)
         reader = house.read_as()
 
-        for first, count in ((0, 0), (0, MAX_WANTED_STEPS + 1), (-1, 1)):
+        for first, count in ((0, 0), (0, MAX_WANTED_STEPS + 1), (-1, 1), (2**62, 1)):
             with pytest.raises(RequestInvalidError, match=f"1 to {MAX_WANTED_STEPS}"):
                 house.ledger.want_steps(reader, first, count)
 

@@ -20,7 +20,8 @@ from teacher_logits.errors import (
 from teacher_logits.grid import BatchGrid
 from teacher_logits.profiles import StudentProfile
 from teacher_logits_server.parts import Claim, Seat, Stage
-from teacher_logits_server.retired import LIMIT, RetiredSteps
+from teacher_logits_server.retired import LIMIT, GivenUpSteps, RetiredSteps
+from teacher_logits_server.seats import MAX_WANTED
 from teacher_logits_server.steps import Steps
 
 ROWS = 12
@@ -200,6 +201,66 @@ class TestTheLowestOpenStep:
         assert steps.lowest_without(0) == 1
         assert steps.lowest_without(1) == 0
 
+    def test_is_one_that_was_given_up_below_another_until_it_is_complete(self) -> None:
+        steps = Steps()
+        steps.reserve(claim(0))
+        sealed(steps, claim(1))
+
+        steps.abandon("p0.0")
+
+        assert steps.find(0) is None
+        assert (steps.lowest_open_step, steps.lowest_without(0)) == (0, 0)
+        sealed(steps, claim(0, request_id="again"))
+        assert (steps.lowest_open_step, steps.lowest_without(0)) == (2, 2)
+
+    def test_is_one_that_was_given_up_and_that_a_student_waits_for(self) -> None:
+        steps = Steps()
+        steps.seats.join("s", student())
+        for number in (0, 1):
+            steps.reserve(claim(number))
+        steps.abandon("p1.0")
+        steps.seats.want_also("s", 0)
+        steps.abandon("p0.0")
+
+        steps.reserve(claim(2))
+
+        assert steps.lowest_open_step == 0
+
+    def test_is_none_that_was_given_up_with_nothing_behind_it(self) -> None:
+        steps = Steps()
+        steps.reserve(claim(3))
+        steps.abandon("p3.0")
+
+        steps.reserve(claim(4))
+
+        assert steps.lowest_open_step == 4
+
+    @pytest.mark.parametrize(("waits", "lowest"), [(False, 2), (True, 0)])
+    def test_is_none_that_was_given_up_and_that_its_readers_have_gone_on_without(
+        self, waits: bool, lowest: int
+    ) -> None:
+        steps = Steps()
+        steps.seats.join("s", student())
+        steps.reserve(claim(0))
+        sealed(steps, claim(1))
+        steps.abandon("p0.0")
+        if waits:
+            steps.seats.note_wanted("s", [0])
+
+        read(steps, 1, "s")
+
+        assert steps.lowest_open_step == lowest
+
+    def test_is_none_that_keep_steps_has_let_go(self) -> None:
+        steps = Steps(keep_steps=1)
+        steps.reserve(claim(0))
+        sealed(steps, claim(1))
+        steps.abandon("p0.0")
+
+        sealed(steps, claim(2))
+
+        assert steps.lowest_open_step == 3
+
     def test_is_not_a_step_in_which_a_shard_has_padding_only(self) -> None:
         steps = Steps()
         steps.reserve(claim(0, 0, of=2, real_rows=6))
@@ -376,6 +437,27 @@ class TestStudents:
 
         (step,) = steps
         assert steps.seats.waited_for(step) == {"a": [0, 2]}
+
+
+def test_steps_that_were_given_up_are_remembered_in_bounded_memory() -> None:
+    given_up = GivenUpSteps()
+    for step in range(LIMIT + 2):
+        given_up.add(step)
+
+    assert set(given_up) == set(range(LIMIT))
+
+
+def test_what_a_reader_waits_for_is_remembered_in_bounded_memory() -> None:
+    steps = Steps()
+    steps.seats.join("s", student())
+    for number in range(MAX_WANTED + 2):
+        steps.seats.want_also("s", number)
+    steps.seats.want_also("nobody", 99)
+    steps.seats.want_no_more("s", 5)
+
+    assert steps.seats.wanted() == set(range(2, MAX_WANTED + 2)) - {5}
+    steps.seats.leave("s")
+    assert steps.seats.wanted() == set()
 
 
 def test_retired_steps_are_remembered_in_bounded_memory() -> None:

@@ -112,8 +112,10 @@ class WantStepsRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., first_step: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class WantStepsResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("lacking",)
+    LACKING_FIELD_NUMBER: _ClassVar[int]
+    lacking: str
+    def __init__(self, lacking: _Optional[str] = ...) -> None: ...
 
 class PutSlabRequest(_message.Message):
     __slots__ = ("slab_id", "size_bytes")

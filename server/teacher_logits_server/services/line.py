@@ -228,8 +228,15 @@ class LineDesk:
         if kind == "want_steps":
             wanted = request.want_steps
             _check_own(line, wanted.session_id)
-            self._ledger.want_steps(wanted.session_id, wanted.first_step, wanted.count)
             reply.want_steps.SetInParent()
+            if wanted.count:
+                self._ledger.want_steps(wanted.session_id, wanted.first_step, wanted.count)
+            else:
+                reply.want_steps.lacking = (
+                    self._ledger.held_by(wanted.session_id)
+                    if line.takes_descriptors  # a publisher's
+                    else self._ledger.lacking(wanted.session_id, wanted.first_step)
+                )
         elif kind == "acquire":
             _check_own(line, request.acquire.session_id)
             reply.acquire.CopyFrom(acquire(self._ledger, request.acquire))

@@ -77,6 +77,7 @@ class PublisherCalls:
 
     def reserve(self, request: messages.ReservePayloadRequest) -> messages.ReservePayloadResponse:
         """Claim the rows of one shard of a step; room is another matter."""
+        self._ledger.renew(request.session_id)  # who asks comes before what is asked for
         check_count(request.row_positions, MAX_ROWS, field="row_positions")
         payload = payload_from_wire(request.payload)
         reservation = self._ledger.reserve_payload(
@@ -99,6 +100,8 @@ class PublisherCalls:
         extent = extent_from_wire(request.extent) if request.HasField("extent") else None
         draft = self._ledger.reserved(session_id, payload_id)
         if draft is not None:  # else it was sealed, or has ended: the ledger says so
+            # Nothing is read that is not this publisher's own.
+            self._ledger.check_place(session_id, payload_id, extent)
             self._check_rows(draft, extent, request.bad_row_count)
         if draft is not None and request.digest:
             self._seal_compared(request, extent, may_digest=may_digest)
@@ -143,8 +146,6 @@ class PublisherCalls:
             self._seal(request, extent, digest)
 
     def _check_rows(self, draft: Draft, extent: Extent | None, bad_row_count: int) -> None:
-        if extent is None and draft.written_bytes < draft.payload.size_bytes:
-            return  # the ledger says so
         where = draft.extent if extent is None else extent
 
         def read(offset_bytes: int, size_bytes: int) -> bytes:

@@ -112,18 +112,18 @@ def test_a_forced_reclaim_under_a_reader_shows_at_its_exit_check(
     stage: Stage, reader: Role, other: Role, raw: Raw
 ) -> None:
     reclaim(raw, lease_of(stage, reader))
-    fill_the_pool(stage, other)
+    use_the_room(stage, other)
     assert "StalePayloadError" in reader.error_of(reader.ask("close")).kinds
 
 
 def test_a_reader_of_torn_bytes_always_learns_of_it(stage: Stage, other: Role, raw: Raw) -> None:
-    for _ in range(2):
+    for _ in range(3):
         reader = stage.student("victim")
         stage.enter(reader, "shared_memory")
         reader.do("score", session="it", step=stage.step())
         reading = reader.ask("read_on")
         reclaim(raw, lease_of(stage, reader))
-        fill_the_pool(stage, other)
+        use_the_room(stage, other)
         reader.do("halt")
         wrong, is_told = reader.answer(reading)
         assert is_told, f"{wrong} reads were wrong, and nobody was told"
@@ -136,15 +136,11 @@ def reclaim(raw: Raw, lease: LeaseView) -> None:
     )
 
 
-def fill_the_pool(stage: Stage, writer: Role) -> None:
-    """Have all of the pool's room written, and give it back."""
-    names: list[str] = []
-    while True:
-        name = f"filler {len(names)}"
-        call = writer.ask("score", session="it", step=stage.step(), name=name, timeout=0.2)
-        if writer.end_of(call) is not None:
-            break
-        names.append(name)
+def use_the_room(stage: Stage, writer: Role) -> None:
+    """Have room written that came free: the pool gives out the smallest that will do."""
+    names = [f"filler {number}" for number in range(3)]
+    for name in names:
+        writer.do("score", session="it", step=stage.step(), name=name)
     for name in names:
         writer.do("close", name=name)
 
