@@ -151,6 +151,7 @@ class TestTheDemo:
         assert "Warning" not in shared.text
         assert "Traceback" not in shared.text
 
+    @pytest.mark.slow
     def test_streams_where_that_is_asked_for(self, streamed: Run) -> None:
         assert streamed.results["transport"] == "stream", streamed.text
         assert streamed.results["refusals"] == []

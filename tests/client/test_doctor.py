@@ -359,12 +359,16 @@ def streaming_server() -> Iterator[testing.ServerProcess]:
 
 
 def visited(
-    address: str, *, locality: tl.Locality = tl.Locality.PREFER, teacher_id: str = ""
+    address: str,
+    *,
+    locality: tl.Locality = tl.Locality.PREFER,
+    teacher_id: str = "",
+    timeout: float = 20,
 ) -> dict[str, Finding]:
     """What the doctor finds at an address."""
     return by_name(
         connection_findings(
-            Visit(address=address, timeout=20, locality=locality, teacher_id=teacher_id)
+            Visit(address=address, timeout=timeout, locality=locality, teacher_id=teacher_id)
         )
     )
 
@@ -417,7 +421,7 @@ class TestAVisit:
     def test_for_a_teacher_that_is_not_there_names_the_flag(
         self, server: testing.ServerProcess
     ) -> None:
-        found = visited(server.address, teacher_id="somebody-else")
+        found = visited(server.address, teacher_id="somebody-else", timeout=1.5)
 
         assert found["handshake"].verdict is Verdict.FAIL
         assert "--teacher-id" in found["handshake"].cure

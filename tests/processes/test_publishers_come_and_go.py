@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 
+import pytest
 from tests.client.publishing import a_student, a_teacher, some_rows
 
 import teacher_logits_client as tl
@@ -19,6 +20,7 @@ def mapped_slabs() -> int:
     return len({line.split()[4] for line in lines if "memfd:" in line and "slab" in line})
 
 
+@pytest.mark.slow
 def test_twenty_publishers_leave_a_reader_with_no_more_mappings_than_two() -> None:
     ids, lengths, logits = some_rows(0)
     counts: list[int] = []

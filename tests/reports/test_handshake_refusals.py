@@ -80,12 +80,18 @@ def nodes(**given: int) -> tl.ModelGrid:
     return dataclasses.replace(NODES, **given)
 
 
-def knock(raw: Raw, profile: tl.StudentProfile, *, version: int = PROTOCOL_VERSION) -> Refused:
+def knock(
+    raw: Raw,
+    profile: tl.StudentProfile,
+    *,
+    version: int = PROTOCOL_VERSION,
+    timeout: float = TIMEOUT_SECONDS,
+) -> Refused:
     """Ask for a session that must be refused."""
     request = teacher_logits_service_pb2.OpenSessionRequest(
         request_id="knock", protocol_version=version, profile=student_to_wire(profile)
     )
-    return refused(lambda: raw.student.OpenSession(request, timeout=TIMEOUT_SECONDS))
+    return refused(lambda: raw.student.OpenSession(request, timeout=timeout))
 
 
 RULE = tl.Locality.RULE
@@ -341,7 +347,8 @@ def test_a_refused_student_leaves_no_session(door: Door) -> None:
 
 
 def test_an_unknown_teacher_is_refused_with_those_there_are(door: Door) -> None:
-    answer = knock(door(2), a_student(teacher_id="gpt-9"))
+    # It is waited for, until the call's deadline.
+    answer = knock(door(2), a_student(teacher_id="gpt-9"), timeout=1.0)
     assert isinstance(answer.error, UnknownTeacherError)
     assert answer.code is Code.NOT_FOUND
     assert answer.error.facts == {"teacher_id": "gpt-9", "teachers": "teacher"}
