@@ -6,6 +6,7 @@ reader of the whole payload.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,19 +22,23 @@ MAX_KEPT = 1024
 
 
 class LeaseMessages:
-    """The messages of payloads that were reserved last."""
+    """The messages of payloads that were reserved last; the broker's thread and the loop ask."""
 
     def __init__(self) -> None:
         self._payloads: dict[str, payload_pb2.Payload] = {}
+        # One thread at a time may make room for a message.
+        self._lock = threading.Lock()
 
     def announce(self, payload_id: str, payload: Payload) -> None:
         """Make the message of a payload that is to come."""
         if payload_id in self._payloads or payload.key is None:
             return
         stamped = replace(payload, payload_id=payload_id, teacher_id=payload.key.teacher_id)
-        self._payloads[payload_id] = payload_to_wire(stamped)
-        if len(self._payloads) > MAX_KEPT:
-            del self._payloads[next(iter(self._payloads))]
+        message = payload_to_wire(stamped)
+        with self._lock:
+            self._payloads[payload_id] = message
+            if len(self._payloads) > MAX_KEPT:
+                del self._payloads[next(iter(self._payloads))]
 
     def lease(self, lease: LeaseTerms) -> payload_pb2.Lease:
         """Return the message of a lease."""
