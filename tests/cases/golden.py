@@ -11,10 +11,11 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 import pytest
+import torch
 
 FOLDER = Path(os.environ.get("TEACHER_LOGITS_CASES") or Path(__file__).parent / "data")
 
@@ -91,6 +92,12 @@ def arrays(name: str, group: str) -> dict[str, np.ndarray]:
         found = {key.removeprefix(group): file[key] for key in file if key.startswith(group)}
     if not found:
         raise ValueError(f"{FOLDER / name} has no group {group}")
+    return found
+
+
+def tensors(name: str) -> dict[str, Any]:
+    """What is in one .pt file, which holds tensors and plain values."""
+    found: dict[str, Any] = torch.load(FOLDER / name, weights_only=True)
     return found
 
 

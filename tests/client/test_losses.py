@@ -1,46 +1,23 @@
 """Forward KL with the tail as a bucket: its value, its gradient, and what may not disturb it."""
 
 import math
+import subprocess
+import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.client.losses_by_definition import Loss, normal, targets_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from teacher_logits.errors import PayloadInvalidError
-from teacher_logits_client.losses import forward_kl
+from teacher_logits_client.losses import Tail, forward_kl, reverse_kl
 from teacher_logits_client.targets import Targets
 
 WIDTH = 30
-
-
-def targets_of(
-    teacher: torch.Tensor, *, k: int, temperature: float = 1.0, width: int | None = None
-) -> Targets:
-    """From dense float64 logits [P,V], by the definition."""
-    logprobs = (teacher.double() / temperature).log_softmax(1)
-    kept = min(k, teacher.shape[1])
-    values, ids = logprobs.topk(kept, dim=1)
-    tail = logprobs.scatter(1, ids, -torch.inf).logsumexp(1)
-    ids = ids.masked_fill(values == -torch.inf, -1)
-    spare = (width or kept) - kept
-    count = len(teacher)
-    return Targets(
-        topk_ids=torch.nn.functional.pad(ids, (0, spare), value=-1).int(),
-        topk_logprobs=torch.nn.functional.pad(values, (0, spare), value=-1e4).clamp_min(-1e4),
-        log_tail=tail.clamp_min(-1e4),
-        actual_logprob=None,
-        valid=torch.ones(count, dtype=torch.bool),
-        temperature=temperature,
-        row_offsets=torch.tensor([0, count]),
-    )
-
-
-def normal(*shape: int, seed: int, scale: float = 2.0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64) * scale
 
 
 def dense_kl(
@@ -224,13 +201,19 @@ class _Sizes(TorchDispatchMode):
 
 
 class TestMemory:
-    @pytest.mark.parametrize("kept", ["all", "some"])
-    def test_the_gradient_is_the_only_array_of_the_size_of_the_logits(self, kept: str) -> None:
+    @pytest.mark.parametrize(
+        ("kept", "loss"),
+        [("some", forward_kl), ("all", partial(reverse_kl, tail=Tail.NEMO_FLOOR))],
+        ids=["some", "all, with a floor"],
+    )
+    def test_the_gradient_is_the_only_array_of_the_size_of_the_logits(
+        self, kept: str, loss: Loss
+    ) -> None:
         student = torch.zeros(150, 40_000, requires_grad=True)
         targets = targets_of(normal(150, 50, seed=1), k=5)
         mask = torch.arange(150) % 5 != 4 if kept == "some" else None
         with _Sizes(student) as sizes:
-            forward_kl(student, targets, mask)[0].backward()
+            loss(student, targets, mask)[0].backward()
 
         assert sizes.larger_than(student.numel() / 4) == [student.numel()]
 
@@ -491,3 +474,16 @@ class TestRefusals:
         assert forward_kl(torch.zeros(4, WIDTH), targets, temperature=2.0)[0] > 0
         with pytest.raises(PayloadInvalidError, match=r"temperature 1 is asked for .* are at 2"):
             forward_kl(torch.zeros(4, WIDTH), targets, temperature=1.0)
+
+
+def test_losses_import_no_transport() -> None:
+    program = """
+import sys
+import teacher_logits_client.losses
+print(sorted({"grpc", "google.protobuf", "teacher_logits.v1", "ray"} & set(sys.modules)))
+"""
+    printed = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+
+    assert printed.stdout.strip() == "[]"

@@ -4,6 +4,26 @@ One place divides, once, by the whole step's count (math note 4): a mean over a 
 would weigh its tokens by how the batch was cut.
 """
 
-from teacher_logits_client.losses.divergences import forward_kl
+from teacher_logits_client.losses.divergences import (
+    forward_kl,
+    generalised_jsd,
+    logprob_mse,
+    reverse_kl,
+    skew_kl,
+    skew_reverse_kl,
+    soft_cross_entropy,
+    total_variation,
+)
+from teacher_logits_client.losses.tails import Tail
 
-__all__ = ["forward_kl"]
+__all__ = [
+    "Tail",
+    "forward_kl",
+    "generalised_jsd",
+    "logprob_mse",
+    "reverse_kl",
+    "skew_kl",
+    "skew_reverse_kl",
+    "soft_cross_entropy",
+    "total_variation",
+]

@@ -1,28 +1,32 @@
-"""Divergences between teacher and student over K ids and a bucket for the rest.
+"""Divergences between teacher and student over K ids and what lies outside them.
 
-Each is a true divergence: at least 0, and 0 only where the student agrees on the K ids and on
-the mass outside them. Each is a lower bound of its dense counterpart, which it equals where
-nothing is outside (math note 3.2).
+With the tail as a bucket, which is what they do unless told otherwise, each is a true
+divergence: at least 0, and 0 only where the student agrees on the K ids and on the mass outside
+them; and a lower bound of its dense counterpart, which it equals where nothing is outside (math
+note 3.2). ``tail`` names the other ways, for parity with others.
 
 Promises: sums over positions and the count they are to be divided by, never means. Positions
 that ``mask`` or ``targets.valid`` leaves out add exactly 0 to both and to the gradient, even
 where their logits are NaN; so do places of [N,S,V] that hold no position. A row's last position
 has no next token and never counts, whatever ``mask`` says: ``targets.valid`` leaves it out.
+
+``forward_kl`` says what all of them take, return and refuse; the others say what differs.
 """
 
 from __future__ import annotations
 
-import math
+from numbers import Real
 from typing import TYPE_CHECKING
 
-import torch
-
-from teacher_logits.errors import PayloadInvalidError
-from teacher_logits_client.losses.bucket import Terms, bucket_loss
-from teacher_logits_client.targets import Targets
+from teacher_logits.errors import ConfigError
+from teacher_logits_client.losses import slopes
+from teacher_logits_client.losses.positions import sum_over_positions
+from teacher_logits_client.losses.tails import Tail
 
 if TYPE_CHECKING:
-    from teacher_logits_client.losses.bucket import Divergence
+    import torch
+
+    from teacher_logits_client.targets import Targets
 
 
 def forward_kl(
@@ -31,6 +35,7 @@ def forward_kl(
     mask: torch.Tensor | None = None,
     *,
     temperature: float | None = None,
+    tail: Tail = Tail.BUCKET,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the sum of KL(teacher ‖ student) over positions, and how many they are.
 
@@ -56,141 +61,223 @@ def forward_kl(
 
     Raises:
         PayloadInvalidError: shapes or temperatures that disagree, a row that reaches beyond S,
-            an id that the student has no column for, or something else than targets.
+            an id that the student has no column for, something else than targets, or K = 1
+            with ``Tail.RENORMALISED``, which teaches nothing.
+        ConfigError: ``tail`` is none, or makes no sense here.
         LeaseLostError: the targets' lease is closed.
     """
-    return _bucket_divergence(student_logits, targets, mask, temperature, _forward_kl)
+    return sum_over_positions(
+        student_logits,
+        targets,
+        mask,
+        temperature=temperature,
+        tail=tail,
+        divergence=slopes.forward_kl,
+    )
 
 
-def _forward_kl(log_p: torch.Tensor, log_q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    p = log_p.exp()
-    # Where p is 0 the term is 0, even where q is 0 as well.
-    return torch.where(p > 0, p * (log_p - log_q), 0.0).sum(1), -p
-
-
-def _bucket_divergence(
+def reverse_kl(
     student_logits: torch.Tensor,
     targets: Targets,
-    mask: torch.Tensor | None,
-    temperature: float | None,
-    divergence: Divergence,
+    mask: torch.Tensor | None = None,
+    *,
+    temperature: float | None = None,
+    tail: Tail = Tail.BUCKET,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    _check_kinds(student_logits, targets)
-    targets.check_open()
-    _check_temperature(targets, temperature)
-    width = targets.topk_ids.shape[-1]
-    ids = targets.topk_ids.reshape(-1, width).long()
-    places = _places(student_logits, targets)
-    logits = _flat_logits(student_logits, ids, places)
-    valid = targets.valid.reshape(-1)
-    if mask is not None:
-        mask = _flat_mask(mask, valid, places, tuple(student_logits.shape[:-1]))
-    weights, count = _weights(valid, mask)
-    log_teacher = torch.cat(
-        [targets.topk_logprobs.reshape(-1, width), targets.log_tail.reshape(-1, 1)], 1
+    """Return the sum of KL(student ‖ teacher) over positions, and how many they are.
+
+    It is infinite where the student gives mass to what the teacher rules out by -inf; the
+    gradient there is that of a teacher at ``ABSENT_LOGPROB``, -1e4, finite and large. Takes
+    ``Tail.NEMO_FLOOR``, and not ``Tail.TEACHER_RENORMALISED``, with which it is infinite.
+    Everything else as ``forward_kl``.
+
+    Raises:
+        PayloadInvalidError, ConfigError, LeaseLostError: see ``forward_kl``.
+    """
+    return sum_over_positions(
+        student_logits,
+        targets,
+        mask,
+        temperature=temperature,
+        tail=tail,
+        divergence=slopes.reverse_kl,
     )
-    terms = Terms(
-        ids=ids,
-        log_teacher=log_teacher,
-        weights=weights,
-        places=places,
-        temperature=targets.temperature,
+
+
+def generalised_jsd(
+    student_logits: torch.Tensor,
+    targets: Targets,
+    mask: torch.Tensor | None = None,
+    *,
+    beta: float = 0.5,
+    temperature: float | None = None,
+    tail: Tail = Tail.BUCKET,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sum of β KL(p ‖ m) + (1-β) KL(q ‖ m), m = βp + (1-β)q, p the teacher.
+
+    ``beta`` from 0 to 1, with the meaning of TRL, Liger and GKD, and with their switch: at 0 it
+    is ``forward_kl`` and at 1 ``reverse_kl``. These are no limits of the formula, which near 0
+    is β times the forward KL and near 1 is 1-β times the reverse: a gradient at β = 0.01 is a
+    hundredth of that at 0. It is at most log 2. Everything else as ``forward_kl``.
+
+    Raises:
+        PayloadInvalidError, LeaseLostError: see ``forward_kl``.
+        ConfigError: ``beta`` is outside 0 to 1, or see there.
+    """
+    _check_share("beta", beta, with_one=True)
+    if beta == 0:
+        return forward_kl(student_logits, targets, mask, temperature=temperature, tail=tail)
+    if beta == 1:
+        return reverse_kl(student_logits, targets, mask, temperature=temperature, tail=tail)
+    divergence = slopes.jensen_shannon(beta)
+    return sum_over_positions(
+        student_logits, targets, mask, temperature=temperature, tail=tail, divergence=divergence
+    )
+
+
+def skew_kl(
+    student_logits: torch.Tensor,
+    targets: Targets,
+    mask: torch.Tensor | None = None,
+    *,
+    alpha: float = 0.1,
+    temperature: float | None = None,
+    tail: Tail = Tail.BUCKET,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sum of KL(p ‖ m), m = alpha p + (1 - alpha) q, p the teacher.
+
+    ``alpha`` from 0, where it is ``forward_kl``, to below 1. Above 0 it is at most -log alpha,
+    and finite whatever the student rules out. Everything else as ``forward_kl``.
+
+    Raises:
+        PayloadInvalidError, LeaseLostError: see ``forward_kl``.
+        ConfigError: ``alpha`` is outside, or see there.
+    """
+    _check_share("alpha", alpha, with_one=False)
+    if alpha == 0:
+        return forward_kl(student_logits, targets, mask, temperature=temperature, tail=tail)
+    return sum_over_positions(
+        student_logits,
+        targets,
+        mask,
+        temperature=temperature,
+        tail=tail,
+        divergence=slopes.skew_kl(alpha),
+    )
+
+
+def skew_reverse_kl(
+    student_logits: torch.Tensor,
+    targets: Targets,
+    mask: torch.Tensor | None = None,
+    *,
+    alpha: float = 0.1,
+    temperature: float | None = None,
+    tail: Tail = Tail.BUCKET,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sum of KL(q ‖ m), m = (1 - alpha) p + alpha q, p the teacher.
+
+    ``alpha`` from 0, where it is ``reverse_kl``, to below 1. Above 0 it is at most -log alpha,
+    and finite whatever the teacher rules out. Everything else as ``forward_kl``.
+
+    Raises:
+        PayloadInvalidError, LeaseLostError: see ``forward_kl``.
+        ConfigError: ``alpha`` is outside, or see there.
+    """
+    _check_share("alpha", alpha, with_one=False)
+    if alpha == 0:
+        return reverse_kl(student_logits, targets, mask, temperature=temperature, tail=tail)
+    return sum_over_positions(
+        student_logits,
+        targets,
+        mask,
+        temperature=temperature,
+        tail=tail,
+        divergence=slopes.skew_reverse_kl(alpha),
+    )
+
+
+def total_variation(
+    student_logits: torch.Tensor,
+    targets: Targets,
+    mask: torch.Tensor | None = None,
+    *,
+    temperature: float | None = None,
+    tail: Tail = Tail.BUCKET,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sum of half the sum of |p - q|: from 0 to 1 a position, finite always.
+
+    A category where both agree exactly has no slope. Everything else as ``forward_kl``.
+
+    Raises:
+        PayloadInvalidError, ConfigError, LeaseLostError: see ``forward_kl``.
+    """
+    return sum_over_positions(
+        student_logits,
+        targets,
+        mask,
+        temperature=temperature,
+        tail=tail,
+        divergence=slopes.total_variation,
+    )
+
+
+def soft_cross_entropy(
+    student_logits: torch.Tensor,
+    targets: Targets,
+    mask: torch.Tensor | None = None,
+    *,
+    temperature: float | None = None,
+    tail: Tail = Tail.BUCKET,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sum of -p log q: forward KL and the teacher's entropy, of the same gradient.
+
+    With ``Tail.TRUNCATED`` the entries may be the logs of any weights, such as unbiased ones
+    of sampled ids: it is linear in them. Everything else as ``forward_kl``.
+
+    Raises:
+        PayloadInvalidError, ConfigError, LeaseLostError: see ``forward_kl``.
+    """
+    return sum_over_positions(
+        student_logits,
+        targets,
+        mask,
+        temperature=temperature,
+        tail=tail,
+        divergence=slopes.soft_cross_entropy,
+    )
+
+
+def logprob_mse(
+    student_logits: torch.Tensor,
+    targets: Targets,
+    mask: torch.Tensor | None = None,
+    *,
+    temperature: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sum over positions of the mean of (log q - log p)² over a position's entries.
+
+    Log-probabilities of the whole vocabulary on both sides, on the ids of the targets alone:
+    they fix the mass outside as well, so there is no tail to choose. No divergence: an entry
+    of tiny probability weighs as much as any. Everything else as ``forward_kl``.
+
+    Raises:
+        PayloadInvalidError, LeaseLostError: see ``forward_kl``.
+    """
+    divergence = slopes.mean_squared_error
+    return sum_over_positions(
+        student_logits,
+        targets,
+        mask,
+        temperature=temperature,
+        tail=Tail.TRUNCATED,
         divergence=divergence,
     )
-    return bucket_loss(logits, terms), count
 
 
-def _places(student_logits: torch.Tensor, targets: Targets) -> torch.Tensor | None:
-    """Return each position's row in the flat logits, int64 [P]; None where those are in order."""
-    shape, counts = tuple(student_logits.shape), targets.row_offsets.diff()
-    if len(shape) != 3 or shape[0] != len(counts) or bool((counts == shape[1]).all()):
-        return None
-    firsts = torch.zeros_like(counts) if targets.row_firsts is None else targets.row_firsts
-    beyond = ((firsts + counts > shape[1]) & (counts > 0)).nonzero()
-    if len(beyond):
-        row = int(beyond[0])
-        first, count = int(firsts[row]), int(counts[row])
-        raise PayloadInvalidError(
-            f"row {row} of {len(counts)} has {count} positions from {first} on and the student's "
-            f"logits have room for {shape[1]}, from 0 on (shape {shape}); give whole rows, or the "
-            "flat form [P,V], padding left out",
-            facts={"row": row, "first": first, "positions": count, "room": shape[1]},
-        )
-    rows = torch.arange(len(counts), device=counts.device)
-    starts = rows * shape[1] + firsts - targets.row_offsets[:-1]
-    places = starts.repeat_interleave(counts)
-    places += torch.arange(len(places), device=places.device)
-    return places.to(student_logits.device)
-
-
-def _flat_mask(
-    mask: torch.Tensor,
-    valid: torch.Tensor,
-    places: torch.Tensor | None,
-    grid: tuple[int, ...],
-) -> torch.Tensor:
-    """Return the mask [P] on the targets' device, taken at the places of the positions."""
-    if places is not None and tuple(mask.shape) == grid:
-        return mask.reshape(-1).to(valid.device)[places]
-    # Beside padding, only a flat mask says for sure which positions it means.
-    if mask.numel() != valid.numel() or (places is not None and mask.dim() != 1):
-        padded = "" if places is None else f", in the flat form or as {list(grid)} with padding"
-        raise PayloadInvalidError(
-            f"the mask has shape {tuple(mask.shape)} and the targets have {valid.numel()} "
-            f"positions; give one number or truth value a position{padded}",
-            facts={"mask_positions": mask.numel(), "positions": valid.numel()},
-        )
-    return mask.reshape(-1).to(valid.device)
-
-
-def _weights(valid: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each position's weight [P], 0 where it is left out, and their sum."""
-    if mask is None:
-        return valid, valid.sum()
-    weights = torch.where(valid, mask, torch.zeros_like(mask))
-    # fp32 counts lose whole tokens above 2**24.
-    return weights, weights.sum(dtype=torch.float64 if mask.is_floating_point() else torch.int64)
-
-
-def _flat_logits(
-    student_logits: torch.Tensor, ids: torch.Tensor, places: torch.Tensor | None
-) -> torch.Tensor:
-    """Return the student's logits as [P,V] or, where they have padding, [N*S,V], if they fit."""
-    shape = tuple(student_logits.shape)
-    columns = shape[-1]
-    positions = math.prod(shape[:-1]) if places is None else len(places)
-    if len(shape) not in (2, 3) or positions != len(ids):
-        raise PayloadInvalidError(
-            f"student logits have shape {shape} and the targets have {len(ids)} positions; give "
-            "[N,S,V] with a row for each row of the targets, padded on the right, or the flat "
-            "form [P,V], padding left out",
-            facts={"student_positions": positions, "target_positions": len(ids)},
-        )
-    highest = int(ids.max()) if ids.numel() else -1
-    if highest >= columns:
-        raise PayloadInvalidError(
-            f"the targets name id {highest} and the student has {columns} columns; open the "
-            "session with the student's vocabulary size, so that the rest goes into the tail",
-            facts={"token_id": highest, "student_columns": columns},
-        )
-    return student_logits.reshape(-1, columns)
-
-
-def _check_kinds(student_logits: object, targets: object) -> None:
-    if not isinstance(student_logits, torch.Tensor) or not isinstance(targets, Targets):
-        given = [type(each).__name__ for each in (student_logits, targets)]
-        raise PayloadInvalidError(
-            f"a loss takes the student's logits, a Tensor, and then Targets, and was given "
-            f"{given[0]} and {given[1]}; pass payload.targets as the second argument",
-            facts={"student_logits": given[0], "targets": given[1]},
-        )
-
-
-def _check_temperature(targets: Targets, temperature: float | None) -> None:
-    if temperature is not None and temperature != targets.temperature:
-        raise PayloadInvalidError(
-            f"temperature {temperature:g} is asked for and the targets are at "
-            f"{targets.temperature:g}; make targets at {temperature:g}: tails do not follow from "
-            "one temperature to another",
-            facts={"temperature": temperature, "targets_temperature": targets.temperature},
+def _check_share(name: str, share: float, *, with_one: bool) -> None:
+    if not isinstance(share, Real) or not (0 <= share < 1 or (with_one and share == 1)):
+        limit = "0 to 1" if with_one else "0 to below 1, where it is 0 whatever the student says"
+        raise ConfigError(
+            f"{name} is {share!r}; give a number from {limit}", facts={name: repr(share)}
         )

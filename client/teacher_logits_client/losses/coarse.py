@@ -1,0 +1,189 @@
+"""The coarse student: any divergence over K ids and one category for everything else, in O(K).
+
+The student's logits z become K+1 categories as the teacher's did: a_i = z_i - L for the K ids,
+a_0 = L_out - L, with L_out the log-sum-exp over the complement. A divergence D over them has a
+gradient in closed form (math note 3.1). With h_i = dD/d(log q_i) and H their sum,
+
+    c_i = h_i - q_i H            dD/dz_j = c_j                        for j among the ids
+    c_0 = h_0 - q_0 H            dD/dz_j = c_0 * exp(z_j - L_out)     for every other j
+
+so K+1 numbers and L_out a position are all that backward needs beside the logits themselves.
+A tail other than the bucket changes the numbers only: renormalised sides have no category 0
+(q_0 = 0), a renormalised teacher has no mass in it (p_0 = 0), a truncated sum no term of it
+(h_0 = 0). NeMo RL's floor needs one number more (``floor``).
+
+Promises: no clamp and no epsilon, so no gradient dies where the student's tail is tiny; no
+array of the size of the logits but their gradient; positions left out cost nothing and touch
+nothing, whatever their logits hold. First derivatives only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from teacher_logits.complement import complement_sums, computing_type, rows_at_once, without
+from teacher_logits_client.losses.floor import outside_entropy
+from teacher_logits_client.losses.tails import (
+    NEMO_LOG_FLOOR,
+    Tail,
+    log_normalised,
+    teacher_categories,
+)
+from teacher_logits_client.targets import ABSENT_LOGPROB
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from teacher_logits_client.losses.slopes import Divergence
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Inputs:
+    """What a loss needs beside the student's logits, [P,V] or with padding [N*S,V].
+
+    ``ids`` int64 [P,K], -1 where absent; ``log_teacher`` [P,K+1], its log-probabilities at
+    ``temperature``, the mass outside last; ``weights`` [P], where 0 leaves a position out
+    entirely; ``places`` int64 [P], the row of the logits that each position is at, None where
+    that is the position's own number. No two are the same.
+    """
+
+    ids: torch.Tensor
+    log_teacher: torch.Tensor
+    weights: torch.Tensor
+    places: torch.Tensor | None
+    temperature: float
+    tail: Tail
+    divergence: Divergence
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Kept:
+    """The positions that count: their ids [R,K], their rows of the logits [R], and how to read."""
+
+    ids: torch.Tensor
+    rows: torch.Tensor
+    temperature: float
+    tail: Tail
+
+    def pieces(self, logits: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Yield their rows of ``logits`` a few at a time; views where every row is kept."""
+        step = rows_at_once(logits.shape[1], logits.device)
+        whole = len(self.rows) == len(logits)
+        for start in range(0, len(self.rows), step):
+            part = slice(start, min(start + step, len(self.rows)))
+            yield part, logits[part if whole else self.rows[part]]
+
+
+def coarse_loss(logits: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+    """Return temperature² times the weighted sum of a divergence over positions."""
+    loss = _CoarseLoss.apply(logits, inputs)  # type: ignore[no-untyped-call]
+    return cast("torch.Tensor", loss)
+
+
+class _CoarseLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, logits: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+        at = inputs.weights.nonzero().squeeze(1)
+        weights = inputs.weights[at].to(computing_type(logits)) * inputs.temperature
+        # From here on rows of the logits; padding is never among them.
+        rows = at if inputs.places is None else inputs.places[at]
+        kept = _Kept(
+            ids=inputs.ids[at], rows=rows, temperature=inputs.temperature, tail=inputs.tail
+        )
+        log_teacher = teacher_categories(
+            inputs.log_teacher[at].to(weights.dtype), kept.ids, kept.tail
+        )
+        coarse = _coarse_student(logits, kept)
+        log_student = log_normalised(coarse)
+        entropy = _outside_entropy(logits, kept, coarse[:, -1:])
+        if kept.tail is Tail.NEMO_FLOOR:
+            log_teacher[:, -1:] = NEMO_LOG_FLOOR + entropy
+        values, slopes = inputs.divergence(log_teacher, log_student)
+        if kept.tail is Tail.TRUNCATED:
+            values[:, -1], slopes[:, -1] = 0.0, 0.0
+        student = log_student.exp()
+        pulls = slopes - student * slopes.sum(1, keepdim=True)
+        pulls[:, -1:] += student[:, -1:] * entropy
+        of_logs = student[:, -1:] * weights.unsqueeze(1)
+        ctx.save_for_backward(logits, coarse[:, -1], pulls * weights.unsqueeze(1), of_logs)
+        ctx.kept = kept  # type: ignore[attr-defined]
+        return (values.sum(1) * weights).sum() * inputs.temperature
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, upstream: torch.Tensor) -> tuple[torch.Tensor, None]:
+        logits, log_outside, pulls, of_logs = ctx.saved_tensors  # type: ignore[attr-defined]
+        kept: _Kept = ctx.kept  # type: ignore[attr-defined]
+        pulls = pulls * upstream
+        whole = len(kept.rows) == len(logits)
+        blank = torch.zeros_like
+        if whole and kept.tail is not Tail.RENORMALISED:
+            blank = torch.empty_like
+        gradient = blank(logits, memory_format=torch.contiguous_format)
+        if kept.tail is not Tail.RENORMALISED:
+            shares = _outside_shares(logits, kept, log_outside, pulls[:, -1:], of_logs * upstream)
+            for part, share in shares:
+                gradient[part if whole else kept.rows[part]] = share
+        # Added, not assigned: an absent id adds 0 to column 0, which a real id may hold.
+        at_ids = pulls[:, :-1].masked_fill(kept.ids < 0, 0.0).to(gradient.dtype)
+        places = kept.rows.unsqueeze(1) * logits.shape[1] + kept.ids.clamp_min(0)
+        gradient.view(-1).scatter_add_(0, places.flatten(), at_ids.flatten())
+        return gradient, None
+
+
+def _coarse_student(logits: torch.Tensor, kept: _Kept) -> torch.Tensor:
+    """Return [R,K+1]: the logits of the ids over temperature, and L_out last.
+
+    L_out is -inf where both sides are renormalised, as if nothing were outside.
+    """
+    ids, temperature, dtype = kept.ids, kept.temperature, computing_type(logits)
+    coarse = torch.empty(len(ids), ids.shape[1] + 1, dtype=dtype, device=logits.device)
+    for part, rows in kept.pieces(logits):
+        chosen = rows.gather(1, ids[part].clamp_min(0)).to(dtype) / temperature
+        coarse[part, :-1] = chosen.masked_fill_(ids[part] < 0, -torch.inf)
+        if kept.tail is Tail.RENORMALISED:
+            coarse[part, -1] = -torch.inf
+        else:
+            top, sums = complement_sums(rows, ids[part], temperatures=(temperature,))
+            coarse[part, -1:] = top / temperature + sums.log()
+    return coarse
+
+
+def _outside_entropy(logits: torch.Tensor, kept: _Kept, log_outside: torch.Tensor) -> torch.Tensor:
+    """Return E [R,1] where there is a floor, and 0 elsewhere: nothing else needs it."""
+    entropy = torch.zeros_like(log_outside)
+    if kept.tail is Tail.NEMO_FLOOR:
+        for part, rows in kept.pieces(logits):
+            entropy[part] = outside_entropy(
+                rows, kept.ids[part], log_outside[part], kept.temperature
+            )
+    return entropy
+
+
+def _outside_shares(
+    logits: torch.Tensor,
+    kept: _Kept,
+    log_outside: torch.Tensor,
+    pulls: torch.Tensor,
+    of_logs: torch.Tensor,
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yield the gradient outside the ids a few rows at a time, 0 at the ids.
+
+    ``pulls`` [R,1] times exp(z_j - L_out); ``of_logs`` [R,1] are a floor's pulls of its log.
+    """
+    # Where nothing is outside, subtracting +inf makes every share 0.
+    outside = log_outside.masked_fill(log_outside == -torch.inf, torch.inf) * kept.temperature
+    for part, rows in kept.pieces(logits):
+        share = rows.to(pulls.dtype) - outside[part].unsqueeze(1)
+        without(share, kept.ids[part])
+        pull = pulls[part]
+        if kept.tail is Tail.NEMO_FLOOR:
+            logs = (share / kept.temperature).clamp_min_(ABSENT_LOGPROB)
+            pull = logs.mul_(of_logs[part]).add_(pull)
+        share.mul_(math.log2(math.e) / kept.temperature).exp2_()
+        yield part, share.mul_(pull).to(logits.dtype)

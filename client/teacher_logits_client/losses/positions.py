@@ -1,0 +1,154 @@
+"""Positions: which row of the student's logits meets which position of the targets, and its weight.
+
+Every loss over targets is summed here, so that all of them place, mask, weigh, count and refuse
+alike. ``forward_kl`` says how for the caller.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from teacher_logits.errors import PayloadInvalidError
+from teacher_logits_client.losses import slopes
+from teacher_logits_client.losses.coarse import Inputs, coarse_loss
+from teacher_logits_client.losses.tails import Tail, check_tail
+from teacher_logits_client.targets import Targets
+
+
+def sum_over_positions(
+    student_logits: torch.Tensor,
+    targets: Targets,
+    mask: torch.Tensor | None,
+    *,
+    temperature: float | None,
+    tail: Tail,
+    divergence: slopes.Divergence,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return T² times the weighted sum of a divergence, and the sum of the weights.
+
+    Raises:
+        PayloadInvalidError, ConfigError, LeaseLostError: see ``forward_kl``.
+    """
+    _check_kinds(student_logits, targets)
+    targets.check_open()
+    width = targets.topk_ids.shape[-1]
+    check_tail(tail, width=width, at_reverse_kl=divergence is slopes.reverse_kl)
+    _check_temperature(targets, temperature)
+    ids = targets.topk_ids.reshape(-1, width).long()
+    places = _places(student_logits, targets)
+    logits = _flat_logits(student_logits, ids, places)
+    valid = targets.valid.reshape(-1)
+    if mask is not None:
+        mask = _flat_mask(mask, valid, places, tuple(student_logits.shape[:-1]))
+    weights, count = _weights(valid, mask)
+    log_teacher = torch.cat(
+        [targets.topk_logprobs.reshape(-1, width), targets.log_tail.reshape(-1, 1)], 1
+    )
+    inputs = Inputs(
+        ids=ids,
+        log_teacher=log_teacher,
+        weights=weights,
+        places=places,
+        temperature=targets.temperature,
+        tail=tail,
+        divergence=divergence,
+    )
+    return coarse_loss(logits, inputs), count
+
+
+def _places(student_logits: torch.Tensor, targets: Targets) -> torch.Tensor | None:
+    """Return each position's row in the flat logits, int64 [P]; None where those are in order."""
+    shape, counts = tuple(student_logits.shape), targets.row_offsets.diff()
+    if len(shape) != 3 or shape[0] != len(counts) or bool((counts == shape[1]).all()):
+        return None
+    firsts = torch.zeros_like(counts) if targets.row_firsts is None else targets.row_firsts
+    beyond = ((firsts + counts > shape[1]) & (counts > 0)).nonzero()
+    if len(beyond):
+        row = int(beyond[0])
+        first, count = int(firsts[row]), int(counts[row])
+        raise PayloadInvalidError(
+            f"row {row} of {len(counts)} has {count} positions from {first} on and the student's "
+            f"logits have room for {shape[1]}, from 0 on (shape {shape}); give whole rows, or the "
+            "flat form [P,V], padding left out",
+            facts={"row": row, "first": first, "positions": count, "room": shape[1]},
+        )
+    rows = torch.arange(len(counts), device=counts.device)
+    starts = rows * shape[1] + firsts - targets.row_offsets[:-1]
+    places = starts.repeat_interleave(counts)
+    places += torch.arange(len(places), device=places.device)
+    return places.to(student_logits.device)
+
+
+def _flat_mask(
+    mask: torch.Tensor,
+    valid: torch.Tensor,
+    places: torch.Tensor | None,
+    grid: tuple[int, ...],
+) -> torch.Tensor:
+    """Return the mask [P] on the targets' device, taken at the places of the positions."""
+    if places is not None and tuple(mask.shape) == grid:
+        return mask.reshape(-1).to(valid.device)[places]
+    # Beside padding, only a flat mask says for sure which positions it means.
+    if mask.numel() != valid.numel() or (places is not None and mask.dim() != 1):
+        padded = "" if places is None else f", in the flat form or as {list(grid)} with padding"
+        raise PayloadInvalidError(
+            f"the mask has shape {tuple(mask.shape)} and the targets have {valid.numel()} "
+            f"positions; give one number or truth value a position{padded}",
+            facts={"mask_positions": mask.numel(), "positions": valid.numel()},
+        )
+    return mask.reshape(-1).to(valid.device)
+
+
+def _weights(valid: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each position's weight [P], 0 where it is left out, and their sum."""
+    if mask is None:
+        return valid, valid.sum()
+    weights = torch.where(valid, mask, torch.zeros_like(mask))
+    # fp32 counts lose whole tokens above 2**24.
+    return weights, weights.sum(dtype=torch.float64 if mask.is_floating_point() else torch.int64)
+
+
+def _flat_logits(
+    student_logits: torch.Tensor, ids: torch.Tensor, places: torch.Tensor | None
+) -> torch.Tensor:
+    """Return the student's logits as [P,V] or, where they have padding, [N*S,V], if they fit."""
+    shape = tuple(student_logits.shape)
+    columns = shape[-1]
+    positions = math.prod(shape[:-1]) if places is None else len(places)
+    if len(shape) not in (2, 3) or positions != len(ids):
+        raise PayloadInvalidError(
+            f"student logits have shape {shape} and the targets have {len(ids)} positions; give "
+            "[N,S,V] with a row for each row of the targets, padded on the right, or the flat "
+            "form [P,V], padding left out",
+            facts={"student_positions": positions, "target_positions": len(ids)},
+        )
+    highest = int(ids.max()) if ids.numel() else -1
+    if highest >= columns:
+        raise PayloadInvalidError(
+            f"the targets name id {highest} and the student has {columns} columns; open the "
+            "session with the student's vocabulary size, so that the rest goes into the tail",
+            facts={"token_id": highest, "student_columns": columns},
+        )
+    return student_logits.reshape(-1, columns)
+
+
+def _check_kinds(student_logits: object, targets: object) -> None:
+    if not isinstance(student_logits, torch.Tensor) or not isinstance(targets, Targets):
+        given = [type(each).__name__ for each in (student_logits, targets)]
+        raise PayloadInvalidError(
+            f"a loss takes the student's logits, a Tensor, and then Targets, and was given "
+            f"{given[0]} and {given[1]}; pass payload.targets as the second argument",
+            facts={"student_logits": given[0], "targets": given[1]},
+        )
+
+
+def _check_temperature(targets: Targets, temperature: float | None) -> None:
+    if temperature is not None and temperature != targets.temperature:
+        raise PayloadInvalidError(
+            f"temperature {temperature:g} is asked for and the targets are at "
+            f"{targets.temperature:g}; make targets at {temperature:g}: tails do not follow from "
+            "one temperature to another",
+            facts={"temperature": temperature, "targets_temperature": targets.temperature},
+        )
