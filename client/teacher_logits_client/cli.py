@@ -8,15 +8,23 @@ beyond the standard library is imported when it runs, so that ``--help`` is quic
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from typing import TYPE_CHECKING
 
 from teacher_logits.transport import Locality
-from teacher_logits_client.config import DEFAULT_TIMEOUT_SECONDS, check_timeout, parse_address
+from teacher_logits_client.config import (
+    DEFAULT_TIMEOUT_SECONDS,
+    DEFAULT_TOLERANCE_NATS,
+    check_timeout,
+    parse_address,
+)
 from teacher_logits_client.units import size_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from teacher_logits_client.config import Address
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -49,12 +57,26 @@ With --reclaim it takes room back by force, which nothing else does under a read
   teacher-logits inspect ADDRESS --reclaim quarantined --yes    and does it
   teacher-logits inspect ADDRESS --reclaim s-... --yes          a session and its leases
   teacher-logits inspect ADDRESS --reclaim l-... --yes          one lease
-  teacher-logits inspect ADDRESS --reclaim teacher:ID --yes     steps that everybody left"""
+  teacher-logits inspect ADDRESS --reclaim teacher:ID --yes     steps that everybody left
+
+With --parity it compares the teacher's numbers with some that were computed elsewhere:
+
+  teacher-logits inspect ADDRESS --parity models/qwen3-8b       a model's folder, or .gguf
+  teacher-logits inspect ADDRESS --parity mine.npz              rows, and what they should say
+  teacher-logits inspect ADDRESS --parity mine.npz --step 7     a step that is registered
+
+A model is run here, on the CPU, in the teacher's arithmetic type, over rows of drawn ids. A file
+(.npz or .safetensors) has input_ids [N,S], lengths [N] if rows are padded (on the right), and
+logits or logprobs [N,S,V], or topk_ids and topk_logprobs [N,S,K]; position s is about token s+1.
+Written are the largest difference of log-probabilities at the ids that the service hands out,
+where it is, the loss by both, and whether a shift of positions or a temperature explains it."""
 
 _INSPECT_END = """\
 The JSON has stable keys, sizes in bytes and spans in seconds. A reader whose lease was
-reclaimed raises StalePayloadError when it closes it, and must discard the step. Exit codes:
-0 shown or done, 1 the server could not be asked, or has no such lease, 2 called wrongly."""
+reclaimed raises StalePayloadError when it closes it, and must discard the step. Whoever compares
+a step is one more student of its teacher meanwhile. Exit codes: 0 shown, done, or the same
+numbers, 1 other numbers, or the server could not be asked, or has no such lease, 2 called
+wrongly."""
 
 
 def demo(argv: Sequence[str]) -> int:
@@ -113,28 +135,19 @@ def inspect(argv: Sequence[str]) -> int:
         ConfigError: the address or a flag is wrong.
         ServerUnreachableError, DeadlinePassedError: the server could not be asked.
         SessionExpiredError, LeaseLostError: there is nothing of that name to reclaim.
+        TeacherLogitsError: see ``find_parity``, for --parity.
     """
     parser = _parser("inspect", _INSPECT, _INSPECT_END)
     parser.add_argument("address", help="where the server is: unix:/path or host:port")
     _add_common(parser)
-    parser.add_argument(
-        "--reclaim",
-        metavar="s-...|l-...|quarantined",
-        help="take the room of a session, a lease, or all in quarantine back by force",
-    )
-    parser.add_argument(
-        "--yes", action="store_true", help="do it; without it, --reclaim says what would happen"
-    )
+    _add_reclaim(parser)
+    _add_parity(parser)
     flags = parser.parse_args(argv)
     timeout = check_timeout(flags.timeout, what="--timeout")
     address = parse_address(flags.address, insecure=flags.insecure)
-
-    from teacher_logits_client.calls.inspection import inspect_server
-    from teacher_logits_client.inspect_json import as_json
-    from teacher_logits_client.inspect_view import as_text
-
-    if flags.yes and flags.reclaim is None:
-        parser.error("--yes belongs to --reclaim")
+    _check_together(parser, flags)
+    if flags.parity is not None:
+        return _compare(address, flags, timeout=timeout)
     if flags.reclaim is not None:
         from teacher_logits_client.reclaiming import reclaim_or_tell
 
@@ -144,10 +157,93 @@ def inspect(argv: Sequence[str]) -> int:
             )
         )
         return EXIT_OK
+    from teacher_logits_client.calls.inspection import inspect_server
+    from teacher_logits_client.inspect_json import as_json
+    from teacher_logits_client.inspect_view import as_text
+
     view = inspect_server(address, timeout=timeout)
     show = as_json if flags.json else as_text
     _write(show(view, address=str(address)))
     return EXIT_OK
+
+
+def _compare(address: Address, flags: argparse.Namespace, *, timeout: float) -> int:
+    from teacher_logits_client.parity_command import Question, find_parity
+
+    question = Question(
+        reference=flags.parity,
+        row_count=flags.rows,
+        step=flags.step,
+        tolerance=flags.tolerance,
+        teacher_id=flags.teacher_id,
+    )
+    found = find_parity(address, question, insecure=flags.insecure, timeout=timeout)
+    _write(found.to_json() if flags.json else found.to_text())
+    return EXIT_OK if found.parity.holds else EXIT_FAILED
+
+
+def _add_reclaim(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--reclaim",
+        metavar="s-...|l-...|quarantined|teacher:ID",
+        help="take the room of a session, a lease, or all in quarantine back by force",
+    )
+    parser.add_argument(
+        "--yes", action="store_true", help="do it; without it, --reclaim says what would happen"
+    )
+
+
+def _add_parity(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--parity",
+        metavar="MODEL|FILE",
+        help="compare the teacher's numbers with a model's folder or .gguf, or with a file of them",
+    )
+    parser.add_argument(
+        "--rows",
+        type=_count_of,
+        metavar="N",
+        help="rows to compare (default: 4 of a model, all of a file)",
+    )
+    parser.add_argument(
+        "--step", type=int, metavar="N", help="compare the rows of a registered step"
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=_nats_of,
+        default=DEFAULT_TOLERANCE_NATS,
+        metavar="NATS",
+        help="how far a log-probability may be off (default: %(default)g; 0.01 where both sides "
+        "compute in fp32)",
+    )
+    parser.add_argument("--teacher-id", default="", metavar="ID", help="the teacher to compare")
+
+
+def _check_together(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> None:
+    """Refuse flags that do not belong together; ends the program with 2."""
+    if flags.yes and flags.reclaim is None:
+        parser.error("--yes belongs to --reclaim")
+    if flags.parity is not None and flags.reclaim is not None:
+        parser.error("--parity and --reclaim do not go together")
+    if flags.rows is not None and flags.step is not None:
+        parser.error("--rows and --step do not go together: a step is compared as a whole")
+    asked = flags.rows is not None or flags.step is not None or flags.teacher_id
+    if flags.parity is None and (asked or flags.tolerance != DEFAULT_TOLERANCE_NATS):
+        parser.error("--rows, --step, --tolerance and --teacher-id belong to --parity")
+
+
+def _count_of(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no number of rows: give 1 or more")
+    return count
+
+
+def _nats_of(text: str) -> float:
+    nats = float(text)
+    if not 0 <= nats < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no tolerance: give 0 or more nats")
+    return nats
 
 
 def _parser(command: str, description: str, epilog: str) -> argparse.ArgumentParser:
