@@ -17,9 +17,10 @@ from teacher_logits.clock import span_text
 from teacher_logits.errors import DeadlinePassedError
 from teacher_logits.v1 import bulk_service_pb2 as messages
 from teacher_logits_server.services.patience import Patience
+from teacher_logits_server.services.wide_sockets import WideSockets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
     from datetime import timedelta
 
     from teacher_logits_server.exporters.stream import StreamExporter
@@ -28,10 +29,18 @@ SERVICE = "teacher_logits.v1.BulkService"
 
 
 class BulkService:
-    """Streams what the exporter cuts, as it is: no message of protobuf is made."""
+    """Streams what the exporter cuts, as it is: no message of protobuf is made.
 
-    def __init__(self, *, exporter: StreamExporter, stall: timedelta) -> None:
+    Args:
+        stall: how long a reader may take nothing.
+        unix_paths: where this server's Unix sockets are; see ``wide_sockets``.
+    """
+
+    def __init__(
+        self, *, exporter: StreamExporter, stall: timedelta, unix_paths: Collection[str] = ()
+    ) -> None:
         self._exporter = exporter
+        self._sockets = WideSockets(unix_paths)
         self._stall_seconds = stall.total_seconds()
         self._turn = asyncio.Lock()
 
@@ -53,6 +62,7 @@ class BulkService:
         patience = Patience(self._stall_seconds)
         try:
             with reading as chunks:
+                self._sockets.look(asyncio.get_running_loop().time())
                 while (chunk := await self._next(chunks)) is not None:
                     with patience:
                         await context.write(chunk)
