@@ -21,7 +21,7 @@ BENCHES   = $(notdir $(basename $(shell grep -l '^def main\>' benchmarks/*.py 2>
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-all check lint format types floors dockerfile \
+.PHONY: help venv demo test test-all check gpu-check lint format types floors dockerfile \
         proto proto-check proto-release wheel image-check bench clean
 
 help:  ## this list
@@ -68,6 +68,11 @@ types: $(READY)  ## mypy --strict
 
 floors: $(READY)  ## import-linter: who may import whom
 	$(BIN)/lint-imports --no-logo
+
+# With PY=python3 it takes the torch of that interpreter, and builds no .venv: it needs this
+# checkout and what `pip install teacher-logits` would bring, and no network.
+gpu-check: $(if $(filter $(BIN)/python,$(PY)),$(READY))  ## on a machine with a GPU: its acceptance test, JSON out (ARGS="--device 1")
+	PYTHONPATH=proto:server:client $(PY) -m tests.gpu.check $(ARGS)
 
 dockerfile: $(READY)  ## hadolint: deploy/Dockerfile
 	$(BIN)/hadolint deploy/Dockerfile

@@ -33,18 +33,34 @@ from teacher_logits.profiles import NodeHints, StudentProfile, TeacherProfile, V
 from teacher_logits.terms import Check, Verdict
 from teacher_logits.tokenizer import fingerprint_of, id_count
 from teacher_logits.transport import Locality, Refusal, Transport
-from teacher_logits_client.config import MapMode
+from teacher_logits_client.config import HostCopies, MapMode
 from teacher_logits_client.leased import ClientStatistics
 
 if TYPE_CHECKING:
     from teacher_logits.selection import select_top_k
     from teacher_logits_client import losses, testing
     from teacher_logits_client.batch import Batch
-    from teacher_logits_client.client import Client, connect
+    from teacher_logits_client.client import Client
+    from teacher_logits_client.connecting import connect
     from teacher_logits_client.drafts import Draft
     from teacher_logits_client.futures import ScoreFuture
     from teacher_logits_client.labels import labels_mask
     from teacher_logits_client.micro_batches import MicroBatch
+    from teacher_logits_client.normalisation import (
+        GroupReduction,
+        LossReport,
+        OpenStep,
+        Reduction,
+        RepeatedMicroBatchError,
+        RescaleOrder,
+        StaleAttemptError,
+        StepLoss,
+        StepNormaliser,
+        StepReport,
+        gradient_norms,
+    )
+    from teacher_logits_client.own_buffers import OwnBuffer
+    from teacher_logits_client.parity import Parity, compare_with_reference
     from teacher_logits_client.payloads import LeasedPayload
     from teacher_logits_client.publisher import Publisher
     from teacher_logits_client.student import Session
@@ -59,17 +75,30 @@ __all__ = [
     "ColumnKind",
     "Draft",
     "ElementType",
+    "GroupReduction",
+    "HostCopies",
     "LeasedPayload",
     "Locality",
+    "LossReport",
     "MapMode",
     "MicroBatch",
     "ModelGrid",
     "NodeHints",
+    "OpenStep",
+    "OwnBuffer",
+    "Parity",
     "Publisher",
+    "Reduction",
     "Refusal",
+    "RepeatedMicroBatchError",
+    "RescaleOrder",
     "RowStatus",
     "ScoreFuture",
     "Session",
+    "StaleAttemptError",
+    "StepLoss",
+    "StepNormaliser",
+    "StepReport",
     "StudentProfile",
     "Targets",
     "TeacherProfile",
@@ -77,9 +106,11 @@ __all__ = [
     "Verdict",
     "VocabularyPolicy",
     "__version__",
+    "compare_with_reference",
     "connect",
     "errors",
     "fingerprint_of",
+    "gradient_norms",
     "id_count",
     "labels_mask",
     "losses",
@@ -91,13 +122,27 @@ _HOMES = {
     "Batch": "batch",
     "Client": "client",
     "Draft": "drafts",
+    "GroupReduction": "normalisation",
     "LeasedPayload": "payloads",
+    "LossReport": "normalisation",
     "MicroBatch": "micro_batches",
+    "OpenStep": "normalisation",
+    "OwnBuffer": "own_buffers",
+    "Parity": "parity",
     "Publisher": "publisher",
+    "Reduction": "normalisation",
+    "RepeatedMicroBatchError": "normalisation",
+    "RescaleOrder": "normalisation",
     "ScoreFuture": "futures",
     "Session": "student",
+    "StaleAttemptError": "normalisation",
+    "StepLoss": "normalisation",
+    "StepNormaliser": "normalisation",
+    "StepReport": "normalisation",
     "Targets": "targets",
-    "connect": "client",
+    "compare_with_reference": "parity",
+    "connect": "connecting",
+    "gradient_norms": "normalisation",
     "labels_mask": "labels",
     "losses": "",
     "select_top_k": "teacher_logits.selection",

@@ -83,6 +83,7 @@ class Admitted:
             liveness=self._liveness,
         )
         self._closed = False
+        mailbox.hear_of_writers(reader.try_probes)
 
     @property
     def teacher(self) -> TeacherProfile:

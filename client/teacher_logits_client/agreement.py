@@ -2,6 +2,7 @@
 
     1  OpenSession      admitted, or every broken rule        -> terms, nonce, broker's path
     2  broker line      hello with the nonce                  -> a page with a challenge
+       writers' devices memory of theirs, opened on trial     -> a challenge each
        this process     is it the server's own?               -> a secret of its table
     3  ProveLocality    what was read, and what could not be  -> the settled transport
 
@@ -17,19 +18,22 @@ import secrets
 import socket
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from typing import TYPE_CHECKING
 
 from teacher_logits import __version__
+from teacher_logits.device_memory import DeviceProbe
 from teacher_logits.errors import NoCommonTransportError, TeacherLogitsError
 from teacher_logits.profiles import NodeHints
 from teacher_logits.transport import RefusalReason, Transport
-from teacher_logits_client.evidence import OPENABLE, gather, not_openable
+from teacher_logits_client.device_evidence import note_exported
+from teacher_logits_client.evidence import OPENABLE, DeviceSide, gather, not_openable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from teacher_logits.device_probe import Probe
     from teacher_logits.inprocess import Resident
     from teacher_logits.profiles import StudentProfile, TeacherProfile
     from teacher_logits.terms import SessionTerms
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
     from teacher_logits_client.calls.opened import OpenedSession
     from teacher_logits_client.evidence import Evidence, MakeLine
     from teacher_logits_client.line import Line
+    from teacher_logits_client.openers.devices import Devices
 
 _NAMESPACES = ("pid", "ipc", "net", "mnt")
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -45,13 +50,17 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 @dataclass(frozen=True, kw_only=True)
 class Agreed:
-    """What a handshake came to. ``line`` is set for sessions that live by one."""
+    """What a handshake came to. ``line`` is set for sessions that live by one.
+
+    ``nonce`` is what later proofs are made under.
+    """
 
     terms: SessionTerms
     profile: StudentProfile
     refusals: tuple[Refusal, ...]
     line: Line | None
     resident: Resident | None
+    nonce: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +80,12 @@ def shake_hands(
     *,
     timeout: float,
     make_line: MakeLine,
+    devices: Devices,
 ) -> Agreed:
     """Open a session for a profile and settle its transports.
 
-    ``make_line`` connects to the broker at a path, within some seconds.
+    ``make_line`` connects to the broker at a path, within some seconds; ``devices`` is what device
+    memory is opened with.
 
     Raises:
         SessionRefusedError: with every rule that the profile breaks.
@@ -82,10 +93,13 @@ def shake_hands(
         NotAvailable: the server did not answer within ``timeout`` seconds.
     """
     until = time.monotonic() + timeout
-    asked = _asked(profile)
+    asked = _asked(profile, devices)
     request_id = secrets.token_hex(12)
     opened = calls.open_session(asked, request_id=request_id, timeout=timeout)
-    evidence = gather(opened, asked.transports, calls.address.path, make_line, until)
+    side = DeviceSide(devices=devices, hints=asked.hints)
+    evidence = gather(
+        opened, asked.transports, calls.address.path, make_line, until=until, devices=side
+    )
     terms, line = _prove(calls, opened, evidence, until)
     return Agreed(
         terms=terms,
@@ -93,6 +107,7 @@ def shake_hands(
         refusals=_refusals(profile, terms),
         line=line,
         resident=evidence.resident,
+        nonce=opened.nonce,
     )
 
 
@@ -103,8 +118,11 @@ def shake_hands_as_publisher(
     *,
     timeout: float,
     make_line: MakeLine,
+    probe: Probe | None = None,
 ) -> AgreedPublisher:
     """Open a publisher's session and settle where it writes.
+
+    ``probe`` is what its readers open on trial, where it writes to a device.
 
     Raises:
         SessionRefusedError: with every rule that the profile breaks.
@@ -115,9 +133,13 @@ def shake_hands_as_publisher(
     if profile.hints == NodeHints():
         profile = replace(profile, hints=node_hints())
     opened = calls.registry.open_publisher(
-        profile, request_id=secrets.token_hex(12), timeout=timeout
+        profile,
+        request_id=secrets.token_hex(12),
+        timeout=timeout,
+        probe=None if probe is None else _shown(probe, profile.hints),
+        challenge=b"" if probe is None else probe.challenge,
     )
-    evidence = gather(opened, transports, calls.address.path, make_line, until)
+    evidence = gather(opened, transports, calls.address.path, make_line, until=until)
     terms, line = _prove(calls, opened, evidence, until)
     settled = {settlement.transport for settlement in terms.settlements}
     refusals = tuple(
@@ -135,12 +157,27 @@ def shake_hands_as_publisher(
         line.close()
     with suppress(TeacherLogitsError):  # its TTL will end it
         calls.close_session(terms.session_id, timeout=until - time.monotonic())
+    raise _no_way(transports, refusals)
+
+
+def _no_way(transports: Sequence[Transport], refusals: Sequence[Refusal]) -> NoCommonTransportError:
+    """Return the error for a publisher that could be settled on nothing it wants."""
     wanted = ", ".join(t.value for t in transports) or "nothing"
     said = "; ".join(f"{each.transport.value}: {each.message}" for each in refusals)
-    raise NoCommonTransportError(
+    return NoCommonTransportError(
         f"the publisher wants {wanted}, and that is not to be had ({said or 'no reason given'}): "
         "allow 'stream', or mend what stands in the way",
         facts={each.transport.value: each.reason.value for each in refusals},
+    )
+
+
+def _shown(probe: Probe, hints: NodeHints) -> DeviceProbe:
+    note_exported(probe.exported.handle)
+    return DeviceProbe(
+        writer_id="",
+        memory=probe.exported,
+        pid_namespace=hints.namespaces.get("pid", 0),
+        host=hints.host_name,
     )
 
 
@@ -161,18 +198,18 @@ def _prove(
         raise
     settled = {settlement.transport for settlement in terms.settlements}
     line = evidence.line
-    if line is not None and not settled & {Transport.SHARED_MEMORY, Transport.LOCAL}:
+    if line is not None and not any(each is not None and each.is_local for each in settled):
         line.close()  # a streamed session lives by its TTL
         line = None
     return terms, line
 
 
-def _asked(profile: StudentProfile) -> StudentProfile:
+def _asked(profile: StudentProfile, devices: Devices) -> StudentProfile:
     """Fill in the hints, and leave out what would be settled on and could not be opened.
 
     A transport that needs proof stays: without one it is refused, with its reason.
     """
-    hints = profile.hints if profile.hints != NodeHints() else node_hints()
+    hints = profile.hints if profile.hints != NodeHints() else node_hints(devices.seen())
     transports = tuple(t for t in profile.transports if t in OPENABLE or t.is_local)
     if not transports:
         wanted = ", ".join(t.value for t in profile.transports)
@@ -186,7 +223,10 @@ def _asked(profile: StudentProfile) -> StudentProfile:
 
 def _refusals(profile: StudentProfile, terms: SessionTerms) -> tuple[Refusal, ...]:
     """Return the server's refusals, and ours, in the order in which the student wanted them."""
-    found = {refusal.transport: refusal for s in terms.settlements for refusal in s.refusals}
+    # What one writer does not offer says less than why another's was not to be had.
+    refusals = [refusal for s in terms.settlements for refusal in s.refusals]
+    refusals.sort(key=lambda refusal: refusal.reason is not RefusalReason.NOT_OFFERED)
+    found = {refusal.transport: refusal for refusal in refusals}
     settled = {settlement.transport for settlement in terms.settlements}
     for transport in profile.transports:
         if transport in settled:
@@ -195,7 +235,7 @@ def _refusals(profile: StudentProfile, terms: SessionTerms) -> tuple[Refusal, ..
     return tuple(found[t] for t in profile.transports if t in found)
 
 
-def node_hints() -> NodeHints:
+def node_hints(device_uuids: tuple[str, ...] = ()) -> NodeHints:
     """Return what this process can say of where it runs; nothing of it is believed."""
     versions = {"python": platform.python_version(), "teacher-logits": __version__}
     for name in ("torch", "grpcio", "protobuf"):
@@ -206,6 +246,7 @@ def node_hints() -> NodeHints:
         boot_id=_first_line(_BOOT_ID),
         pid=os.getpid(),
         namespaces={name: inode for name in _NAMESPACES if (inode := _namespace(name))},
+        device_uuids=device_uuids,
         versions=versions,
     )
 

@@ -50,12 +50,13 @@ def compare_digests(
     *,
     ids: Sequence[Sequence[int]] | None = None,
     first_row: int = 0,
+    what: str = "the teacher scored other tokens than were sent",
 ) -> None:
     """Refuse rows whose digests differ; ``expected`` are the student's own, 16 bytes each.
 
     With the student's ``ids``, rows without padding, the error also says when the teacher
     scored the same row without its first token, or with it doubled. ``first_row`` is the
-    number that the first row goes by in the message.
+    number that the first row goes by in the message, and ``what`` its first words.
 
     Raises:
         AlignmentError: naming the rows that differ.
@@ -73,8 +74,8 @@ def compare_digests(
     more = ", ..." if len(wrong) > _NAMED_ROWS else ""
     cause = _cause(expected, received[row], None if ids is None else ids[row], first_row)
     raise AlignmentError(
-        f"the teacher scored other tokens than were sent in {len(wrong)} of {len(expected)} rows "
-        f"({named}{more}): row {first_row + row} came back with digest {received[row].hex()}, and "
+        f"{what} in {len(wrong)} of {len(expected)} rows "
+        f"({named}{more}): row {first_row + row} came with digest {received[row].hex()}, and "
         f"its tokens have {expected[row].hex()}; {cause}",
         facts={
             "row": first_row + row,

@@ -47,8 +47,8 @@ TAKEN_BY_LOSSES = (ColumnKind.TOPK_IDS, ColumnKind.TOPK_LOGPROBS, ColumnKind.LOG
 class Batch:
     """A rank's rows of a step; a context manager, which every user of one should be in.
 
-    ``rows`` are their global numbers, padding included, ``row_count`` of them; ``real_rows``
-    counts those that are no padding. ``global_count`` are the positions of the whole step that
+    ``rows`` are their global numbers, padding included, ``row_count`` of them; the first
+    ``real_row_count`` are no padding. ``global_count`` are the positions of the whole step that
     count, to divide the loss by once; None where the step's publishers registered no masks:
     then the sum over ranks of the counts that losses return is the number. ``checks`` says
     what was compared before the batch was handed out, and what could not be.
@@ -74,7 +74,7 @@ class Batch:
         self.checks = check_step(parts, rows=rows, batch=None)
         self.step = grant.step
         self.rows = rows
-        self.real_rows = sum(part.row_count for part in parts)
+        self.real_row_count = sum(part.row_count for part in parts)
         self.global_count = grant.global_count
         #: How the bytes of each payload came, by the payload's id.
         self.transports: dict[str, Transport] = {
@@ -100,7 +100,7 @@ class Batch:
         """Make the tensors that a loss takes before there is an owner, who may never come."""
         for payload in self._payloads:
             payload.make_ahead(TAKEN_BY_LOSSES)
-        if len(self._parts) == 1 and self.real_rows == self.row_count:
+        if len(self._parts) == 1 and self.real_row_count == self.row_count:
             self._whole = self._take(0, self.row_count)
             self._whole.make_ahead(TAKEN_BY_LOSSES)
 
@@ -124,7 +124,7 @@ class Batch:
             PayloadInvalidError, AlignmentError: see ``check_step``.
         """
         self.checks = check_step(self._parts, rows=self.rows, batch=own)
-        self._lengths = tokens_of(own, row_count=self.row_count, real_rows=self.real_rows)
+        self._lengths = tokens_of(own, row_count=self.row_count, real_row_count=self.real_row_count)
         self._whole = None
 
     @property
@@ -159,13 +159,22 @@ class Batch:
         size = self._profile.batch_grid.micro_batch_size
         for first in range(0, self.row_count, size):
             count = min(size, self.row_count - first)
-            real = min(max(self.real_rows - first, 0), count)
+            real = min(max(self.real_row_count - first, 0), count)
             start = self.rows.start + first
             yield MicroBatch(
                 self._take(first, count),
                 rows=range(start, start + count),
-                real_row_count=real,
+                index=slice(first, first + real),
             )
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Have the leases go back only behind what a stream was given before their close.
+
+        For streams other than the one that is current there; see ``torch.Tensor.record_stream``.
+        """
+        self._check_open()
+        for payload in self._payloads:
+            payload.record_stream(stream)
 
     def close(self) -> None:
         """Give every lease back; twice is fine, and in a forked child nothing happens.
@@ -236,7 +245,7 @@ class Batch:
                 whole = high - low == part.row_count
                 taken.append(part if whole else part.rows(low - start, high - low))
             start += part.row_count
-        real = min(max(self.real_rows - first, 0), count)
+        real = min(max(self.real_row_count - first, 0), count)
         columns = RowColumns(taken, padding_rows=count - real, shape=shape)
         self._handed_out.append(weakref.ref(columns))
         lengths = None if self._lengths is None else self._lengths[first : first + count]

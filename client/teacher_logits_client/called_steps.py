@@ -50,6 +50,7 @@ class _Ahead:
     def __init__(self, step: int, pending: PendingStep) -> None:
         self.step = step
         self.pending = pending
+        self.has_come = False
         self.is_dropped = False
         self.ready: Future[OpenedGrant] = Future()
 
@@ -166,7 +167,11 @@ class CalledSteps:
             ahead = _Ahead(number, self._ask(number, self._wait_seconds))
             with self._lock:
                 self._ahead[number] = ahead
-            ahead.pending.when_done(partial(self._granted.put, ahead))
+            ahead.pending.when_done(partial(self._note_come, ahead))
+
+    def _note_come(self, ahead: _Ahead) -> None:
+        ahead.has_come = True
+        self._granted.put(ahead)
 
     def _await(self, ahead: _Ahead, *, until: float, seconds: float) -> OpenedGrant | None:
         """Return what was asked for ahead; None where that failed."""
@@ -175,11 +180,7 @@ class CalledSteps:
         except NotYet:
             with self._lock:
                 self._ahead[ahead.step] = ahead
-            raise DeadlinePassedError(
-                f"waited {span_text(seconds)} for step {ahead.step}, and it is not complete, its "
-                "bytes are still under way, or the server is stopped",
-                facts={"step": ahead.step, "deadline_seconds": seconds},
-            ) from None
+            raise _too_late(ahead, seconds) from None
         except TeacherLogitsError:
             return None
 
@@ -227,3 +228,18 @@ class CalledSteps:
         ahead.pending.cancel()
         if not ahead.ready.cancel() and ahead.ready.exception() is None:
             self._put_away(ahead.ready.result().leases or ())
+
+
+def _too_late(ahead: _Ahead, seconds: float) -> DeadlinePassedError:
+    """Return the error of who waited for a step that was asked for ahead."""
+    step, waited = ahead.step, span_text(seconds)
+    why = (
+        f"step {step} is complete, and its bytes have not all come after {waited}: wait longer, or "
+        "see how busy the way to the server is"
+        if ahead.has_come
+        else f"step {step} is not complete after {waited}, or the server is stopped: the call that "
+        "asks for it ahead has no answer yet; `teacher-logits inspect` says what it lacks"
+    )
+    return DeadlinePassedError(
+        why, facts={"step": step, "deadline_seconds": seconds, "has_come": int(ahead.has_come)}
+    )

@@ -15,11 +15,16 @@ from typing import TYPE_CHECKING, Protocol
 from teacher_logits.errors import NotAvailable, ReservationLapsedError, TeacherLogitsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from teacher_logits.device_probe import Probe
+    from teacher_logits.layout import Column
     from teacher_logits.payload import Payload
+    from teacher_logits.payload_room import WriterRoom
     from teacher_logits.terms import Reservation
     from teacher_logits_client.line import Line
+    from teacher_logits_client.placed_columns import Registered
+    from teacher_logits_client.placed_room import Place
 
 
 _log = logging.getLogger("teacher_logits_client")
@@ -45,12 +50,16 @@ class DraftStage(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """Rows of a step to be written: ``payload`` has a key and no payload id yet."""
+    """Rows of a step to be written: ``payload`` has a key and no payload id yet.
+
+    ``place`` is where its publisher's own tensors lie; None where the pool is to say.
+    """
 
     request_id: str
     payload: Payload
     row_positions: tuple[int, ...]
     real_rows: int
+    place: Place | None = None
 
     @property
     def step(self) -> int:
@@ -62,6 +71,7 @@ class Claim:
 class Sealing:
     """What is said of a payload when it is sealed; ``digest`` is empty where it is no repeat."""
 
+    columns: tuple[Column, ...]
     bad_row_count: int
     valid_count: int | None
     digest: str
@@ -69,10 +79,11 @@ class Sealing:
 
 @dataclass(frozen=True, kw_only=True)
 class Granted:
-    """A right to write, and the bytes to write to: the payload's, from its first on."""
+    """A right to write, and the payload's room; ``is_written`` where its owner wrote there."""
 
     reservation: Reservation
-    room: memoryview
+    room: WriterRoom
+    is_written: bool = False
 
 
 class Way(Protocol):
@@ -82,12 +93,17 @@ class Way(Protocol):
     """
 
     line: Line | None
+    #: Where it writes to a device: its driver, and which device.
+    probe: Probe | None
+    #: Memory that its publisher registered, by slab.
+    registered: Mapping[str, Registered]
 
     def reserve(self, claim: Claim, *, until: float) -> Granted:
         """Claim rows and wait for room.
 
         Raises:
-            PoolFullError: no room came free in time, or it can never fit.
+            PoolFullError: no room came free in time.
+            PayloadInvalidError: it can never fit.
             PayloadConflictError: the rows are another's, or reserved already.
             PayloadRetiredError: the step is over.
             PayloadInvalidError: it is not what the profile says.
@@ -106,6 +122,15 @@ class Way(Protocol):
         """Give a reservation up and free its room; safe to repeat.
 
         True where the server had sealed it all the same: then its readers have the room.
+        """
+
+    def wait_free(self, *, until: float, but_copied: bool = False) -> None:
+        """Wait until nobody reads what was sealed, where that lies in memory of our own.
+
+        With ``but_copied`` what the host has a copy of is not waited for.
+
+        Raises:
+            DeadlinePassedError: somebody does, with whom it waits for.
         """
 
     def give_up(self, claim: Claim) -> None:

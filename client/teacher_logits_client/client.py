@@ -7,19 +7,18 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import RequestInvalidError, ServerUnreachableError
-from teacher_logits.profiles import StudentProfile, word_of
+from teacher_logits.profiles import StudentProfile, word_of, words_of
 from teacher_logits.transport import Transport
 from teacher_logits_client.agreement import shake_hands
-from teacher_logits_client.calls import Calls
 from teacher_logits_client.config import (
-    DEFAULT_TIMEOUT_SECONDS,
+    HostCopies,
     MapMode,
     check_timeout,
-    parse_address,
 )
 from teacher_logits_client.forks import refuse_to_travel
 from teacher_logits_client.line import Line
 from teacher_logits_client.mailbox import Mailbox
+from teacher_logits_client.openers.devices import Devices
 from teacher_logits_client.openers.stream import BufferPool
 from teacher_logits_client.publishing import (
     DEFAULT_POOL_BYTES,
@@ -33,47 +32,17 @@ from teacher_logits_client.returns import Returner
 from teacher_logits_client.student import Session
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Sequence
     from types import TracebackType
 
+    from teacher_logits.device_memory import DeviceMemory
     from teacher_logits.profiles import TeacherProfile
+    from teacher_logits_client.agreement import Agreed
+    from teacher_logits_client.calls import Calls
     from teacher_logits_client.config import Address
+    from teacher_logits_client.device_choice import DeviceName
     from teacher_logits_client.leased import ClientStatistics
     from teacher_logits_client.publisher import Publisher
-
-
-def connect(
-    address: str | os.PathLike[str],
-    *,
-    timeout: float = DEFAULT_TIMEOUT_SECONDS,
-    insecure: bool = False,
-) -> Client:
-    """Connect to a server and wait until it serves.
-
-    Args:
-        address: ``unix:/path`` or ``host:port``; an absolute path alone is a Unix socket's.
-        timeout: seconds to wait for a server that is not there yet or loads its teacher; and
-            the deadline of later handshakes and farewells that are not given their own. Scores
-            and payloads are waited for as long as the server's ``default_wait`` says.
-        insecure: allow an address that is not on this host; nothing is encrypted.
-
-    Raises:
-        ConfigError: the address is none, needs ``insecure``, or names something that is there
-            and is no server's socket.
-        ServerUnreachableError: nobody answers there within ``timeout``.
-        NotAvailable: a server answers, and does not serve within ``timeout``.
-        RequestInvalidError: what answers is no teacher-logits server.
-    """
-    where = parse_address(address, insecure=insecure)
-    seconds = check_timeout(timeout, what="connect")
-    calls = Calls(where)
-    try:
-        calls.wait_until_ready(seconds)
-    except BaseException:
-        calls.close()
-        raise
-    return Client(calls, timeout=seconds)
 
 
 class Client:
@@ -82,15 +51,19 @@ class Client:
     It belongs to the process that made it: in a forked child every call is refused.
     """
 
-    def __init__(self, calls: Calls, *, timeout: float) -> None:
+    def __init__(
+        self, calls: Calls, *, timeout: float, device_memory: DeviceMemory | None = None
+    ) -> None:
         """Take over connections that work; ``connect`` does this."""
         self._calls = calls
+        self._device_memory = device_memory
         self._timeout = timeout
         self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
         self._returner = Returner(
             finish=partial(_finish, calls, self._readers), hang_up=calls.close
         )
         self._buffers = BufferPool()
+        self._devices = Devices(device_memory)
         self._sessions: weakref.WeakSet[Session | Publisher] = weakref.WeakSet()
         # A client that is dropped must not leave its thread behind.
         self._end = weakref.finalize(self, self._returner.stop)
@@ -129,24 +102,23 @@ class Client:
             SessionRefusedError: with every rule that the profile breaks.
             NoCommonTransportError: with every refusal.
             UnknownTeacherError: with the teachers there are.
+            ConfigError: pages are to be pinned, and there is no driver that could.
         """
         self._check()
         _check_profile(profile)
         mode = word_of(MapMode, mode, what="mode")
-        seconds = self._timeout if timeout is None else check_timeout(timeout, what="open_session")
+        if mode is MapMode.PINNED:
+            self._devices.check_can_pin()
         late, mailbox = _LateLeases(), Mailbox(prefetch)
-        make_line = partial(_make_line, late, mailbox)
-        agreed = shake_hands(self._calls, profile, timeout=seconds, make_line=make_line)
-        reader = Reader(
-            agreed,
-            calls=self._calls,
-            returner=self._returner,
-            buffers=self._buffers,
-            mode=mode,
-            check_digest=check_digest,
+        agreed = shake_hands(
+            self._calls,
+            profile,
+            timeout=self._seconds(timeout, what="open_session"),
+            make_line=partial(_make_line, late, mailbox),
+            devices=self._devices,
         )
+        reader = self._make_reader(agreed, mode=mode, check_digest=check_digest)
         late.reader = weakref.ref(reader)
-        self._readers.add(reader)
         session = Session(
             agreed,
             calls=self._calls,
@@ -159,6 +131,19 @@ class Client:
         self._sessions.add(session)
         return session
 
+    def _make_reader(self, agreed: Agreed, *, mode: MapMode, check_digest: bool) -> Reader:
+        reader = Reader(
+            agreed,
+            calls=self._calls,
+            returner=self._returner,
+            buffers=self._buffers,
+            mode=mode,
+            check_digest=check_digest,
+            devices=self._devices,
+        )
+        self._readers.add(reader)
+        return reader
+
     def open_publisher(
         self,
         profile: TeacherProfile,
@@ -167,6 +152,8 @@ class Client:
         pool_size_bytes: int = DEFAULT_POOL_BYTES,
         slab_size_bytes: int = DEFAULT_SLAB_BYTES,
         transports: Sequence[Transport | str] = WRITABLE,
+        device: DeviceName | None = None,
+        host_copies: HostCopies | str = HostCopies.AS_NEEDED,
     ) -> Publisher:
         """Be admitted as a publisher: one data-parallel rank of a teacher.
 
@@ -179,31 +166,36 @@ class Client:
             slab_size_bytes: usual size of a slab; a larger payload has one of its own size.
             transports: ``shared_memory`` writes slabs of its own, ``stream`` sends bytes; the
                 first that is proven is taken.
+            device: where its slabs lie, as ``"cuda:0"`` or a GPU's UUID; the host where None.
+                Students on this node read them there over ``cuda_ipc``.
+            host_copies: ``as_needed`` copies a payload to the host where some student cannot read
+                the device, ``always`` copies each.
 
         Raises:
+            ConfigError: there is no such device.
+            DeviceError: its driver refuses.
             RequestInvalidError: ``profile`` is none, or a transport is none of these.
             SessionRefusedError: with every rule that the profile breaks, among them those of
                 the teacher's other publishers.
             NoCommonTransportError: with every refusal.
         """
         self._check()
-        seconds = (
-            self._timeout if timeout is None else check_timeout(timeout, what="open_publisher")
-        )
-        wanted = (transports,) if isinstance(transports, str | Transport) else transports
         publisher = open_publisher(
             self._calls,
             profile,
             PublisherSettings(
-                transports=tuple(word_of(Transport, t, what="transports") for t in wanted),
+                transports=words_of(Transport, transports, what="transports"),
                 pool_size_bytes=pool_size_bytes,
                 slab_size_bytes=slab_size_bytes,
-                timeout=seconds,
+                timeout=self._seconds(timeout, what="open_publisher"),
+                device=device,
+                host_copies=word_of(HostCopies, host_copies, what="host_copies"),
             ),
             returner=self._returner,
             buffers=self._buffers,
             owner=self,
             control_timeout=self._timeout,
+            device_memory=self._device_memory,
         )
         self._sessions.add(publisher)
         return publisher
@@ -242,6 +234,9 @@ class Client:
 
     def __repr__(self) -> str:
         return f"<Client of {self.address} ({'open' if self._end.alive else 'closed'})>"
+
+    def _seconds(self, timeout: float | None, *, what: str) -> float:
+        return self._timeout if timeout is None else check_timeout(timeout, what=what)
 
     def _check(self) -> None:
         self._returner.check_here("client")

@@ -1,8 +1,9 @@
 """Columns of a leased payload as tensors, each made when it is first asked for.
 
-A tensor is a view of the leased memory, and costs a few microseconds to make and to watch:
-a reader that takes two columns of nine pays for two. ``empty`` ends it all: from then on
-nothing is made, and whoever kept the mapping has a ``LeaseLostError`` from it.
+A tensor is a view of the leased memory, on the host or on a device, and costs a few
+microseconds to make and to watch: a reader that takes two columns of nine pays for two. ``empty``
+ends it all: from then on nothing is made, and whoever kept the mapping has a ``LeaseLostError``
+from it.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ if TYPE_CHECKING:
     from teacher_logits.layout import Column
     from teacher_logits.payload import Payload
     from teacher_logits_client.leased_targets import Made
+    from teacher_logits_client.openers import ColumnMemory, View
 
-    Watch = Callable[[str, memoryview], weakref.ref[memoryview] | None]
-    WatchAhead = Callable[[str, memoryview], weakref.ref[memoryview]]
+    Watch = Callable[[str, View], weakref.ref[View] | None]
+    WatchAhead = Callable[[str, View], weakref.ref[View]]
 
 
 _KINDS = {kind.value: kind for kind in ColumnKind}
 
 
 class LeasedColumns(Mapping[ColumnKind, "torch.Tensor"]):
-    """The columns of one payload in ``buffer``, by their kind.
+    """The columns of one payload in the memory of its lease, by their kind.
 
     Args:
         watch: told of each view that is made, by the column's name, unless the memory is the
@@ -40,15 +42,20 @@ class LeasedColumns(Mapping[ColumnKind, "torch.Tensor"]):
     """
 
     def __init__(
-        self, payload: Payload, buffer: memoryview, made: Made, *, watch: Watch | None
+        self, payload: Payload, memory: ColumnMemory, made: Made, *, watch: Watch | None
     ) -> None:
         self._columns = payload.columns
-        self._buffer = buffer
+        self._memory = memory
         self._made = made
         self._watch = watch
         self._lock = threading.Lock()
         self._tensors: dict[ColumnKind, torch.Tensor] = {}
-        self._views: dict[str, weakref.ref[memoryview]] = {}
+        self._views: dict[str, weakref.ref[View]] = {}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the columns over positions are; those over rows are on the host."""
+        return self._memory.device
 
     def __getitem__(self, kind: ColumnKind) -> torch.Tensor:
         self._made.check_open()
@@ -68,10 +75,12 @@ class LeasedColumns(Mapping[ColumnKind, "torch.Tensor"]):
         return any(column.kind is kind for column in self._columns)
 
     def raw(self, kind: ColumnKind) -> memoryview:
-        """Return the bytes of a column, which nobody watches: look at them and let go."""
+        """Return the bytes of a column, which nobody watches: look at them and let go.
+
+        Of a column on a device they are a copy.
+        """
         self._made.check_open()
-        column = self._find(kind)
-        return self._buffer[column.offset_bytes : column.end_bytes]
+        return self._memory.bytes_of(self._find(kind))
 
     def make(self, kinds: Iterable[ColumnKind], *, watch: WatchAhead | None) -> set[str]:
         """Make some columns before anybody may ask for one; return the names of those watched.
@@ -81,7 +90,7 @@ class LeasedColumns(Mapping[ColumnKind, "torch.Tensor"]):
         names = set()
         for kind in kinds:
             column = self._find(kind)
-            view = memoryview(self._buffer)
+            view = self._memory.view_of(column)
             if watch is not None and column.size_bytes:
                 names.add(kind.value)
                 self._views[kind.value] = watch(kind.value, view)
@@ -107,7 +116,7 @@ class LeasedColumns(Mapping[ColumnKind, "torch.Tensor"]):
             if column.kind in self._tensors:
                 return self._tensors[column.kind]
             # An object of its own, which the column's tensors keep alive, and nothing else.
-            view = memoryview(self._buffer)
+            view = self._memory.view_of(column)
             if self._watch is not None and column.size_bytes:
                 name = column.kind.value
                 reference = self._watch(name, view)

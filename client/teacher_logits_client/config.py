@@ -21,8 +21,18 @@ MAX_PATH_BYTES = 107
 DEFAULT_TIMEOUT_SECONDS = 10.0
 """How long a call may take where the caller says nothing: connecting, the handshake, control."""
 
+DEFAULT_TOLERANCE_NATS = 0.1
+"""How far off a log-probability may be: values in 16 bits, and a model that computes in bf16."""
+
 DEFAULT_BUFFER_BYTES = 1 << 30
 """How much memory of finished streams is kept for the next ones."""
+
+
+class HostCopies(enum.Enum):
+    """When a publisher copies what lies on its device to the host as well."""
+
+    AS_NEEDED = "as_needed"
+    ALWAYS = "always"
 
 
 class MapMode(enum.Enum):
@@ -31,14 +41,20 @@ class MapMode(enum.Enum):
     ``COW``: in-place arithmetic stays with the reader; what it changed is dropped when the
     lease comes back. ``READ_ONLY``: nothing can be changed, and an in-place operation ends
     the process. ``COPY``: tensors of the reader's own, which may outlive the lease.
+    ``PINNED``: as ``READ_ONLY``, in pages that a device copies from without a staging copy, for a
+    student on a GPU: ``payload.columns[...].to("cuda", non_blocking=True)``. Nothing can be
+    changed, and an in-place operation on a view ends the process; targets, but for their ids,
+    are copies in any case.
+
     Over ``local`` there is no map: ``COW`` and ``READ_ONLY`` both give the writer's own
-    memory, which must not be written into. Over ``stream`` the bytes are the reader's own
-    in any case.
+    memory, which must not be written into; nor must that of a device, over ``cuda_ipc``. Over
+    ``stream`` the bytes are the reader's own in any case. Only maps are pinned.
     """
 
     COW = "cow"
     READ_ONLY = "read_only"
     COPY = "copy"
+    PINNED = "pinned"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,7 +51,7 @@ def finish(columns: DraftColumns, rows: DraftRows, payload: Payload, *, mask: bo
     statuses = columns.row_statuses
     if bool((statuses == UNKNOWN).any()):
         _check_written(columns, rows)
-        touched = columns.touched.repeat_interleave(rows.offsets.diff())
+        touched = columns.touched.repeat_interleave(rows.offsets.diff().to(columns.device))
         by_hand = (selection.status == NOT_SELECTED) | (touched & (selection.status == 0))
         any_by_hand = bool(by_hand.any())
         if any_by_hand:
@@ -136,7 +136,7 @@ def _check_last_positions(columns: DraftColumns, rows: DraftRows) -> None:
     actual = columns.by_kind.get(Kind.ACTUAL_LOGPROB)
     if actual is None:
         return
-    wrong = ((actual != 0) & ~rows.has_next()).nonzero().flatten()
+    wrong = ((actual != 0) & ~rows.has_next().to(actual.device)).nonzero().flatten()
     if len(wrong):
         at = int(wrong[0])
         row, position = _place(rows, at)

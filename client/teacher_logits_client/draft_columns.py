@@ -19,14 +19,15 @@ from teacher_logits.layout import ColumnKind as Kind
 from teacher_logits.layout import lay_out, top_k_columns
 from teacher_logits.payload import Payload
 from teacher_logits.selection import Selection, row_statuses, select_top_k
-from teacher_logits.tensors import column_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from teacher_logits.layout import Column
+    from teacher_logits.payload_room import WriterRoom
     from teacher_logits.profiles import TeacherProfile
     from teacher_logits_client.draft_rows import DraftRows
+    from teacher_logits_client.placed_columns import PlacedColumns
 
 NEEDED = frozenset(
     {
@@ -97,13 +98,20 @@ def temperatures_of(profile: TeacherProfile) -> tuple[float, ...]:
     return tuple(dict.fromkeys((1.0, *profile.temperatures)))
 
 
-def describe(profile: TeacherProfile, step: int, rows: DraftRows) -> Payload:
+def describe(
+    profile: TeacherProfile, step: int, rows: DraftRows, *, placed: PlacedColumns | None = None
+) -> Payload:
     """Return what will be written, without the id that its payload will have.
+
+    ``placed`` are its columns where its publisher's own tensors hold them.
 
     Raises:
         PayloadInvalidError: see ``columns_of``.
     """
-    columns, size_bytes = columns_of(profile, rows)
+    if placed is None:
+        columns, size_bytes = columns_of(profile, rows)
+    else:
+        columns, size_bytes = placed.columns, placed.size_bytes
     return Payload(
         payload_id="",
         teacher_id=profile.teacher_id,
@@ -128,39 +136,58 @@ class DraftColumns:
     ``row_statuses`` uint8 [N] are the statuses of rows that were selected into as a whole and not
     touched otherwise, before or after, which need no other check; ``UNKNOWN`` for the others.
     ``bad_row_count`` is what a check of all found, None where something was written since.
+    All of these are where the ids are; columns over rows may be elsewhere.
     """
 
     def __init__(
-        self, room: memoryview, columns: tuple[Column, ...], rows: DraftRows, *, temperatures: int
+        self,
+        tensors: Mapping[Kind, torch.Tensor],
+        rows: DraftRows,
+        *,
+        temperatures: int,
+        is_written: bool = False,
     ) -> None:
-        self.by_kind = column_tensors(room, columns)
+        """Take tensors over the room; ``is_written`` where a teacher has filled them already."""
+        self.by_kind = found = dict(tensors)
+        self.device = device = found[Kind.TOPK_IDS].device
         positions = rows.position_count
         beside = (positions, temperatures)
-        found = self.by_kind
         self.selection = Selection(
             topk_ids=found[Kind.TOPK_IDS],
             topk_logprobs=found[Kind.TOPK_LOGPROBS],
             log_tail=found[Kind.LOG_TAIL],
-            logsumexp=found[Kind.LOGSUMEXP] if Kind.LOGSUMEXP in found else torch.empty(beside),
+            logsumexp=(
+                found[Kind.LOGSUMEXP]
+                if Kind.LOGSUMEXP in found
+                else torch.empty(beside, device=device)
+            ),
             actual_logprob=found.get(Kind.ACTUAL_LOGPROB),
-            status=torch.full((positions,), NOT_SELECTED, dtype=torch.uint8),
+            status=torch.full((positions,), NOT_SELECTED, dtype=torch.uint8, device=device),
             topk_logits=found.get(Kind.TOPK_LOGITS),
         )
-        self.row_statuses = torch.full((len(rows.rows),), UNKNOWN, dtype=torch.uint8)
+        self.row_statuses = torch.full((len(rows.rows),), UNKNOWN, dtype=torch.uint8, device=device)
         #: Bool [N]: rows that were written by hand, or of which views were given out, once.
-        self.touched = torch.zeros(len(rows.rows), dtype=torch.bool)
+        self.touched = torch.zeros(len(rows.rows), dtype=torch.bool, device=device)
         self.bad_row_count: int | None = None
         #: Bool [P]: whose status a check has found by their values; None where there are none.
         self.by_hand: torch.Tensor | None = None
-        for kind in self._filled():
-            _marked(found[kind]).fill_(_MARKS[found[kind].dtype])
-        if self.selection.actual_logprob is not None:
-            self.selection.actual_logprob.masked_fill_(~rows.has_next(), 0.0)
+        if is_written:
+            self.touched.fill_(True)
+        else:
+            self._mark(rows)
         found[Kind.ROW_OFFSETS].copy_(rows.offsets)
         found[Kind.ROW_WINDOWS].copy_(rows.windows)
         digests = torch.frombuffer(bytearray(rows.digests), dtype=torch.uint8)
         found[Kind.ROW_DIGESTS].copy_(digests.view_as(found[Kind.ROW_DIGESTS]))
         found[Kind.ROW_STATUS].zero_()
+
+    def _mark(self, rows: DraftRows) -> None:
+        """Mark all that a teacher is to fill as unwritten."""
+        for kind in self._filled():
+            _marked(self.by_kind[kind]).fill_(_MARKS[self.by_kind[kind].dtype])
+        if self.selection.actual_logprob is not None:
+            has_next = rows.has_next().to(self.device)
+            self.selection.actual_logprob.masked_fill_(~has_next, 0.0)
 
     def touch(self, rows: slice, positions: slice) -> None:
         """Note that some rows are written by hand, or views of them given to who may write."""
@@ -198,14 +225,14 @@ def _marked(tensor: torch.Tensor) -> torch.Tensor:
     return last.view(_INTEGERS[tensor.element_size()])
 
 
-def digest_of(payload: Payload, room: memoryview) -> str:
+def digest_of(payload: Payload, room: WriterRoom) -> str:
     """Return the digest of a draft's bytes."""
     return payload_digest(
         (
             column.kind.value,
             column.element_type.value,
             column.shape,
-            room[column.offset_bytes : column.end_bytes],
+            room.read(column),
         )
         for column in payload.columns
     )
@@ -219,7 +246,7 @@ def select_into(
     vocab_size: int,
     next_ids: torch.Tensor | None,
 ) -> None:
-    """Select into CPU memory, beside the logits first where they are elsewhere."""
+    """Select into a draft's memory, beside the logits first where they are elsewhere."""
     is_beside = logits.device == out.topk_ids.device
     target = out if is_beside else _like(out, logits.device)
     select_top_k(

@@ -109,6 +109,7 @@ class DraftPart:
         self._check_open()
         self._check_settings(k, temperatures, vocab_size)
         check_tensor(logits, "logits")
+        self._check_head(logits)
         pieces = self._pieces(logits, what="logits", axes=1)
         following = self._following(next_ids, logits)
         self._columns.begin(self.index, self._positions)
@@ -186,6 +187,18 @@ class DraftPart:
                     "a draft knows it",
                     **{name: str(given), f"profile_{name}": str(has)},
                 )
+
+    def _check_head(self, logits: torch.Tensor) -> None:
+        """Refuse another head than the profile's: of a wider one, the wrong columns were masked."""
+        width, says = int(logits.shape[-1]), self._draft_rows.head_rows
+        if logits.dim() > 1 and width > says:
+            raise _invalid(
+                f"logits have {width} columns, and the teacher's profile says head_rows={says}: "
+                "give the logits of that head, or open the publisher with the head that it has",
+                columns=width,
+                head_rows=says,
+                vocabulary_size=self._payload.vocabulary_size,
+            )
 
     def _following(
         self, next_ids: torch.Tensor | None, logits: torch.Tensor

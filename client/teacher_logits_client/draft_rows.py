@@ -1,4 +1,4 @@
-"""Rows of a draft: which rows of the step a publisher writes, and what of each.
+"""Rows of a draft: what a publisher writes of each of its rows.
 
 The caller's arrays are its own rows in order: all that the grid gives its rank, or those of
 them that are no padding. Token ids are checked and made flat by ``rows``; without them the
@@ -15,7 +15,7 @@ import torch
 
 from teacher_logits.digest import DIGEST_BYTES
 from teacher_logits.errors import PayloadInvalidError
-from teacher_logits.grid import is_size, is_whole, rows_of_rank
+from teacher_logits.grid import is_size
 from teacher_logits_client.guards import next_ids
 from teacher_logits_client.rows import make_row_batch
 from teacher_logits_client.valid_counts import valid_count, whole_numbers
@@ -55,7 +55,8 @@ class DraftRows:
     ``width`` that of its rectangle of ids, or its longest row. ``windows`` [N,2] are the first
     position and the count written of each row, ``offsets`` [N+1] where they start, ``next_ids``
     [P] the token that comes next, -1 where none does, or None where ids were not given.
-    ``valid_count`` are the positions that count, None where no mask was given.
+    ``head_rows`` are the columns that logits have at most, by the profile. ``valid_count`` are the
+    positions that count, None where no mask was given.
     """
 
     rows: range
@@ -67,6 +68,7 @@ class DraftRows:
     next_ids: torch.Tensor | None
     digests: bytes
     valid_count: int | None
+    head_rows: int
 
     @property
     def position_count(self) -> int:
@@ -122,58 +124,6 @@ class DraftRows:
         return places + 1 < self.lengths.repeat_interleave(counts)
 
 
-def rows_to_write(
-    profile: TeacherProfile, rows: range | None, *, real_rows: int | None
-) -> tuple[range, int]:
-    """Return the rows that a publisher writes, and how many with the padding behind them.
-
-    Raises:
-        PayloadInvalidError: they are not among the step's, or all of them are padding.
-        GridMismatchError: the profile's grid does not hold.
-    """
-    if profile.batch_grid is None:
-        raise _invalid("the teacher's profile has no batch_grid, which says what its rows are")
-    size = profile.batch_grid.global_batch_size
-    _check_rank(profile.data_parallel_rank)
-    if real_rows is not None and not (is_whole(real_rows) and 1 <= real_rows <= size):
-        raise _invalid(
-            f"real_rows is {real_rows}, and a step has {size} rows: give 1 to {size}, or leave "
-            "it out for all",
-            real_rows=str(real_rows),
-            global_batch_size=size,
-        )
-    end = size if real_rows is None else int(real_rows)
-    if rows is None:
-        own = rows_of_rank(profile.batch_grid, profile.data_parallel_rank, side="teacher")
-        rows, padded = range(own.start, min(own.stop, end)), len(own)
-        if not rows:
-            raise _invalid(
-                f"all rows of data-parallel rank {profile.data_parallel_rank} ({own.start} to "
-                f"{own.stop - 1}) are padding, since the step has {end} real rows: such a rank "
-                "publishes nothing for this step",
-                first_row=own.start,
-                real_rows=end,
-            )
-        return rows, padded
-    if not isinstance(rows, range) or rows.step != 1 or not rows:
-        raise _invalid(f"rows is {rows!r}: give a range of rows that follow one another")
-    if rows.start < 0 or rows.stop > end:
-        raise _invalid(
-            f"rows {rows.start} to {rows.stop - 1} are not among the step's {end} real rows",
-            first_row=rows.start,
-            row_count=len(rows),
-            real_rows=end,
-        )
-    return rows, len(rows)
-
-
-def _check_rank(rank: object) -> None:
-    if not is_whole(rank):
-        raise _invalid(
-            f"data_parallel_rank is {rank!r}: give a whole number", data_parallel_rank=str(rank)
-        )
-
-
 def make_draft_rows(
     profile: TeacherProfile, rows: range, padded_count: int, given: Given
 ) -> DraftRows:
@@ -212,6 +162,7 @@ def make_draft_rows(
         offsets=offsets,
         next_ids=following,
         digests=digests,
+        head_rows=profile.head_rows,
         valid_count=None if mask is None else valid_count(mask, lengths, windows, width),
     )
 

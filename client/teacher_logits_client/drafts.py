@@ -19,11 +19,7 @@ import warnings
 from functools import partial
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import (
-    DeadlinePassedError,
-    ServerUnreachableError,
-    TeacherLogitsError,
-)
+from teacher_logits.errors import DeadlinePassedError, ServerUnreachableError, TeacherLogitsError
 from teacher_logits_client.claims import ABANDON_SECONDS, DraftStage, Sealing, abandon, lapsed
 from teacher_logits_client.config import check_timeout
 from teacher_logits_client.draft_checks import finish
@@ -38,6 +34,7 @@ if TYPE_CHECKING:
     import torch
 
     from teacher_logits.payload import Payload
+    from teacher_logits.payload_room import WriterRoom
     from teacher_logits.selection import Selection
     from teacher_logits_client.claims import Desk, Granted
     from teacher_logits_client.draft_rows import DraftRows
@@ -70,9 +67,10 @@ class Draft:
         self._mask_bad_rows = mask_bad_rows
         self._desk = desk
         self._owner = owner
-        self._room: memoryview | None = granted.room
+        self._room: WriterRoom | None = granted.room
+        tensors, temperatures = granted.room.tensors(payload.columns), len(payload.temperatures)
         self._columns: DraftColumns | None = DraftColumns(
-            granted.room, payload.columns, rows, temperatures=len(payload.temperatures)
+            tensors, rows, temperatures=temperatures, is_written=granted.is_written
         )
         self._sealing: Sealing | None = None
         self._home = Home()
@@ -289,7 +287,9 @@ class Draft:
         if self._columns is None or self._room is None:
             raise ValueError("an open draft has room")
         self.check()
+        self._room.settle()
         return Sealing(
+            columns=self.payload.columns,
             bad_row_count=self._columns.bad_row_count or 0,
             valid_count=self._rows.valid_count,
             digest=digest_of(self.payload, self._room) if self.is_repeat else "",

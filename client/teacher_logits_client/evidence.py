@@ -12,18 +12,24 @@ from typing import TYPE_CHECKING
 
 from teacher_logits import __version__, inprocess
 from teacher_logits.errors import NotAvailable, TeacherLogitsError, TransportFailure
+from teacher_logits.terms import SERVER_WRITER
 from teacher_logits.transport import Refusal, RefusalReason, Transport, proof_of
+from teacher_logits_client.device_evidence import note_exported, try_devices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from teacher_logits.inprocess import Resident
+    from teacher_logits.profiles import NodeHints
     from teacher_logits_client.calls.opened import OpenedSession
     from teacher_logits_client.line import Line
+    from teacher_logits_client.openers.devices import Devices
 
     MakeLine = Callable[[str, float], Line]
 
-OPENABLE = frozenset({Transport.LOCAL, Transport.SHARED_MEMORY, Transport.STREAM})
+OPENABLE = frozenset(
+    {Transport.LOCAL, Transport.CUDA_IPC, Transport.SHARED_MEMORY, Transport.STREAM}
+)
 """Transports that this release of the client has an opener for."""
 
 
@@ -31,7 +37,8 @@ OPENABLE = frozenset({Transport.LOCAL, Transport.SHARED_MEMORY, Transport.STREAM
 class Evidence:
     """What was read for each transport, and what could not be. Whoever has it owns the line."""
 
-    proofs: dict[Transport, bytes] = field(default_factory=dict)
+    #: By transport and writer; an empty one is the server.
+    proofs: dict[tuple[Transport, str], bytes] = field(default_factory=dict)
     failures: list[Refusal] = field(default_factory=list)
     line: Line | None = None
     resident: Resident | None = None
@@ -55,12 +62,14 @@ def gather(
     wanted: Sequence[Transport],
     socket_path: str,
     make_line: MakeLine,
+    *,
     until: float,
+    devices: DeviceSide | None = None,
 ) -> Evidence:
-    """Read what proves that this process shares memory with the server.
+    """Read what proves that this process shares memory with the server, and with writers.
 
     ``wanted`` are the transports that it matters for; ``make_line`` connects to the broker at a
-    path, within some seconds.
+    path, within some seconds; ``devices`` is what device memory is opened with.
     """
     evidence = Evidence()
     nonce = opened.nonce
@@ -75,14 +84,44 @@ def gather(
                 )
             else:
                 secret = evidence.resident.secret
-                evidence.proofs[transport] = proof_of(secret, nonce=nonce, transport=transport)
-        elif transport is Transport.SHARED_MEMORY:
-            challenge = _read_challenge(opened, socket_path, evidence, make_line, until)
-            if challenge is not None:
-                evidence.proofs[transport] = proof_of(challenge, nonce=nonce, transport=transport)
+                evidence.proofs[transport, ""] = proof_of(secret, nonce=nonce, transport=transport)
         elif transport not in OPENABLE:
             evidence.failures.append(not_openable(transport))
+    if not {Transport.SHARED_MEMORY, Transport.CUDA_IPC}.isdisjoint(wanted):
+        challenge = _read_challenge(opened, socket_path, evidence, make_line, until)
+        if challenge is not None:
+            transport = Transport.SHARED_MEMORY
+            mac = proof_of(challenge, nonce=nonce, transport=transport)
+            evidence.proofs[transport, ""] = mac
+        if devices is not None and Transport.CUDA_IPC in wanted and opened.device_probes:
+            _open_probes(opened, evidence, devices, until)
     return evidence
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceSide:
+    """What a client opens device memory with, and what it says of where it lives."""
+
+    devices: Devices
+    hints: NodeHints
+
+
+def _open_probes(opened: OpenedSession, evidence: Evidence, side: DeviceSide, until: float) -> None:
+    """Open device memory of writers on trial, where its host part is to be had."""
+    if evidence.line is None:
+        why = evidence.failures[-1]
+        message = f"the host part of device memory comes over the broker line, and {why.message}"
+        evidence.fail(Transport.CUDA_IPC, why.reason, message)
+        return
+    if inprocess.find(opened.terms.epoch) is not None:
+        for probe in opened.device_probes:
+            if probe.writer_id == SERVER_WRITER:
+                note_exported(probe.memory.handle)
+    found = try_devices(
+        opened.device_probes, side.devices, nonce=opened.nonce, hints=side.hints, until=until
+    )
+    evidence.proofs |= found.proofs
+    evidence.failures += found.failures
 
 
 def _read_challenge(

@@ -2,6 +2,7 @@
 
     failed           next
     local            shared_memory, if the session has a line; else stream
+    cuda_ipc         stream, where the writer made a host copy: the server says if it did not
     shared_memory    stream
     stream           nothing else: broken streams resume by themselves, at the byte they broke at
 

@@ -1,10 +1,11 @@
 """A server's view as text for people: a few tables, and what calls for somebody's hand.
 
-The text is for a terminal and may change; ``inspect_json`` has what programs read.
+The text is for a terminal of 100 columns and may change; ``inspect_json`` has what programs read.
 """
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 from teacher_logits.clock import span_text
@@ -14,19 +15,28 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from teacher_logits.profiles import TeacherProfile
-    from teacher_logits.views import LeaseView, ServerView, SessionView, StepView
+    from teacher_logits.views import (
+        DeviceSlabView,
+        LeaseView,
+        ServerView,
+        SessionView,
+        StepView,
+    )
 
 _MAX_LEASES = 20
 """Leases that the text lists; the JSON has all."""
 _MAX_STEPS = 20
 """Likewise of steps, the lowest first: they are what room waits for."""
+_WIDTH = 100
+_NAMES_WIDTH = 32
+"""Columns for the ranks that a step waits for; the others are counted."""
 
 
 def as_text(view: ServerView, *, address: str) -> str:
     """Return the view of the server at an address as a few aligned tables."""
     state = "draining: no new work, leases run out" if view.draining else "serving"
     pool, queue = view.pool, view.queue
-    parts = [
+    head = [
         f"server    {address}, {state}, up {span_text(view.uptime)}, release {view.version}, "
         f"epoch {view.epoch}",
         *(_teacher_line(teacher) for teacher in view.teachers),
@@ -38,11 +48,14 @@ def as_text(view: ServerView, *, address: str) -> str:
         f"{queue.waiting_tokens:,} tokens, {queue.running_requests} running; "
         f"{_count(queue.scored_requests, 'request')} with {queue.scored_tokens:,} tokens scored",
         *_registered_lines(view),
+    ]
+    parts = [
+        *(line for text in head for line in _wrapped(text, behind=" " * 10)),
         "",
-        *_section("session", _session_rows(view.sessions)),
+        *_session_section(view.sessions),
         *_step_section(view.steps),
         "",
-        *_section("lease", _lease_rows(view.leases[:_MAX_LEASES])),
+        *_section("lease", _lease_rows(view.leases[:_MAX_LEASES], epoch=view.epoch)),
         *_rest(len(view.leases) - _MAX_LEASES, "lease"),
         *_advice(view, address),
     ]
@@ -62,40 +75,50 @@ def _section(name: str, rows: list[list[str]]) -> list[str]:
     return table(rows) if len(rows) > 1 else [f"no {name}s"]
 
 
-def _session_rows(sessions: Sequence[SessionView]) -> list[list[str]]:
-    head = ["SESSION", "KIND", "STUDENT", "RANK", "TEACHER", "TRANSPORT", "STATE", "LIVES BY"]
-    rows = [[*head, "AGE", "SILENT", "PID", "HOST", "LEASES", "LEASED"]]
+def _session_section(sessions: Sequence[SessionView]) -> list[str]:
+    """Return each session as a row, with a line below it that says who it is."""
+    if not sessions:
+        return ["no sessions"]
+    rows = [["SESSION", "STATE", "TRANSPORT", "LEASES", "LEASED"]]
     for each in sessions:
         rows.append(
             [
                 each.session_id,
-                each.kind,
-                each.student_id or "-",
-                str(each.data_parallel_rank),
-                each.teacher_id,
-                _transports(each),
                 each.state,
-                each.liveness,
-                span_text(each.age),
-                span_text(each.silent),
-                str(each.pid) if each.pid else "-",
-                each.host_name or "-",
+                _transports(each),
                 str(each.lease_count),
                 size_text(each.leased_bytes),
             ]
         )
-    return rows
+    first, *others = table(rows)
+    lines = [first]
+    for each, row in zip(sessions, others, strict=True):
+        lines += [row, *_wrapped(f"  {_who(each)}", behind=" " * 4)]
+    return lines
 
 
-def _lease_rows(leases: Sequence[LeaseView]) -> list[list[str]]:
-    rows = [["LEASE", "SESSION", "PAYLOAD", "SIZE", "AGE", "STATE"]]
+def _who(session: SessionView) -> str:
+    rank, teacher = session.data_parallel_rank, session.teacher_id
+    who = f"{session.kind} {session.student_id}, rank {rank} of {teacher}"
+    if not session.student_id:
+        who = f"{session.kind} of {teacher}, shard {rank}"
+    process = f"process {session.pid}" if session.pid else "its process unseen"
+    return (
+        f"{who}; {process} on {session.host_name or 'an unnamed host'}; "
+        f"{span_text(session.age)} old, silent for {span_text(session.silent)}, "
+        f"lives by {session.liveness}"
+    )
+
+
+def _lease_rows(leases: Sequence[LeaseView], *, epoch: str) -> list[list[str]]:
+    """Return a row a lease; sessions go by what is behind the epoch, which all share."""
+    rows = [["LEASE", "SESSION", "SIZE", "AGE", "STATE"]]
     for each in leases:
         state = "quarantine" if each.quarantined else "open"
         rows.append(
             [
                 each.lease_id,
-                each.session_id,
-                each.payload_id,
+                each.session_id.replace(f"s-{epoch}-", "...", 1),
                 size_text(each.size_bytes),
                 span_text(each.age),
                 state,
@@ -110,8 +133,9 @@ def _step_section(steps: Sequence[StepView]) -> list[str]:
         return []
     rows = [["STEP", "TEACHER", "STAGE", "ROWS SEALED", "WAITS FOR"]]
     for each in steps[:_MAX_STEPS]:
-        more = each.waiting_ranks - len(each.waits_for)
-        names = ", ".join(each.waits_for) + (f" and {more} more" if more > 0 else "")
+        shown = _shown_names(each.waits_for)
+        more = each.waiting_ranks - len(shown)
+        names = ", ".join(shown) + (f" and {more} more" if more > 0 else "")
         rows.append(
             [
                 str(each.step),
@@ -125,14 +149,29 @@ def _step_section(steps: Sequence[StepView]) -> list[str]:
 
 
 def _registered_lines(view: ServerView) -> list[str]:
-    """Return what publishers registered; nothing where there are none."""
+    """Return what publishers registered, where there are some, and what lies on devices."""
     own = view.registered
     if not own.payload_count and not own.slab_count:
-        return []
+        return _device_lines(own.device_slabs)
     return [
         f"published {_count(own.payload_count, 'payload')} of {size_text(own.payload_bytes)}; in "
         f"publishers' own {_count(own.slab_count, 'slab')} of {size_text(own.committed_bytes)}: "
-        f"{size_text(own.used_bytes)} used, {size_text(own.quarantined_bytes)} in quarantine"
+        f"{size_text(own.used_bytes)} used, {size_text(own.quarantined_bytes)} in quarantine",
+        *_device_lines(own.device_slabs),
+    ]
+
+
+def _device_lines(slabs: Sequence[DeviceSlabView]) -> list[str]:
+    """Return what lies in device memory, a line a writer and device."""
+    groups: dict[tuple[str, str], list[DeviceSlabView]] = {}
+    for each in slabs:
+        groups.setdefault((each.writer_id, each.device_uuid), []).append(each)
+    return [
+        f"device    {uuid}: {_count(len(own), 'slab')} of {writer_id}, "
+        f"{size_text(sum(each.used_bytes for each in own))} used of "
+        f"{size_text(sum(each.size_bytes for each in own))}; passed to "
+        f"{_count(max(each.reader_count for each in own), 'session')}"
+        for (writer_id, uuid), own in groups.items()
     ]
 
 
@@ -172,6 +211,25 @@ def _advice(view: ServerView, address: str) -> list[str]:
             why = f"let go of its line while {who} lived: end that, and the room is free; or"
         lines.append(f"quarantine: session {session_id} {why} take it by force: {reclaim}")
     return ["", *lines] if lines else []
+
+
+def _shown_names(names: Sequence[str]) -> Sequence[str]:
+    """Return as many names, one at least, as find room."""
+    shown = names
+    while len(shown) > 1 and len(", ".join(shown)) > _NAMES_WIDTH:
+        shown = shown[:-1]
+    return shown
+
+
+def _wrapped(text: str, *, behind: str) -> list[str]:
+    """Return text as lines of a terminal; ``behind`` is what the second and later begin with."""
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        subsequent_indent=behind,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _rest(count: int, name: str) -> list[str]:

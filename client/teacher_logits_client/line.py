@@ -11,18 +11,21 @@ closes it after the last view is gone, not before.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from teacher_logits.errors import SlabOpenError, TeacherLogitsError
 from teacher_logits.session_page import ReaderPage
 from teacher_logits.v1 import line_pb2, registry_service_pb2, teacher_logits_service_pb2
-from teacher_logits.wire_session import extent_to_wire, lease_from_wire, payload_to_wire
+from teacher_logits.wire_session import lease_from_wire
 from teacher_logits.wire_steps import reservation_from_wire
+from teacher_logits.wire_transport import part_from_wire, part_to_wire
 from teacher_logits_client.exchange import Exchange
+from teacher_logits_client.write_requests import reserve_request, seal_request
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from teacher_logits.device_memory import DeviceMemoryPart
     from teacher_logits.payload import Extent, Payload
     from teacher_logits.terms import LeaseTerms, Reservation
     from teacher_logits_client.exchange import OnRefusal
@@ -33,6 +36,18 @@ SAY_WHY_SECONDS = 0.25
 
 MAX_RESERVED_ROWS = 10_000
 """Rows of a reservation that surely fits into a packet; a larger one goes over gRPC."""
+
+
+class PassedSlab(NamedTuple):
+    """A slab that came over a line. Whoever holds it closes the descriptor.
+
+    ``device`` is its part in device memory, where the session was settled to read it there; the
+    descriptor is then that of its host twin.
+    """
+
+    descriptor: int
+    size_bytes: int
+    device: DeviceMemoryPart | None
 
 
 class Line(Exchange):
@@ -63,13 +78,21 @@ class Line(Exchange):
 
     # What students call
 
-    def get_slab(self, slab_id: str, timeout: float) -> int:
-        """Return the descriptor of a slab; the caller closes it."""
+    def get_slab(self, slab_id: str, timeout: float) -> PassedSlab:
+        """Return a slab; the caller closes its descriptor."""
         request = line_pb2.GetSlabRequest(slab_id=slab_id)
         reply = self.call(
             line_pb2.LineRequest(get_slab=request), what=f"slab {slab_id}", timeout=timeout
         )
-        return _one_descriptor(reply)
+        passed = reply.message.get_slab
+        fd = _one_descriptor(reply)
+        try:
+            has_device = passed.HasField("device")
+            device = part_from_wire(passed.device, slab_id=slab_id) if has_device else None
+        except BaseException:
+            os.close(fd)
+            raise
+        return PassedSlab(descriptor=fd, size_bytes=passed.size_bytes, device=device)
 
     def acquire(
         self, session_id: str, *, request_id: str, payload_id: str, timeout: float
@@ -135,9 +158,24 @@ class Line(Exchange):
 
     # What publishers call
 
-    def put_slab(self, slab_id: str, size_bytes: int, fd: int, *, timeout: float) -> None:
-        """Hand a slab of our own over; ``fd`` stays the caller's, the server has its own."""
-        request = line_pb2.PutSlabRequest(slab_id=slab_id, size_bytes=size_bytes)
+    def put_slab(
+        self,
+        slab_id: str,
+        size_bytes: int,
+        fd: int,
+        *,
+        timeout: float,
+        device: DeviceMemoryPart | None = None,
+    ) -> None:
+        """Hand a slab of our own over; ``fd`` stays the caller's, the server has its own.
+
+        ``device`` is what of it lies in device memory; ``fd`` is then that of its host twin.
+        """
+        request = line_pb2.PutSlabRequest(
+            slab_id=slab_id,
+            size_bytes=size_bytes,
+            device=None if device is None else part_to_wire(device),
+        )
         self.call(
             line_pb2.LineRequest(put_slab=request),
             what=f"the handing over of slab {slab_id}",
@@ -187,6 +225,7 @@ class Line(Exchange):
         valid_count: int | None,
         digest: str,
         timeout: float,
+        host_copy: bool = False,
     ) -> None:
         """Make a payload readable and immutable; see ``seal_request``."""
         request = seal_request(
@@ -196,6 +235,7 @@ class Line(Exchange):
             bad_row_count=bad_row_count,
             valid_count=valid_count,
             digest=digest,
+            host_copy=host_copy,
         )
         self._plain(
             line_pb2.LineRequest(seal=request),
@@ -222,48 +262,6 @@ class Line(Exchange):
         reply = self.call(request, what=what, timeout=timeout)
         reply.close()
         return reply.message
-
-
-def reserve_request(
-    session_id: str,
-    *,
-    request_id: str,
-    payload: Payload,
-    row_positions: Sequence[int],
-    real_rows: int,
-) -> registry_service_pb2.ReservePayloadRequest:
-    """Return the message that claims a payload's rows; it has no payload id yet."""
-    return registry_service_pb2.ReservePayloadRequest(
-        session_id=session_id,
-        request_id=request_id,
-        payload=payload_to_wire(payload),
-        row_positions=row_positions,
-        real_rows=real_rows,
-    )
-
-
-def seal_request(
-    session_id: str,
-    payload_id: str,
-    *,
-    extent: Extent | None,
-    bad_row_count: int,
-    valid_count: int | None,
-    digest: str,
-) -> registry_service_pb2.SealPayloadRequest:
-    """Return the message that seals a payload.
-
-    ``extent`` where it lies in the publisher's own slab, ``valid_count`` the positions that
-    count where a mask was given, ``digest`` the payload's, needed for a repeat only.
-    """
-    return registry_service_pb2.SealPayloadRequest(
-        session_id=session_id,
-        payload_id=payload_id,
-        extent=None if extent is None else extent_to_wire(extent),
-        bad_row_count=bad_row_count,
-        valid_count=valid_count,
-        digest=digest,
-    )
 
 
 def _rows_text(payload: Payload) -> str:

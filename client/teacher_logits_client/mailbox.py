@@ -9,12 +9,16 @@ from __future__ import annotations
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
+from weakref import WeakMethod
 
 from teacher_logits.errors import RequestInvalidError
 from teacher_logits.grid import is_whole
-from teacher_logits.terms import SlabsGone, StepFailure, StepGrant
+from teacher_logits.terms import SlabsGone, StepFailure, StepGrant, WritersCame
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from teacher_logits.device_memory import DeviceProbe
     from teacher_logits.errors import TeacherLogitsError
     from teacher_logits.terms import Mail
 
@@ -53,6 +57,8 @@ class Mailbox:
         self._steps: dict[int, StepGrant | StepFailure | Opened] = {}
         self._lock = threading.Lock()
         self._gone: deque[str] = deque()
+        self._came: list[DeviceProbe] = []
+        self._listener: WeakMethod[Callable[[Sequence[DeviceProbe]], None]] | None = None
 
     def __contains__(self, step: int) -> bool:
         return step in self._steps
@@ -64,6 +70,27 @@ class Mailbox:
                 self._steps[mail.step] = mail
         elif isinstance(mail, SlabsGone):
             self._gone.extend(mail.slab_ids)
+        elif isinstance(mail, WritersCame):
+            with self._lock:
+                self._came += mail.probes
+            self._tell()
+
+    def hear_of_writers(self, listener: Callable[[Sequence[DeviceProbe]], None]) -> None:
+        """Have a method told of device memory that came, by the thread that reads the line.
+
+        Its object is not kept alive by that.
+        """
+        self._listener = WeakMethod(listener)
+        self._tell()
+
+    def _tell(self) -> None:
+        listener = self._listener() if self._listener is not None else None
+        if listener is None:
+            return
+        with self._lock:
+            came, self._came = self._came, []
+        if came:
+            listener(came)
 
     def take_gone(self) -> list[str]:
         """Return the slabs that the server says are gone, each once."""

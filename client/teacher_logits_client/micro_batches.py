@@ -84,19 +84,26 @@ class RowTargets:
 class MicroBatch:
     """Some rows of a batch; good until the batch is closed.
 
-    ``rows`` are their global numbers, padding included; ``real_row_count`` of them, the first
-    ones, are no padding. ``Batch.micro_batches`` makes them.
+    ``rows`` are their global numbers, padding included, and ``index`` is where those of them that
+    are no padding, the first ones, stand in the rank's own arrays: ``input_ids[index]``.
+    ``Batch.micro_batches`` makes them.
     """
 
-    def __init__(self, rows_taken: RowTargets, *, rows: range, real_row_count: int) -> None:
+    def __init__(self, rows_taken: RowTargets, *, rows: range, index: slice) -> None:
         self.rows = rows
-        self.real_row_count = real_row_count
+        self.index = index
         self._taken = rows_taken
 
     @property
     def row_count(self) -> int:
         """Rows, padding included: as many as the targets have."""
         return len(self.rows)
+
+    @property
+    def real_row_count(self) -> int:
+        """Rows that are no padding."""
+        count: int = self.index.stop - self.index.start
+        return count
 
     @property
     def copied(self) -> bool:

@@ -75,7 +75,7 @@ class LeasedPayload:
         own = isinstance(opened, OwnPayload)
         self._kinds = LeasedColumns(
             lease.payload,
-            opened.buffer,
+            opened,
             self._made,
             watch=None if own else partial(returner.watch, lease.lease_id),
         )
@@ -147,6 +147,14 @@ class LeasedPayload:
             return self._kinds[ColumnKind.ROW_OFFSETS].diff()
         return self._lengths
 
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Have the lease go back only behind what a stream was given before its close.
+
+        For streams other than the one that is current there; see ``torch.Tensor.record_stream``.
+        """
+        self._check_open()
+        self._opened.note_stream(stream)
+
     def part(self, first: int, row_count: int) -> Part:
         """Return some of the payload's rows as views, which end with the lease."""
         return Part(self.payload, self._kinds, first=first, row_count=row_count)
@@ -154,13 +162,12 @@ class LeasedPayload:
     def digest(self) -> str:
         """Return the digest of the columns as they are now: the same over every transport."""
         self._check_open()
-        buffer = self._opened.buffer
         return payload_digest(
             (
                 column.kind.value,
                 column.element_type.value,
                 column.shape,
-                buffer[column.offset_bytes : column.end_bytes],
+                self._opened.bytes_of(column),
             )
             for column in self.payload.columns
         )
@@ -204,6 +211,7 @@ class LeasedPayload:
         self._at_temperature.clear()
         outliving = self._kinds.empty()
         self._closed = True
+        self._opened.finish(outlived=bool(outliving))
         self._returner.close(self.lease_id, outlived=bool(outliving))
         if problem is not None:
             self._returner.count("stale_payloads")

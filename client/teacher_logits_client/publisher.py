@@ -13,31 +13,25 @@ A publisher that is dropped unclosed is named in a ``ResourceWarning`` and ended
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 import warnings
 import weakref
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from teacher_logits.clock import span_text
 from teacher_logits.errors import (
     DeadlinePassedError,
-    PayloadInvalidError,
     SessionExpiredError,
     TeacherLogitsError,
 )
-from teacher_logits.grid import is_whole
-from teacher_logits.keys import STEP_LIMIT
-from teacher_logits_client.claims import Claim
 from teacher_logits_client.config import check_timeout
 from teacher_logits_client.desk import PublisherDesk
-from teacher_logits_client.draft_columns import describe
-from teacher_logits_client.draft_rows import Given, make_draft_rows, rows_to_write
-from teacher_logits_client.drafts import Draft
+from teacher_logits_client.draft_rows import Given
 from teacher_logits_client.forks import refuse_to_travel
 from teacher_logits_client.liveness import Liveness
+from teacher_logits_client.own_buffers import register
+from teacher_logits_client.publisher_rows import rows_of_step
+from teacher_logits_client.reserving import Asked, reserve_draft
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -48,8 +42,11 @@ if TYPE_CHECKING:
     from teacher_logits_client.agreement import AgreedPublisher
     from teacher_logits_client.calls import Calls
     from teacher_logits_client.claims import Way
-    from teacher_logits_client.draft_rows import DraftRows, Windows
+    from teacher_logits_client.draft_rows import Windows
+    from teacher_logits_client.drafts import Draft
     from teacher_logits_client.flat_rows import Mask, Numbers, Rows
+    from teacher_logits_client.own_buffers import OwnBuffer, Storage
+    from teacher_logits_client.placed_columns import OwnColumns
     from teacher_logits_client.returns import Returner
     from teacher_logits_client.valid_counts import LossMask
 
@@ -98,6 +95,17 @@ class Publisher:
         """The shard that it writes: its data-parallel rank."""
         return self.profile.data_parallel_rank
 
+    def rows_of_step(self, real_rows: int | None = None) -> range:
+        """Return the rows of a step that this rank writes, padding left out.
+
+        Empty, and false, where a partial last batch leaves it padding alone: it publishes nothing
+        for that step then. ``real_rows`` as for ``reserve``.
+
+        Raises:
+            PayloadInvalidError: no step has as many real rows.
+        """
+        return rows_of_step(self.profile, real_rows=real_rows)
+
     def reserve(
         self,
         step: int,
@@ -109,6 +117,7 @@ class Publisher:
         windows: Windows | None = None,
         loss_mask: LossMask | None = None,
         real_rows: int | None = None,
+        columns: OwnColumns | None = None,
         bad_rows: Literal["reject", "mask"] = "reject",
         timeout: float | None = None,
     ) -> Draft:
@@ -130,39 +139,68 @@ class Publisher:
             loss_mask: which positions count, as the losses take it: marks [N,S], marks of each
                 row, or a number a row. A row's last position never counts. With it, students
                 are told the count of the whole step.
-            real_rows: rows of the step that are no padding; all where not given.
+            real_rows: rows of the whole step that are no padding; all where not given. See
+                ``rows_of_step`` for a rank that has padding alone.
+            columns: tensors of the caller's own, in registered memory (``register``), that hold
+                the columns over positions, or will at the seal; nothing of them is copied.
             bad_rows: what to do about rows with a NaN or +inf: refuse the draft, or mask them.
             timeout: seconds to wait for room; the server's ``default_wait`` where not given.
 
         Raises:
-            PayloadInvalidError: rows that no server would take, before anything is sent.
+            PayloadInvalidError: rows that no server would take, before anything is sent; more
+                than the pool could ever hold; or padding alone.
             PayloadConflictError: the rows are reserved already, or another shard's.
             PayloadRetiredError: the step is over.
-            PoolFullError: no room came free in time, or it can never fit.
+            PoolFullError: no room came free in time.
             SessionExpiredError, EpochChangedError: the session has ended.
             DrainingError: the server is shutting down.
         """
         self.check()
+        asked = Asked(
+            step=step,
+            rows=rows,
+            given=Given(
+                input_ids=input_ids,
+                lengths=lengths,
+                attention_mask=attention_mask,
+                windows=windows,
+                loss_mask=loss_mask,
+            ),
+            real_rows=real_rows,
+            columns=columns,
+            bad_rows=bad_rows,
+        )
         until = time.monotonic() + self._seconds(timeout)
-        _check_asked(step, bad_rows)
-        own, padded = rows_to_write(self.profile, rows, real_rows=real_rows)
-        given = Given(
-            input_ids=input_ids,
-            lengths=lengths,
-            attention_mask=attention_mask,
-            windows=windows,
-            loss_mask=loss_mask,
-        )
-        draft_rows = make_draft_rows(self.profile, own, padded, given)
-        claim = Claim(
-            request_id=secrets.token_hex(12),
-            payload=describe(self.profile, int(step), draft_rows),
-            row_positions=tuple(draft_rows.row_positions),
-            real_rows=0 if real_rows is None else int(real_rows),
-        )
-        draft = self._draft(claim, draft_rows, until, mask_bad_rows=bad_rows == "mask")
+        draft = reserve_draft(self._desk, self.profile, asked, until=until, owner=self)
         self._drafts.add(draft)
         return draft
+
+    def register(self, storage: Storage) -> OwnBuffer:
+        """Register device memory of the caller's own, once; see ``own_buffers``.
+
+        Args:
+            storage: a contiguous tensor over all of it, on the publisher's device. It stays the
+                caller's, who keeps it until the publisher has ended and nobody reads it.
+
+        Raises:
+            RequestInvalidError: the publisher writes to no device, or the memory is of a kind that
+                no other process can open; it says which, and the setting to change.
+            DeviceError: the driver refuses.
+        """
+        self.check()
+        return register(self._desk.way, storage)
+
+    def wait_free(self, *, timeout: float | None = None) -> None:
+        """Wait until students have read all that was sealed, and its room is free.
+
+        Device memory that is still read when a publisher is closed stays allocated: wait before
+        ``close`` where the process lives on.
+
+        Raises:
+            DeadlinePassedError: somebody reads after ``timeout`` seconds, with whom.
+        """
+        self.check()
+        self._desk.way.wait_free(until=time.monotonic() + self._seconds(timeout))
 
     def check(self) -> None:
         """Refuse to go on in a forked child, once it is closed, and once its session has ended.
@@ -181,14 +219,16 @@ class Publisher:
     def close(self) -> None:
         """Abandon what is not sealed and end the session; twice is fine.
 
-        What is sealed stays readable until all students have read it. In a forked child
-        nothing happens.
+        What is sealed stays readable until all students have read it. What lies on a device
+        alone does not: it is waited for here, as long as the client's timeout, and then lost to
+        those who have not read it. In a forked child nothing happens.
         """
         if self._closed or not self._returner.is_here:
             return
         for draft in list(self._drafts):
             draft.abandon()
         self._closed = True
+        self._await_readers()
         self._desk.liveness.end()
         if not self._returner.wait(self._timeout):
             _log.warning(
@@ -229,49 +269,20 @@ class Publisher:
         state = "closed" if self._closed else self.transport.value
         return f"<Publisher of {self.profile.teacher_id}, shard {self.shard} ({state})>"
 
-    def _draft(self, claim: Claim, rows: DraftRows, until: float, *, mask_bad_rows: bool) -> Draft:
-        way = self._desk.way
+    def _await_readers(self) -> None:
         try:
-            with self._desk.liveness.noting():
-                granted = way.reserve(claim, until=until)
-        except DeadlinePassedError:
-            self._desk.later(partial(_give_up, way, claim))  # it may be granted all the same
-            raise
-        grid = self.profile.batch_grid
-        try:
-            return Draft(
-                granted,
-                payload=replace(claim.payload, payload_id=granted.reservation.payload_id),
-                rows=rows,
-                micro_batch_size=grid.micro_batch_size if grid is not None else 1,
-                mask_bad_rows=mask_bad_rows,
-                desk=self._desk,
-                owner=self,
+            until = time.monotonic() + self._timeout
+            self._desk.way.wait_free(until=until, but_copied=True)
+        except DeadlinePassedError as late:
+            _log.warning(
+                "publisher %s is closed, and its payloads on the device are lost to students that "
+                "have not read them: %s",
+                self.terms.session_id,
+                late.message,
             )
-        except BaseException:
-            self._desk.later(partial(_give_up, way, claim))
-            raise
+        except TeacherLogitsError as error:  # the line or the server is gone, and all with it
+            _log.debug("publisher %s waits for nobody: %s", self.terms.session_id, error.message)
 
     def _seconds(self, timeout: float | None) -> float:
         default = self._desk.default_seconds
         return default if timeout is None else check_timeout(timeout, what="reserve")
-
-
-def _give_up(way: Way, claim: Claim) -> None:
-    try:
-        way.give_up(claim)
-    except TeacherLogitsError as error:
-        # Once: what is left of it goes with the session.
-        _log.debug("a claim on step %d was not given up: %s", claim.step, error.message)
-
-
-def _check_asked(step: object, bad_rows: object) -> None:
-    if not is_whole(step) or not 0 <= step < STEP_LIMIT:
-        raise PayloadInvalidError(
-            f"step is {step!r}: give a whole number from 0 to 2**62 - 1", facts={"step": str(step)}
-        )
-    if bad_rows not in ("reject", "mask"):
-        raise PayloadInvalidError(
-            f"bad_rows={bad_rows!r} is no policy: give 'reject' or 'mask'",
-            facts={"bad_rows": str(bad_rows)},
-        )

@@ -19,13 +19,15 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import PoolFullError
+from teacher_logits.errors import PayloadInvalidError, PoolFullError
 from teacher_logits.layout import round_up
 from teacher_logits.pool import PAGE_BYTES, SLOTS_PER_SLAB, Growth, Pool
+from teacher_logits_client.placed_room import PlacedRoom
 
 if TYPE_CHECKING:
     from teacher_logits.payload import Extent
     from teacher_logits.pool import PoolUsage
+    from teacher_logits_client.placed_room import Place
 
 
 class Stage(enum.Enum):
@@ -38,11 +40,13 @@ class Stage(enum.Enum):
 
 @dataclass(kw_only=True)
 class Held:
-    """Room of one payload. Only the table changes it."""
+    """Room of one payload. The table changes it, and ``wants_copy`` whoever seals it."""
 
     step: int
     extent: Extent
     stage: Stage = Stage.WRITING
+    #: Some reader cannot open a device's memory: what lies there is copied before the seal.
+    wants_copy: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +72,8 @@ class PublisherRoom:
             slab_size_bytes=min(slab_size_bytes, pool_size_bytes),
             slots_per_slab=SLOTS_PER_SLAB,
         )
+        #: Room in memory that its owner registered; none of the pool's.
+        self.placed = PlacedRoom()
         self._held: dict[str, Held] = {}
         self._lowest_open_step: int | None = None
         #: Steps that wait for room.
@@ -81,11 +87,11 @@ class PublisherRoom:
         """Refuse a payload that can never fit.
 
         Raises:
-            PoolFullError: it is larger than the pool.
+            PayloadInvalidError: it is larger than the pool.
         """
         budget = self._pool.budget_bytes
         if round_up(size_bytes, PAGE_BYTES) > budget:
-            raise PoolFullError(
+            raise PayloadInvalidError(
                 f"a payload of {size_bytes} bytes can never fit this publisher's pool of {budget} "
                 "bytes: raise pool_size_bytes of open_publisher, or keep fewer positions or "
                 "entries",
@@ -108,8 +114,19 @@ class PublisherRoom:
         """Note that a step has its room, or does without."""
         self._wanted.discard(step)
 
-    def take(self, payload_id: str, *, step: int, size_bytes: int) -> Extent | Growth | Full:
-        """Take room for a payload, or say what must come first."""
+    def take(
+        self, payload_id: str, *, step: int, size_bytes: int, place: Place | None = None
+    ) -> Extent | Growth | Full:
+        """Take room for a payload, or say what must come first.
+
+        ``place`` is where it is to lie, in memory that its owner registered.
+        """
+        if place is not None:
+            placed = self.placed.take(place)
+            if placed is None:
+                return Full(is_kept=False, droppable=())
+            self._held[payload_id] = Held(step=step, extent=placed)
+            return placed
         idle = set(self._pool.idle_slabs())
         try:
             extent = self._pool.reserve(size_bytes)
@@ -129,15 +146,34 @@ class PublisherRoom:
 
     def drop_slab(self, slab_id: str) -> None:
         """Forget a slab in which nothing lies."""
-        self._pool.drop_slab(slab_id)
+        if slab_id in self.placed:
+            self.placed.drop(slab_id)
+        else:
+            self._pool.drop_slab(slab_id)
 
     def is_idle(self, slab_id: str) -> bool:
         """Say whether nothing lies in a slab."""
+        if slab_id in self.placed:
+            return self.placed.is_idle(slab_id)
         return slab_id in self._pool.idle_slabs()
 
     def find(self, payload_id: str) -> Held | None:
         """Return where a payload lies; None where it has no room here."""
         return self._held.get(payload_id)
+
+    def want_copy(self, payload_id: str) -> None:
+        """Note that a payload is to be copied to the host before its seal."""
+        self._held[payload_id].wants_copy = True
+
+    def is_free(self, *, but_copied: bool = False) -> bool:
+        """Say whether nothing that was sealed, or may have been, is read any more.
+
+        With ``but_copied`` what the host has a copy of does not count.
+        """
+        return all(
+            held.stage is Stage.WRITING or (but_copied and held.wants_copy)
+            for held in self._held.values()
+        )
 
     def is_outstanding(self, slab_id: str) -> bool:
         """Say whether a slab holds what was, or may have been, sealed and is not free."""
@@ -159,7 +195,8 @@ class PublisherRoom:
         """Note that a seal was not answered."""
         held = self._held.get(payload_id)
         if held is not None and held.stage is Stage.DOUBTFUL:
-            self._pool.quarantine(held.extent)
+            if held.extent.slab_id not in self.placed:
+                self._pool.quarantine(held.extent)
 
     def sealed(self, payload_id: str) -> None:
         """Note that the server has taken a payload; one that is free again meanwhile is fine."""
@@ -172,11 +209,18 @@ class PublisherRoom:
         held = self._held.pop(payload_id, None)
         if held is None:
             return None
-        self._pool.free(held.extent)
+        if held.extent.slab_id in self.placed:
+            self.placed.free(held.extent)
+        else:
+            self._pool.free(held.extent)
         return held.extent
 
-    def full_error(self, size_bytes: int, *, step: int, full: Full) -> PoolFullError:
+    def full_error(
+        self, size_bytes: int, *, step: int, full: Full, place: Place | None = None
+    ) -> PoolFullError:
         """Return the error of a payload that has found no room in time."""
+        if place is not None:
+            return self._place_error(place, step=step)
         usage = self.usage()
         held = sorted(self._held.values(), key=lambda each: each.step)
         waits = "; ".join(f"step {each.step} is {each.stage.value}" for each in held[:8])
@@ -196,6 +240,27 @@ class PublisherRoom:
                 "quarantined_bytes": usage.quarantined_bytes,
                 "budget_bytes": usage.budget_bytes,
                 "held_payloads": len(held),
+            },
+        )
+
+    def _place_error(self, place: Place, *, step: int) -> PoolFullError:
+        """Return the error of a payload whose place has not come free in time."""
+        there = sorted(
+            (held.step, held.stage.value)
+            for held in self._held.values()
+            if held.extent.slab_id == place.slab_id
+        )
+        waits = "; ".join(f"step {each} is {stage}" for each, stage in there[:8])
+        end = place.offset_bytes + place.size_bytes
+        return PoolFullError(
+            f"step {step} is to lie in bytes {place.offset_bytes} to {end} of its registered "
+            f"buffer, columns over rows included, and what lies there is not free ({waits}): wait "
+            "longer, have students return their leases, or use another part of the buffer",
+            facts={
+                "step": step,
+                "offset_bytes": place.offset_bytes,
+                "need_bytes": place.size_bytes,
+                "held_payloads": len(there),
             },
         )
 

@@ -6,11 +6,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from teacher_logits.device_probe import Probe
 from teacher_logits.errors import ConfigError, RequestInvalidError
 from teacher_logits.grid import is_size
 from teacher_logits.profiles import TeacherProfile
 from teacher_logits.transport import Transport
 from teacher_logits_client.agreement import shake_hands_as_publisher
+from teacher_logits_client.config import HostCopies
+from teacher_logits_client.device_choice import choose_device
+from teacher_logits_client.device_slab_maker import DeviceSlabMaker
 from teacher_logits_client.freed_mail import FreedMail
 from teacher_logits_client.line import Line
 from teacher_logits_client.own_slabs import OwnSlabs
@@ -20,9 +24,11 @@ from teacher_logits_client.slab_maker import SlabMaker
 from teacher_logits_client.uploads import Uploads
 
 if TYPE_CHECKING:
+    from teacher_logits.device_memory import DeviceMemory
     from teacher_logits_client.agreement import AgreedPublisher
     from teacher_logits_client.calls import Calls
     from teacher_logits_client.claims import Way
+    from teacher_logits_client.device_choice import DeviceName
     from teacher_logits_client.openers.stream import BufferPool
     from teacher_logits_client.returns import Returner
 
@@ -41,6 +47,8 @@ class PublisherSettings:
     pool_size_bytes: int
     slab_size_bytes: int
     timeout: float
+    device: DeviceName | None = None
+    host_copies: HostCopies = HostCopies.AS_NEEDED
 
     def __post_init__(self) -> None:
         """Refuse what cannot be.
@@ -74,6 +82,7 @@ def open_publisher(
     buffers: BufferPool,
     owner: object,
     control_timeout: float,
+    device_memory: DeviceMemory | None = None,
 ) -> Publisher:
     """Be admitted as a publisher; see ``Client.open_publisher``, which ``owner`` is."""
     if not isinstance(profile, TeacherProfile):
@@ -82,21 +91,35 @@ def open_publisher(
             facts={"given": type(profile).__name__},
         )
     mail = FreedMail()
-    agreed = shake_hands_as_publisher(
-        calls,
-        profile,
-        settings.transports,
-        timeout=settings.timeout,
-        make_line=partial(_make_line, mail),
-    )
+    probe = _make_probe(settings, device_memory)
+    try:
+        agreed = shake_hands_as_publisher(
+            calls,
+            profile,
+            settings.transports,
+            timeout=settings.timeout,
+            make_line=partial(_make_line, mail),
+            probe=probe,
+        )
+    except BaseException:
+        if probe is not None:
+            probe.close()
+        raise
     return Publisher(
         agreed,
-        way=_way_of(agreed, settings, calls=calls, mail=mail, buffers=buffers),
+        way=_way_of(agreed, settings, calls=calls, mail=mail, buffers=buffers, probe=probe),
         calls=calls,
         returner=returner,
         owner=owner,
         timeout=control_timeout,
     )
+
+
+def _make_probe(settings: PublisherSettings, memory: DeviceMemory | None) -> Probe | None:
+    """Return what readers open on trial, where a device was named."""
+    if settings.device is None:
+        return None
+    return Probe(*choose_device(settings.device, memory))
 
 
 def _way_of(
@@ -106,9 +129,12 @@ def _way_of(
     calls: Calls,
     mail: FreedMail,
     buffers: BufferPool,
+    probe: Probe | None,
 ) -> Way:
     session_id = agreed.terms.session_id
     if agreed.line is None:
+        if probe is not None:  # what is streamed lies on the host
+            probe.close()
         return Uploads(session_id, registry=calls.registry, buffers=buffers)
     return OwnSlabs(
         session_id,
@@ -118,7 +144,9 @@ def _way_of(
         room=PublisherRoom(
             pool_size_bytes=settings.pool_size_bytes, slab_size_bytes=settings.slab_size_bytes
         ),
-        maker=SlabMaker(),
+        maker=SlabMaker() if probe is None else DeviceSlabMaker(probe.memory, probe.device),
+        host_copies=settings.host_copies,
+        probe=probe,
     )
 
 

@@ -1,8 +1,8 @@
 """The reader: how one session's leases are opened, and how they go back.
 
-It has the session's openers, tries another where the settled one fails (``fallback``), and
-owns the broker line, which it lets go of after the session is closed and the last lease is
-back, and not before: its end tells the server that nobody here reads any more.
+It has the session's openers (``openers``), tries another where the settled one fails
+(``fallback``), and owns the broker line, which it lets go of after the session is closed and the
+last lease is back, and not before: its end tells the server that nobody here reads any more.
 """
 
 from __future__ import annotations
@@ -17,25 +17,24 @@ from teacher_logits.errors import (
     DeadlinePassedError,
     NotAvailable,
     TeacherLogitsError,
-    TransportFailure,
 )
-from teacher_logits.transport import Transport
 from teacher_logits_client.config import MapMode
-from teacher_logits_client.fallback import Choice, next_transport
-from teacher_logits_client.openers.local import LocalOpener
+from teacher_logits_client.late_proofs import LateProofs
 from teacher_logits_client.openers.own import OwnPayload
-from teacher_logits_client.openers.shared_memory import SharedMemoryOpener
-from teacher_logits_client.openers.stream import BufferPool, StreamOpener
 from teacher_logits_client.payloads import LeasedPayload
+from teacher_logits_client.session_openers import SessionOpeners
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from teacher_logits.device_memory import DeviceProbe
     from teacher_logits.terms import LeaseTerms
-    from teacher_logits.transport import Settlement
+    from teacher_logits.transport import Settlement, Transport
     from teacher_logits_client.agreement import Agreed
     from teacher_logits_client.calls import Calls
-    from teacher_logits_client.openers import OpenedPayload, Opener
+    from teacher_logits_client.openers import OpenedPayload
+    from teacher_logits_client.openers.devices import Devices
+    from teacher_logits_client.openers.stream import BufferPool
     from teacher_logits_client.returns import Returner
 
 _log = logging.getLogger("teacher_logits_client")
@@ -65,6 +64,7 @@ class Reader:
         buffers: BufferPool,
         mode: MapMode,
         check_digest: bool,
+        devices: Devices,
     ) -> None:
         self.line = agreed.line
         self._session_id = agreed.terms.session_id
@@ -73,38 +73,23 @@ class Reader:
         self._mode = mode
         self._check_digest = check_digest
         self._settled = {s.writer_id: s.transport for s in agreed.terms.settlements}
-        self._choice = Choice(
-            wanted=agreed.profile.transports,
-            locality=agreed.profile.locality,
-            has_line=agreed.line is not None,
+        self._late = LateProofs(agreed, calls=calls, devices=devices, settle=self.settle)
+        self._openers = SessionOpeners(
+            agreed,
+            devices=devices,
+            mode=mode,
+            buffers=buffers,
+            read=self._read,
+            count=returner.count,
+            withdraw=self._late.withdraw,
         )
-        self._shared: SharedMemoryOpener | None = None
-        self._openers = self._make_openers(agreed, buffers)
         self._lock = threading.Lock()
         self._out: set[str] = set()
         #: Leases that go back unread; each change is one step of the set.
         self._unread: set[str] = set()
         self._closed = False
-        self._has_fallen_back = False
         self.when_returned: Callable[[], None] = lambda: None
         """Called on the returner's thread after each return, while nobody waits."""
-
-    def _make_openers(self, agreed: Agreed, buffers: BufferPool) -> dict[Transport, Opener]:
-        openers: dict[Transport, Opener] = {
-            Transport.STREAM: StreamOpener(
-                self._read,
-                pool=buffers,
-                count=lambda size: self._returner.count("streamed_bytes", size),
-            )
-        }
-        if agreed.line is not None:
-            mode = MapMode.COW if self._mode is MapMode.COW else MapMode.READ_ONLY
-            openers[Transport.SHARED_MEMORY] = self._shared = SharedMemoryOpener(
-                agreed.line.get_slab, mode=mode, is_revoked=agreed.line.is_revoked
-            )
-        if agreed.resident is not None:
-            openers[Transport.LOCAL] = LocalOpener(agreed.resident)
-        return openers
 
     @property
     def transports(self) -> dict[str, Transport | None]:
@@ -116,11 +101,15 @@ class Reader:
         if settlements:
             with self._lock:
                 self._settled = {**self._settled, **{s.writer_id: s.transport for s in settlements}}
+            self._late.prove(settlements)
+
+    def try_probes(self, probes: Sequence[DeviceProbe]) -> None:
+        """Try the device memory of writers that have come, soon; returns at once."""
+        self._late.try_probes(probes)
 
     def forget_slabs(self, slab_ids: Sequence[str]) -> None:
         """Let go of slabs that are gone, once no lease is on them."""
-        if self._shared is not None:
-            self._shared.forget(slab_ids)
+        self._openers.forget_slabs(slab_ids)
 
     def open(self, lease: LeaseTerms, *, until: float, keep_if_late: bool = False) -> LeasedPayload:
         """Return a lease's payload; a lease that cannot be opened is given back.
@@ -156,10 +145,13 @@ class Reader:
         opened: list[OpenedLease] = []
         try:
             for lease in leases:
-                memory, transport = self._open(lease, until)
+                memory, transport = self._openers.open(
+                    lease, settled=self._settled.get(lease.writer_id), until=until
+                )
                 opened.append(OpenedLease(lease=lease, memory=memory, transport=transport))
                 if self._mode is MapMode.COPY:
-                    opened[-1] = replace(opened[-1], memory=OwnPayload(memory))
+                    own = OwnPayload(memory, lease.payload.columns)
+                    opened[-1] = replace(opened[-1], memory=own)
         except BaseException as error:
             for each in opened:
                 each.memory.vacate()
@@ -189,13 +181,7 @@ class Reader:
 
     def opens_at_once(self, lease: LeaseTerms) -> bool:
         """Say whether a lease can be opened without waiting for anybody."""
-        opener = self._openers.get(Transport.SHARED_MEMORY)
-        return (
-            isinstance(opener, SharedMemoryOpener)
-            and lease.extent is not None
-            and self._settled.get(lease.writer_id) is Transport.SHARED_MEMORY
-            and opener.has(lease.extent.slab_id)
-        )
+        return self._openers.opens_at_once(lease, settled=self._settled.get(lease.writer_id))
 
     def put_away(self, opened: Sequence[OpenedLease]) -> None:
         """Let go of memory that nobody adopted; its leases stay the session's, unread."""
@@ -223,33 +209,6 @@ class Reader:
             idle = not self._out
         if idle:
             self.let_go()
-
-    def _open(self, lease: LeaseTerms, until: float) -> tuple[OpenedPayload, Transport]:
-        settled = self._settled.get(lease.writer_id) or Transport.STREAM
-        transport: Transport = settled if lease.extent is not None else Transport.STREAM
-        while True:
-            try:
-                return self._openers[transport].open(lease, until=until), transport
-            except TransportFailure as failure:
-                other = next_transport(transport, self._choice)
-                if other is None:
-                    raise
-                self._note_fallback(transport, other, failure)
-                transport = other
-
-    def _note_fallback(self, failed: Transport, other: Transport, why: TransportFailure) -> None:
-        self._returner.count("fallbacks")
-        if not self._has_fallen_back:
-            self._has_fallen_back = True
-            _log.warning(
-                "session %s: a payload comes over %s and not over %s as settled (%s: %s); later "
-                "ones are only counted",
-                self._session_id,
-                other.value,
-                failed.value,
-                why.reason,
-                why.message,
-            )
 
     def _read(self, lease_id: str, offset_bytes: int, timeout: float) -> Iterator[bytes]:
         return self._calls.read_payload(self._session_id, lease_id, offset_bytes, timeout=timeout)
@@ -286,7 +245,7 @@ class Reader:
 
     def let_go(self) -> None:
         """Let go of the line and the slabs; tensors keep what they view."""
+        self._late.close()
         if self.line is not None:
             self.line.close()
-        for opener in self._openers.values():
-            opener.close()
+        self._openers.close()

@@ -1,8 +1,8 @@
 """The way back of leases: one thread that vacates memory and gives room back.
 
 Finalisers and owners only put events on a queue; the thread asks the table (``leased``) what
-they come to, drops dirtied pages, and then tells the server, in that order. What cannot be
-delivered because the server does not answer is tried again; what the server no longer knows
+they come to, waits for devices, drops dirtied pages, and then tells the server, in that order.
+What cannot be delivered because the server does not answer is tried again; what it no longer knows
 is done with. A forked child returns nothing. At the end of the program the thread does what
 was put before, briefly, and ends: what nobody closed, the end of the process returns.
 """
@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from teacher_logits.device_memory import DeviceError
 from teacher_logits.errors import NotAvailable
 from teacher_logits_client import exits
 from teacher_logits_client.forks import Home, watch
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from teacher_logits_client.leased import Due
-    from teacher_logits_client.openers import OpenedPayload
+    from teacher_logits_client.openers import OpenedPayload, View
 
 _log = logging.getLogger(__name__)
 _RETRY_SECONDS = 0.5
@@ -118,18 +119,17 @@ class Returner:
             self._ways[expected.lease_id] = expected.way
             self._table.enter(expected.lease_id, expected.lease)
 
-    def watch(self, lease_id: str, name: str, view: memoryview) -> weakref.ref[memoryview] | None:
-        """Learn when the last tensor over ``view`` is gone; the caller may ask the reference.
+    def watch(self, lease_id: str, name: str, view: View) -> weakref.ref[View] | None:
+        """Learn when the last tensor over ``view``, of the column ``name``, is gone.
 
-        ``name`` is that of a column, which is watched once. None where the lease is not open
-        any more: then nobody may view its memory.
+        The caller may ask the reference; None where the lease is not open any more.
         """
         with self._lock:
             if not self._table.viewed(lease_id, name):
                 return None
         return self.watch_ahead(lease_id, name, view)
 
-    def watch_ahead(self, lease_id: str, name: str, view: memoryview) -> weakref.ref[memoryview]:
+    def watch_ahead(self, lease_id: str, name: str, view: View) -> weakref.ref[View]:
         """Do so for a lease that is adopted later, or never."""
 
         def gone() -> None:
@@ -199,7 +199,7 @@ class Returner:
         self._put(self._leave)
 
     def tear_loose(self) -> None:
-        """Have it end now, returns undelivered or not."""
+        """Have it end now."""
         self._leave()
         self._put(self._leave)
         self._hang_up()
@@ -275,7 +275,7 @@ class Returner:
     def _vacate(self, way: _Way) -> bool:
         try:
             self.count("dirtied_bytes", way.opened.vacate())
-        except OSError:
+        except (OSError, DeviceError):
             # What is not known to be clean must not be written into and read anew.
             _log.exception("the room of a lease stays taken until the session ends")
             return False

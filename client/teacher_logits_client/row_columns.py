@@ -7,6 +7,10 @@
 Promises: nothing is made before it is asked for, and nothing of the size of positions is
 copied where the rows lie in one payload. Padding rows have no positions: only what has one
 entry a row is longer by them.
+
+Columns over rows are on the host. Those over positions are where the payload is, and those of
+rows that span payloads on the device of the first of them that is on one: a copy on the device, but
+for what has to come there from elsewhere.
 """
 
 from __future__ import annotations
@@ -18,7 +22,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from teacher_logits.errors import PayloadInvalidError
-from teacher_logits.layout import COLUMN_RULES, ColumnKind, ElementType, logit_type
+from teacher_logits.layout import (
+    COLUMN_RULES,
+    ColumnKind,
+    ElementType,
+    is_on_device,
+    logit_type,
+)
 from teacher_logits.profiles import SCORED_COLUMNS
 from teacher_logits.tensors import DTYPES
 
@@ -30,6 +40,7 @@ if TYPE_CHECKING:
     from teacher_logits_client.columns import LeasedColumns
 
 
+_HOST = torch.device("cpu")
 #: The outermost axis of each kind.
 _AXES = {kind: rules[1][0] for kind, rules in COLUMN_RULES.items()}
 
@@ -63,6 +74,11 @@ class Part(Mapping[ColumnKind, torch.Tensor]):
                     "stop": self._stop,
                 },
             )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the columns over positions are."""
+        return self._columns.device
 
     @property
     def first_row(self) -> int:
@@ -100,12 +116,13 @@ class Part(Mapping[ColumnKind, torch.Tensor]):
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What columns look like that have no positions: kinds, K, T, and the type of the values."""
+    """What columns look like that have no positions: kinds, K, T, the type of the values, where."""
 
     kinds: tuple[ColumnKind, ...]
     top_k: int
     temperatures: tuple[float, ...]
     value_type: ElementType
+    device: torch.device
 
     @classmethod
     def of(cls, parts: Sequence[Part], profile: StudentProfile) -> Shape:
@@ -115,7 +132,8 @@ class Shape:
                 kinds=tuple(dict.fromkeys((*SCORED_COLUMNS, *profile.columns))),
                 top_k=profile.top_k,
                 temperatures=profile.all_temperatures,
-                value_type=profile.value_type,
+                value_type=profile.value_type or ElementType.FLOAT16,
+                device=_HOST,
             )
         payload = parts[0].payload
         return cls(
@@ -123,6 +141,7 @@ class Shape:
             top_k=payload.top_k,
             temperatures=payload.temperatures,
             value_type=payload.column(ColumnKind.TOPK_LOGPROBS).element_type,
+            device=_device_of(parts),
         )
 
     def empty(self, kind: ColumnKind) -> torch.Tensor:
@@ -133,7 +152,8 @@ class Shape:
         if kind is ColumnKind.TOPK_LOGITS:
             types = frozenset({logit_type(self.value_type)})
         element_type = self.value_type if self.value_type in types else next(iter(types))
-        return torch.zeros(shape, dtype=DTYPES[element_type])
+        device = self.device if is_on_device(kind) else _HOST
+        return torch.zeros(shape, dtype=DTYPES[element_type], device=device)
 
 
 class RowColumns(Mapping[ColumnKind, torch.Tensor]):
@@ -178,4 +198,14 @@ class RowColumns(Mapping[ColumnKind, torch.Tensor]):
         pieces = [part[kind] for part in self._parts] or [self._shape.empty(kind)]
         if self._padding and _AXES[kind] == "N":
             pieces.append(pieces[0].new_zeros((self._padding, *pieces[0].shape[1:])))
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        if len(pieces) == 1:
+            return pieces[0]
+        if is_on_device(kind):
+            device = _device_of(self._parts)
+            pieces = [piece.to(device) for piece in pieces]
+        return torch.cat(pieces)
+
+
+def _device_of(parts: Sequence[Part]) -> torch.device:
+    """Return the first device that some part is on; the host where none is."""
+    return next((part.device for part in parts if part.device != _HOST), _HOST)

@@ -12,11 +12,17 @@ from typing import TYPE_CHECKING
 from teacher_logits import host_memory
 from teacher_logits.errors import PoolFullError
 from teacher_logits.layout import round_up
+from teacher_logits.payload_room import HostRoom
 from teacher_logits.pool import PAGE_BYTES
 from teacher_logits.slab import WriterSlab
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from teacher_logits.device_memory import DeviceMemoryPart
+    from teacher_logits.layout import Column
+    from teacher_logits.payload import Extent
+    from teacher_logits.payload_room import WriterRoom
 
 _WAY_OUT = "give the process more, or lower pool_size_bytes or slab_size_bytes of open_publisher"
 
@@ -24,6 +30,19 @@ _WAY_OUT = "give the process more, or lower pool_size_bytes or slab_size_bytes o
 def check_memory(need_bytes: int) -> None:
     """Refuse a slab that the machine or a cgroup has no memory for (``PoolFullError``)."""
     host_memory.check_memory(need_bytes, way_out=_WAY_OUT)
+
+
+class HostSlab(WriterSlab):
+    """A slab of the host, as a publisher has it; see ``slab_shelf.PublisherSlab``."""
+
+    device_part: DeviceMemoryPart | None = None
+
+    def draft_room(self, extent: Extent, size_bytes: int) -> WriterRoom:
+        """Return an extent's bytes, cut to a payload's."""
+        return HostRoom(self.room(extent)[:size_bytes])
+
+    def copy_to_host(self, extent: Extent, columns: Sequence[Column]) -> None:
+        """Do nothing: it is there."""
 
 
 class SlabMaker:
@@ -39,7 +58,7 @@ class SlabMaker:
         #: Slabs that were made.
         self.count = 0
 
-    def make(self, usual_bytes: int, least_bytes: int) -> WriterSlab:
+    def make(self, usual_bytes: int, least_bytes: int) -> HostSlab:
         """Return a new slab of the usual size, or with just enough room.
 
         Raises:
@@ -47,7 +66,7 @@ class SlabMaker:
         """
         size = self._affordable(usual_bytes, least_bytes)
         try:
-            slab = WriterSlab(f"{self._prefix}-{self.count + 1}", size)
+            slab = HostSlab(f"{self._prefix}-{self.count + 1}", size)
         except OSError as error:
             raise PoolFullError(
                 f"the system gave no slab of {size} bytes ({error.strerror}): {_WAY_OUT}",

@@ -119,7 +119,11 @@ def check_step(
             f"input_ids has {batch.rows.row_count} rows, and this rank reads rows {rows.start} to "
             f"{rows.stop - 1} of the step, of which {real} are real: give these, in order, with "
             "or without the padding",
-            facts={"rows": batch.rows.row_count, "expected_rows": len(rows), "real_rows": real},
+            facts={
+                "rows": batch.rows.row_count,
+                "expected_rows": len(rows),
+                "real_row_count": real,
+            },
         )
     starts = torch.cat([torch.zeros(1, dtype=torch.int64), batch.rows.lengths.cumsum(0)]).tolist()
     found, first = [], 0
@@ -130,10 +134,10 @@ def check_step(
     return (status, _digests(parts), _lookup(found))
 
 
-def tokens_of(batch: RowBatch, *, row_count: int, real_rows: int) -> torch.Tensor:
+def tokens_of(batch: RowBatch, *, row_count: int, real_row_count: int) -> torch.Tensor:
     """Return the tokens of each of the rank's rows, 0 for padding, int64 [row_count]."""
     lengths = torch.zeros(row_count, dtype=torch.int64)
-    lengths[:real_rows] = batch.rows.lengths[:real_rows]
+    lengths[:real_row_count] = batch.rows.lengths[:real_row_count]
     return lengths
 
 
@@ -166,6 +170,7 @@ def _check_part(part: Part, own: RowBatch, *, has_windows: bool) -> LookupCheck:
             [got for _, got in pairs],
             ids=[row.tolist() for row in own.rows.ids.split(own.rows.lengths.tolist())],
             first_row=part.first_row,
+            what="the publisher registered other tokens than this rank's input_ids",
         )
     windows = part[ColumnKind.ROW_WINDOWS].long()
     wanted = own.windows if has_windows else windows
@@ -183,8 +188,8 @@ def _other_positions(part: Part, own: RowBatch, windows: torch.Tensor, row: int)
     length = int(own.rows.lengths[row])
     number = part.first_row + row
     return AlignmentError(
-        f"row {number} was scored at {count} positions from {first} on, and has {length} tokens, "
-        f"of which {wanted_count} positions from {wanted_first} on are wanted",
+        f"row {number} was registered at {count} positions from {first} on, and has {length} "
+        f"tokens, of which {wanted_count} positions from {wanted_first} on are wanted",
         facts={
             "row": number,
             "first": first,

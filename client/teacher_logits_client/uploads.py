@@ -11,6 +11,7 @@ import secrets
 import threading
 import time
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import (
@@ -21,19 +22,22 @@ from teacher_logits.errors import (
     StreamBrokenError,
     TeacherLogitsError,
 )
+from teacher_logits.payload_room import HostRoom
 from teacher_logits_client.calls.registry import chunk
 from teacher_logits_client.claims import ABANDON_SECONDS, Granted, seconds_until
 from teacher_logits_client.fallback import pause_before_resuming
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
+    from teacher_logits.device_probe import Probe
     from teacher_logits.terms import Reservation
     from teacher_logits_client.calls.registry import RegistryCalls
     from teacher_logits_client.claims import Claim, Sealing
     from teacher_logits_client.line import Line
     from teacher_logits_client.openers.stream import BufferPool
+    from teacher_logits_client.placed_columns import Registered
 
 CHUNK_BYTES = 1 << 20
 
@@ -62,6 +66,8 @@ class Uploads:
     """
 
     line: Line | None = None
+    probe: Probe | None = None
+    registered: Mapping[str, Registered] = MappingProxyType({})
 
     def __init__(
         self,
@@ -85,7 +91,7 @@ class Uploads:
         buffer = self._buffers.take(size)
         with self._lock:
             self._uploads[reservation.payload_id] = _Upload(buffer, size)
-        return Granted(reservation=reservation, room=memoryview(buffer)[:size])
+        return Granted(reservation=reservation, room=HostRoom(memoryview(buffer)[:size]))
 
     def seal(self, payload_id: str, sealing: Sealing, *, until: float) -> None:
         """Send the bytes, then have them read; see ``Way.seal``."""
@@ -113,6 +119,9 @@ class Uploads:
         """Give a reservation up; see ``Way.abandon``."""
         self._forget(payload_id)
         return self._registry.abandon(self._session_id, payload_id, timeout=seconds_until(until))
+
+    def wait_free(self, *, until: float, but_copied: bool = False) -> None:
+        """Do nothing: what was sealed lies in the server's memory."""
 
     def give_up(self, claim: Claim) -> None:
         """Give up a claim that was not answered; see ``Way.give_up``."""

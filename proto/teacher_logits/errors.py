@@ -25,6 +25,7 @@
     │  │  └─ ProducerLostError             its writer died
     │  ├─ DeadlinePassedError              what was waited for, and how long
     │  ├─ PoolFullError                    need, free, quarantined, retry after
+    │  ├─ HostCopyNeededError              a reader cannot open the device memory that it lies in
     │  ├─ DrainingError                    the server takes no new work
     │  ├─ ServerUnreachableError           nobody answers at the address
     │  └─ EngineError                      the teacher failed on these rows
@@ -84,15 +85,7 @@ class TeacherLogitsError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions cross process borders (Ray, multiprocessing): keep every attribute.
-        return (_rebuild, (type(self), self.message, self.__dict__))
-
-
-def _rebuild(
-    kind: type[TeacherLogitsError], message: str, state: dict[str, object]
-) -> TeacherLogitsError:
-    error = kind.__new__(kind, message)
-    error.__dict__.update(state)
-    return error
+        return (type(self).__new__, (type(self), self.message), self.__dict__)
 
 
 class ContractViolation(TeacherLogitsError):
@@ -256,6 +249,12 @@ class PoolFullError(NotAvailable):
     """The byte budget is spent, or the queue of requests full; ``facts`` has the numbers."""
 
     reason = "POOL_FULL"
+
+
+class HostCopyNeededError(NotAvailable):
+    """What lies in device memory alone has to be copied to the host first, for some reader."""
+
+    reason = "HOST_COPY_NEEDED"
 
 
 class DrainingError(NotAvailable):

@@ -98,6 +98,15 @@ COLUMN_RULES: dict[ColumnKind, tuple[frozenset[ElementType], tuple[str | int, ..
 }
 
 
+def is_on_device(kind: ColumnKind) -> bool:
+    """Say whether a column lies on the device in a slab of device memory.
+
+    Columns over positions do; those over rows stay on the host, where they are checked
+    (``device_slab``).
+    """
+    return COLUMN_RULES[kind][1][0] == "P"
+
+
 class RowStatus(enum.IntEnum):
     """What ``row_status`` says of a row; NaN wins over the others."""
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from teacher_logits.errors import PoolFullError
+from teacher_logits.errors import PayloadInvalidError, PoolFullError
 from teacher_logits.layout import round_up
 from teacher_logits.payload import Extent
 
@@ -70,9 +70,18 @@ class Pool:
         budget_bytes: most bytes that slabs may have together.
         slab_size_bytes: usual size of a slab; a larger payload gets a slab of its own size.
         slots_per_slab: most extents that one slab holds at a time.
+        name, flag: what messages call it, and what raises its budget.
     """
 
-    def __init__(self, *, budget_bytes: int, slab_size_bytes: int, slots_per_slab: int) -> None:
+    def __init__(
+        self,
+        *,
+        budget_bytes: int,
+        slab_size_bytes: int,
+        slots_per_slab: int,
+        name: str = "pool",
+        flag: str = "--pool-size",
+    ) -> None:
         if min(budget_bytes, slab_size_bytes, slots_per_slab) < 1:
             raise ValueError("a pool needs a budget, a slab size and slots of at least 1")
         self._budget_bytes = budget_bytes
@@ -80,18 +89,19 @@ class Pool:
         self._slots_per_slab = slots_per_slab
         self._slabs: dict[str, _Slab] = {}
         self._quarantined: dict[tuple[str, int], int] = {}
+        self.name = name
+        self._way_out = f"or raise {flag} on the server"
 
     def check_fits(self, size_bytes: int) -> None:
         """Refuse a payload that could never fit, before anything is computed for it.
 
         Raises:
-            PoolFullError: it is larger than the whole budget; waiting does not help.
+            PayloadInvalidError: it is larger than the whole budget; waiting does not help.
         """
         if round_up(size_bytes, PAGE_BYTES) > self._budget_bytes:
-            raise PoolFullError(
-                f"a payload of {size_bytes} bytes can never fit the pool's budget of "
-                f"{self._budget_bytes} bytes: ask for fewer rows or a smaller k, or raise "
-                "--pool-size on the server",
+            raise PayloadInvalidError(
+                f"a payload of {size_bytes} bytes can never fit the {self.name}'s budget of "
+                f"{self._budget_bytes} bytes: ask for fewer rows or a smaller k, {self._way_out}",
                 facts={
                     "need_bytes": size_bytes,
                     "free_bytes": self.usage().free_bytes,
@@ -103,7 +113,8 @@ class Pool:
         """Take room, or say which slab must be created first.
 
         Raises:
-            PoolFullError: it does not fit now, or never will.
+            PoolFullError: it does not fit now.
+            PayloadInvalidError: it never will.
         """
         self.check_fits(size_bytes)
         size = max(round_up(size_bytes, PAGE_BYTES), PAGE_BYTES)
@@ -136,6 +147,13 @@ class Pool:
     def has_slab(self, slab_id: str) -> bool:
         """Say whether a slab is in use here."""
         return slab_id in self._slabs
+
+    def slabs(self) -> list[tuple[str, int, int]]:
+        """Return (slab id, size, bytes in extents) of each slab."""
+        return [
+            (slab_id, slab.size_bytes, sum(e.size_bytes for e in slab.extents.values()))
+            for slab_id, slab in self._slabs.items()
+        ]
 
     def idle_slabs(self) -> list[str]:
         """Return the slabs in which no extent lies; the rim may drop them to make room."""
@@ -212,9 +230,10 @@ class Pool:
     def _full(self, size: int) -> PoolFullError:
         usage = self.usage()
         return PoolFullError(
-            f"a payload needs {size} bytes in one piece; of the pool's {usage.budget_bytes} bytes "
-            f"{usage.free_bytes} are free (perhaps in pieces) and {usage.quarantined_bytes} in "
-            "quarantine: wait for leases to come back, or raise --pool-size on the server",
+            f"a payload needs {size} bytes in one piece; of the {self.name}'s "
+            f"{usage.budget_bytes} bytes {usage.free_bytes} are free (perhaps in pieces) and "
+            f"{usage.quarantined_bytes} in quarantine: wait for leases to come back, "
+            f"{self._way_out}",
             facts={
                 "need_bytes": size,
                 "free_bytes": usage.free_bytes,

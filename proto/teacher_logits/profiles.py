@@ -76,6 +76,9 @@ class TeacherProfile:
     A publisher also says which of the teacher's data-parallel ranks it is
     (``data_parallel_rank``, which is the shard it writes), and in which element type it
     writes log-probabilities (``value_type``); it needs a ``batch_grid``.
+
+    Raises:
+        RequestInvalidError: as for ``StudentProfile``.
     """
 
     teacher_id: str
@@ -96,9 +99,11 @@ class TeacherProfile:
     hints: NodeHints = field(default_factory=NodeHints)
 
     def __post_init__(self) -> None:
+        _check_types(self, _TEACHER_TYPES)
+        object.__setattr__(self, "temperatures", _temperatures(self.temperatures))
         value_type = word_of(ElementType, self.value_type, what="value_type")
         object.__setattr__(self, "value_type", value_type)
-        object.__setattr__(self, "columns", _words_of(ColumnKind, self.columns, what="columns"))
+        object.__setattr__(self, "columns", words_of(ColumnKind, self.columns, what="columns"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +128,8 @@ class StudentProfile:
         temperatures: besides temperature 1, which is always there; four at most. A number
             alone is a tuple of one.
         columns: columns that this side cannot do without.
-        value_type: element type of the log-probabilities.
+        value_type: element type of the log-probabilities; None for what was published, and
+            float16 of an engine.
         student_id: shared by all ranks of one training job.
         readers_per_rank: sessions that read each data-parallel rank's rows.
         engine, arithmetic_type: provenance insisted on; empty where any will do.
@@ -145,7 +151,7 @@ class StudentProfile:
     top_k: int = 64
     temperatures: tuple[float, ...] = ()
     columns: tuple[ColumnKind, ...] = ()
-    value_type: ElementType = ElementType.FLOAT16
+    value_type: ElementType | None = None
     student_id: str = "student"
     readers_per_rank: int = 1
     engine: str = ""
@@ -161,10 +167,11 @@ class StudentProfile:
             "vocabulary_policy",
             word_of(VocabularyPolicy, self.vocabulary_policy, what="vocabulary_policy"),
         )
-        self._take("value_type", word_of(ElementType, self.value_type, what="value_type"))
+        if self.value_type is not None:
+            self._take("value_type", word_of(ElementType, self.value_type, what="value_type"))
         self._take("locality", word_of(Locality, self.locality, what="locality"))
-        self._take("columns", _words_of(ColumnKind, self.columns, what="columns"))
-        self._take("transports", _words_of(Transport, self.transports, what="transports"))
+        self._take("columns", words_of(ColumnKind, self.columns, what="columns"))
+        self._take("transports", words_of(Transport, self.transports, what="transports"))
 
     def _take(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -182,21 +189,37 @@ _STUDENT_TYPES: dict[str, type | None] = {
     **dict.fromkeys(("teacher_id", "tokenizer_fingerprint", "student_id"), str),
     **dict.fromkeys(("engine", "arithmetic_type"), str),
 }
+_TEACHER_TYPES: dict[str, type | None] = {
+    "batch_grid": BatchGrid,
+    "model_grid": ModelGrid,
+    **dict.fromkeys(("vocabulary_size", "head_rows", "top_k", "max_row_tokens")),
+    "data_parallel_rank": None,
+    **dict.fromkeys(("teacher_id", "revision", "tokenizer_fingerprint"), str),
+    **dict.fromkeys(("engine", "arithmetic_type"), str),
+}
 """What the fields hold that are no words; None for a whole number, NumPy's included."""
 
 
-def _check_types(profile: StudentProfile, types: Mapping[str, type | None]) -> None:
+def _check_types(
+    profile: TeacherProfile | StudentProfile, types: Mapping[str, type | None]
+) -> None:
+    may_lack = {"model_grid", "batch_grid"} if types is _TEACHER_TYPES else {"model_grid"}
     for name, kind in types.items():
         value: object = getattr(profile, name)
-        if is_whole(value) if kind is None else isinstance(value, kind):
+        if value is None and name in may_lack:
             continue
-        if name == "model_grid" and value is None:
-            continue
-        wanted = "a whole number" if kind is None else f"a {kind.__name__}"
-        raise RequestInvalidError(
-            f"{name} is {_shown(value)}: give {wanted}",
-            facts={"argument": name, "given": type(value).__name__},
-        )
+        if not (is_whole(value) if kind is None else isinstance(value, kind)):
+            raise _wrong_type(name, value, kind)
+        for field_name, size in vars(value).items() if kind in (BatchGrid, ModelGrid) else ():
+            if isinstance(size, bool):  # as a message it would be 0 or 1, and break no rule
+                raise _wrong_type(f"{name}.{field_name}", size, None)
+
+
+def _wrong_type(name: str, value: object, kind: type | None) -> RequestInvalidError:
+    return RequestInvalidError(
+        f"{name} is {_shown(value)}: give a {'whole number' if kind is None else kind.__name__}",
+        facts={"argument": name, "given": type(value).__name__},
+    )
 
 
 def _temperatures(given: object) -> tuple[float, ...]:
@@ -236,7 +259,7 @@ def word_of(choices: type[Word], given: object, *, what: str) -> Word:
         ) from None
 
 
-def _words_of(choices: type[Word], given: object, *, what: str) -> tuple[Word, ...]:
+def words_of(choices: type[Word], given: object, *, what: str) -> tuple[Word, ...]:
     """Return the members that ``given`` lists; one alone is a tuple of one."""
     if isinstance(given, str | choices):
         return (word_of(choices, given, what=what),)

@@ -4,18 +4,22 @@ The writer creates and maps the slab, then seals it against every later writer (
 GROW and FUTURE_WRITE; SEAL_WRITE would fail while it is mapped). Readers get the
 descriptor over the broker line and can map it read-only or copy-on-write.
 
-    byte 0                         64                                  65536
-    | magic 8 | version 4 | slots 4 | extents' room 8 | 0 ... | slot 0 | slot 1 | ... |
-    | <----------- header, 64 bytes, little-endian ---------> | uint64 each           |
-    | extents, from byte 65536 to the end; Extent.offset_bytes counts from there      |
+    byte 0                                                      64              65536
+    | magic 8 | version 4 | slots 4 | room 8 | flags 4 | 0 ...  | slot 0 | slot 1 | ... |
+    | <----------- header, 64 bytes, little-endian -----------> | uint64 each           |
+    | extents, from byte 65536 to the end; Extent.offset_bytes counts from there        |
 
 A slot is even while its extent may be read and odd while it may not (``pool``). Slots are
 written by the one writer only, each by one aligned 8-byte store.
+
+Flag 1, sparse: the slab is the host twin of device memory (``device_slab``). Its room is a hole
+but for what was written: to read a hole by ``pread`` takes no memory, to touch it in a map does.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
@@ -35,7 +39,8 @@ CONTROL_BYTES = HEADER_BYTES + 8 * SLOT_COUNT
 _MAGIC = b"TLSLAB\r\n"
 _RETIRED = b"TLGONE\r\n"
 _VERSION = 1
-_HEADER = struct.Struct("<8sIIQ")
+_HEADER = struct.Struct("<8sIIQI")
+_SPARSE = 1
 
 # Linux numbers; the fcntl module of Python 3.10 lacks the last.
 _F_ADD_SEALS = 1033
@@ -49,27 +54,31 @@ class WriterSlab:
     tensor views the mapping.
     """
 
-    def __init__(self, slab_id: str, size_bytes: int) -> None:
+    def __init__(self, slab_id: str, size_bytes: int, *, is_sparse: bool = False) -> None:
         """Create a slab with ``size_bytes`` of room for extents.
 
         Room is taken from the system here and now, so that a full machine shows as an
         ``OSError`` and not as a killed process later. Not for the serving thread: taking
-        a GiB lasts a quarter of a second.
+        a GiB lasts a quarter of a second. A sparse slab takes its control page alone; who
+        writes into its room asks first (``hole_bytes``, ``host_memory``).
         """
         self.slab_id = slab_id
         self.size_bytes = size_bytes
+        self._is_sparse = is_sparse
         total = CONTROL_BYTES + size_bytes
         self.fd = os.memfd_create(
             f"teacher-logits-{slab_id}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
         )
         try:
-            os.posix_fallocate(self.fd, 0, total)
+            os.ftruncate(self.fd, total)
+            os.posix_fallocate(self.fd, 0, CONTROL_BYTES if is_sparse else total)
             self._map = mmap.mmap(self.fd, total, flags=mmap.MAP_SHARED)
             fcntl.fcntl(self.fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_FUTURE_WRITE)
         except BaseException:
             os.close(self.fd)
             raise
-        _HEADER.pack_into(self._map, 0, _MAGIC, _VERSION, SLOT_COUNT, size_bytes)
+        flags = _SPARSE if is_sparse else 0
+        _HEADER.pack_into(self._map, 0, _MAGIC, _VERSION, SLOT_COUNT, size_bytes, flags)
         self._slots = (ctypes.c_uint64 * SLOT_COUNT).from_buffer(self._map, HEADER_BYTES)
         for slot in range(SLOT_COUNT):
             self._slots[slot] = 1
@@ -91,6 +100,26 @@ class WriterSlab:
     def room(self, extent: Extent) -> memoryview:
         """Return the extent's bytes, writable."""
         return self._bytes[extent.offset_bytes : extent.offset_bytes + extent.size_bytes]
+
+    def hole_bytes(self, offset_bytes: int, size_bytes: int) -> int:
+        """Return how many bytes of a run of the room are not yet memory; 0 unless sparse."""
+        if not self._is_sparse:
+            return 0
+        at = CONTROL_BYTES + offset_bytes
+        end = at + size_bytes
+        holes = 0
+        while at < end:
+            hole = os.lseek(self.fd, at, os.SEEK_HOLE)
+            if hole >= end:
+                break
+            try:
+                at = min(os.lseek(self.fd, hole, os.SEEK_DATA), end)
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    raise
+                at = end  # no data behind the hole
+            holes += at - hole
+        return holes
 
     def close(self, *, in_use: bool = False) -> None:
         """Give descriptor and mapping back; a mapping that tensors still view goes with the last.
@@ -118,14 +147,15 @@ def read_header(control: memoryview | mmap.mmap, *, slab_id: str, total_bytes: i
     Raises:
         SlabOpenError: it is no slab, or of another version or size.
     """
-    magic, version, slots, size_bytes = _HEADER.unpack_from(control, 0)
+    magic, version, slots, size_bytes, flags = _HEADER.unpack_from(control, 0)
     if magic != _MAGIC:
         raise SlabOpenError(f"slab {slab_id} does not start with a slab's magic number")
-    if version != _VERSION or slots != SLOT_COUNT:
+    if version != _VERSION or slots != SLOT_COUNT or flags & ~_SPARSE:
         raise SlabOpenError(
-            f"slab {slab_id} has layout version {version} with {slots} slots; this side reads "
-            f"version {_VERSION} with {SLOT_COUNT}: use the same release on both sides",
-            facts={"version": version, "slots": slots},
+            f"slab {slab_id} has layout version {version} with {slots} slots and flags {flags}; "
+            f"this side reads version {_VERSION} with {SLOT_COUNT} and flags {_SPARSE} at most: "
+            "use the same release on both sides",
+            facts={"version": version, "slots": slots, "flags": flags},
         )
     if CONTROL_BYTES + size_bytes != total_bytes:
         raise SlabOpenError(
@@ -134,6 +164,11 @@ def read_header(control: memoryview | mmap.mmap, *, slab_id: str, total_bytes: i
             facts={"size_bytes": size_bytes, "total_bytes": total_bytes},
         )
     return int(size_bytes)
+
+
+def is_sparse(control: memoryview | mmap.mmap) -> bool:
+    """Say whether a slab, whose header was checked, is the host twin of device memory."""
+    return bool(_HEADER.unpack_from(control, 0)[4] & _SPARSE)
 
 
 def is_retired(control: memoryview | mmap.mmap) -> bool:

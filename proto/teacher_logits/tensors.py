@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from teacher_logits.layout import Column, ColumnKind, ElementType
+from teacher_logits.device_views import DeviceView, device_tensor
+from teacher_logits.layout import Column, ColumnKind, ElementType, is_on_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,13 +31,23 @@ DTYPES: dict[ElementType, torch.dtype] = {
 ELEMENT_TYPES: dict[torch.dtype, ElementType] = {dtype: kind for kind, dtype in DTYPES.items()}
 
 
-def column_tensor(buffer: Buffer, column: Column) -> torch.Tensor:
+def column_tensor(buffer: Buffer | DeviceView, column: Column) -> torch.Tensor:
     """Return a view of one column; ``buffer`` starts at the payload's first byte.
 
     The tensor has the column's shape and shares the buffer's memory. Writing into a view
     of read-only memory ends the process: hand such views out only where that was asked for.
+
+    Raises:
+        ValueError: the buffer ends before the column, or is device memory and the column, over
+            rows, lies in the host twin.
     """
     dtype = DTYPES[column.element_type]
+    if isinstance(buffer, DeviceView):
+        if not is_on_device(column.kind):
+            raise ValueError(f"column {column.kind.value} lies in the host twin, not on the device")
+        return device_tensor(
+            buffer, dtype=dtype, shape=column.shape, offset_bytes=column.offset_bytes
+        )
     count = column.size_bytes // column.element_type.size_bytes
     if count == 0:
         return torch.empty(column.shape, dtype=dtype)  # frombuffer refuses empty views
@@ -51,7 +62,9 @@ def column_tensor(buffer: Buffer, column: Column) -> torch.Tensor:
     return flat.view(column.shape)
 
 
-def column_tensors(buffer: Buffer, columns: Iterable[Column]) -> dict[ColumnKind, torch.Tensor]:
+def column_tensors(
+    buffer: Buffer | DeviceView, columns: Iterable[Column]
+) -> dict[ColumnKind, torch.Tensor]:
     """Return a view of every column, by its kind."""
     return {column.kind: column_tensor(buffer, column) for column in columns}
 

@@ -1,7 +1,8 @@
 """What the server grants: the terms of a session, leases with the place of their bytes, steps.
 
 Steps are sent ahead to a local session over its broker line, which hears there too of slabs that
-it may let go, and a publisher of its freed room: ``Mail`` is all that can come so.
+it may let go and of writers whose device memory it may try, and a publisher of its freed room:
+``Mail`` is all that can come so.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from datetime import timedelta
 
+    from teacher_logits.device_memory import DeviceProbe
     from teacher_logits.errors import TeacherLogitsError
     from teacher_logits.payload import Extent, Payload
     from teacher_logits.profiles import TeacherProfile
@@ -63,13 +65,16 @@ class LeaseTerms:
     """The right to read one payload, and where its bytes are.
 
     ``extent`` is set where the payload lies in a slab that the session can open, and None
-    where the bytes are to be streamed.
+    where the bytes are to be streamed. ``on_device``: its columns over positions are to be read
+    from the slab's device memory, and the slab itself may have no copy of them. Where that is
+    not so, the slab has all columns, however the writer was settled.
     """
 
     lease_id: str
     payload: Payload
     writer_id: str
     extent: Extent | None
+    on_device: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +121,14 @@ class SlabsGone:
     slab_ids: tuple[str, ...]
 
 
-Mail: TypeAlias = "StepGrant | StepFailure | RoomFreed | SlabsGone"
+@dataclass(frozen=True, kw_only=True)
+class WritersCame:
+    """Device memory of writers that came after a student's proofs, to be opened on trial now."""
+
+    probes: tuple[DeviceProbe, ...]
+
+
+Mail: TypeAlias = "StepGrant | StepFailure | RoomFreed | SlabsGone | WritersCame"
 """What the server sends ahead over a line."""
 
 
@@ -125,9 +137,11 @@ class Reservation:
     """The right to write one payload of a step.
 
     ``is_repeat``: its rows were sealed before, and the seal is refused unless the bytes are
-    the same. ``lowest_open_step`` as in ``RoomFreed``.
+    the same. ``lowest_open_step`` as in ``RoomFreed``. ``host_copy``: as things are, what lies in
+    device memory needs host copies to be sealed.
     """
 
     payload_id: str
     is_repeat: bool
     lowest_open_step: int
+    host_copy: bool = False

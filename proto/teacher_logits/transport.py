@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from teacher_logits.device_memory import DeviceProbe
+
 
 class Transport(enum.Enum):
     """A way to move a payload from its writer to a reader."""
@@ -63,24 +65,47 @@ class RefusalReason(enum.Enum):
     OTHER_PROCESS = "OTHER_PROCESS"
     SLAB_NOT_MAPPABLE = "SLAB_NOT_MAPPABLE"
     PLATFORM = "PLATFORM"
+    # Of device memory. NO_DEVICE: no driver, or no device, in the reader.
+    NO_DEVICE = "NO_DEVICE"
+    # The reader does not see the writer's device.
+    OTHER_DEVICE = "OTHER_DEVICE"
+    NO_PEER_ACCESS = "NO_PEER_ACCESS"
+    OTHER_PID_NAMESPACE = "OTHER_PID_NAMESPACE"
+    MIG = "MIG"
+    # The driver refused the trial open, or did not answer before its deadline.
+    DRIVER_FAILED = "DRIVER_FAILED"
+    DRIVER_SLOW = "DRIVER_SLOW"
+    # It was opened, and something else was read there than the writer wrote.
+    DATA_DIFFERS = "DATA_DIFFERS"
+    # The writer lives in the reader's own process.
+    OWN_HANDLE = "OWN_HANDLE"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """One wanted transport that is not on offer, with its reason and a sentence."""
+    """One wanted transport that is not on offer, with its reason and a sentence.
+
+    ``writer_id`` names the writer whose memory it is about; it is empty for all of them.
+    """
 
     transport: Transport
     reason: RefusalReason
     message: str
+    writer_id: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settlement:
-    """The transport that one writer's payloads come over; none where nothing wanted is left."""
+    """The transport that one writer's payloads come over; none where nothing wanted is left.
+
+    ``probe`` is device memory of a writer that came after the session's proofs: to prove it now
+    would settle the writer on ``cuda_ipc``.
+    """
 
     writer_id: str
     transport: Transport | None
     refusals: tuple[Refusal, ...] = field(default=())
+    probe: DeviceProbe | None = None
 
 
 def settle(

@@ -87,8 +87,28 @@ class StepView:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeviceSlabView:
+    """A slab in device memory: a publisher's, by its word, or the server's own, of its engine.
+
+    ``session_id`` is the publisher's, and empty for the server's own. ``used_bytes`` are those of
+    columns in use; ``reader_count`` counts the sessions that were passed the slab.
+    """
+
+    slab_id: str
+    writer_id: str
+    session_id: str
+    device_uuid: str
+    size_bytes: int
+    used_bytes: int
+    reader_count: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class RegisteredView:
-    """Payloads that publishers registered, wherever they lie, and the publishers' own slabs."""
+    """Payloads that publishers registered, wherever they lie, and the publishers' own slabs.
+
+    Slabs in device memory count with the others, and stand in ``device_slabs`` besides.
+    """
 
     payload_count: int = 0
     payload_bytes: int = 0
@@ -96,6 +116,7 @@ class RegisteredView:
     committed_bytes: int = 0
     used_bytes: int = 0
     quarantined_bytes: int = 0
+    device_slabs: tuple[DeviceSlabView, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

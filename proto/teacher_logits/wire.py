@@ -252,7 +252,7 @@ def student_to_wire(student: StudentProfile) -> profile_pb2.StudentProfile:
             top_k=student.top_k,
             temperatures=student.temperatures,
             columns=[column_kind_to_wire(c) for c in student.columns],
-            value_type=element_type_to_wire(student.value_type),
+            value_type=element_type_to_wire(student.value_type) if student.value_type else None,
             student_id=student.student_id,
             readers_per_rank=student.readers_per_rank,
             engine=student.engine,
@@ -272,7 +272,7 @@ def student_from_wire(message: profile_pb2.StudentProfile) -> StudentProfile:
     check_count(message.columns, MAX_COLUMNS, field="columns")
     check_count(message.transports, MAX_TRANSPORTS, field="transports")
     check_count(message.temperatures, MAX_WIRE_TEMPERATURES, field="temperatures")
-    policies = profile_pb2.VocabularyPolicy
+    policies, asked = profile_pb2.VocabularyPolicy, message.value_type
     return StudentProfile(
         teacher_id=message.teacher_id,
         batch_grid=batch_grid_from_wire(message.batch_grid),
@@ -288,7 +288,7 @@ def student_from_wire(message: profile_pb2.StudentProfile) -> StudentProfile:
         top_k=message.top_k,
         temperatures=tuple(message.temperatures),
         columns=tuple(column_kind_from_wire(c) for c in message.columns),
-        value_type=element_type_from_wire(message.value_type, field="value_type"),
+        value_type=element_type_from_wire(asked, field="value_type") if asked else None,
         student_id=message.student_id,
         readers_per_rank=message.readers_per_rank,
         engine=message.engine,

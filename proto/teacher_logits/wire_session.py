@@ -12,8 +12,7 @@ from teacher_logits.keys import PayloadKey
 from teacher_logits.layout import Column
 from teacher_logits.payload import Extent, Payload, check_payload
 from teacher_logits.terms import Check, LeaseTerms, SessionTerms, Verdict
-from teacher_logits.transport import Refusal, RefusalReason, Settlement
-from teacher_logits.v1 import payload_pb2, session_pb2, tensor_pb2, transport_pb2
+from teacher_logits.v1 import payload_pb2, session_pb2, tensor_pb2
 from teacher_logits.wire import (
     column_kind_from_wire,
     column_kind_to_wire,
@@ -23,9 +22,8 @@ from teacher_logits.wire import (
     enum_to_wire,
     teacher_from_wire,
     teacher_to_wire,
-    transport_from_wire,
-    transport_to_wire,
 )
+from teacher_logits.wire_transport import settlement_from_wire, settlement_to_wire
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -36,52 +34,6 @@ def duration_to_wire(span: timedelta) -> Duration:
     message = Duration()
     message.FromTimedelta(span)
     return message
-
-
-def refusal_to_wire(refusal: Refusal) -> transport_pb2.TransportRefusal:
-    """Return the message of a refusal."""
-    return transport_pb2.TransportRefusal(
-        transport=transport_to_wire(refusal.transport),
-        reason=refusal.reason.value,
-        message=refusal.message,
-    )
-
-
-def refusal_from_wire(message: transport_pb2.TransportRefusal) -> Refusal:
-    """Return the refusal of a message.
-
-    Raises:
-        RequestInvalidError: the reason is not known to this release.
-    """
-    try:
-        reason = RefusalReason(message.reason)
-    except ValueError:
-        raise RequestInvalidError(
-            f"{message.reason[:80]!r} is no refusal's reason that this release knows"
-        ) from None
-    return Refusal(
-        transport=transport_from_wire(message.transport), reason=reason, message=message.message
-    )
-
-
-def settlement_to_wire(settlement: Settlement) -> transport_pb2.SettledTransport:
-    """Return the message of one writer's settlement."""
-    return transport_pb2.SettledTransport(
-        writer_id=settlement.writer_id,
-        transport=transport_to_wire(settlement.transport)
-        if settlement.transport
-        else transport_pb2.TRANSPORT_UNSPECIFIED,
-        refusals=[refusal_to_wire(r) for r in settlement.refusals],
-    )
-
-
-def settlement_from_wire(message: transport_pb2.SettledTransport) -> Settlement:
-    """Return the settlement of a message."""
-    return Settlement(
-        writer_id=message.writer_id,
-        transport=transport_from_wire(message.transport) if message.transport else None,
-        refusals=tuple(refusal_from_wire(r) for r in message.refusals),
-    )
 
 
 def session_to_wire(terms: SessionTerms) -> session_pb2.Session:
@@ -264,6 +216,7 @@ def lease_to_wire(
         message.stream.SetInParent()
         return message
     message.slab.extent.CopyFrom(extent_to_wire(lease.extent))
+    message.slab.on_device = lease.on_device
     return message
 
 
@@ -292,6 +245,7 @@ def lease_from_wire(message: payload_pb2.Lease) -> LeaseTerms:
         payload=payload,
         writer_id=message.writer_id,
         extent=extent if source == "slab" else None,
+        on_device=source == "slab" and message.slab.on_device,
     )
 
 

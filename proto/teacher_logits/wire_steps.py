@@ -8,12 +8,21 @@ from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
 from teacher_logits.errors import RequestInvalidError, TeacherLogitsError
-from teacher_logits.terms import Mail, Reservation, RoomFreed, SlabsGone, StepFailure, StepGrant
+from teacher_logits.terms import (
+    Mail,
+    Reservation,
+    RoomFreed,
+    SlabsGone,
+    StepFailure,
+    StepGrant,
+    WritersCame,
+)
 from teacher_logits.v1 import line_pb2, payload_pb2, registry_service_pb2
 from teacher_logits.wire_errors import from_status, to_status
-from teacher_logits.wire_session import (
-    lease_from_wire,
-    lease_to_wire,
+from teacher_logits.wire_session import lease_from_wire, lease_to_wire
+from teacher_logits.wire_transport import (
+    probe_from_wire,
+    probe_to_wire,
     settlement_from_wire,
     settlement_to_wire,
 )
@@ -79,6 +88,9 @@ def mail_to_wire(mail: Mail, *, lease_message: LeaseMessage = lease_to_wire) -> 
         return line_pb2.LineReply(freed=freed)
     if isinstance(mail, SlabsGone):
         return line_pb2.LineReply(slabs_gone=line_pb2.SlabsGone(slab_ids=mail.slab_ids))
+    if isinstance(mail, WritersCame):
+        came = line_pb2.WritersCame(probes=map(probe_to_wire, mail.probes))
+        return line_pb2.LineReply(writers_came=came)
     return line_pb2.LineReply(step=grant_to_wire(mail, lease_message=lease_message))
 
 
@@ -97,6 +109,8 @@ def mail_from_wire(message: line_pb2.LineReply) -> Mail:
         )
     if kind == "slabs_gone":
         return SlabsGone(slab_ids=tuple(message.slabs_gone.slab_ids))
+    if kind == "writers_came":
+        return WritersCame(probes=tuple(map(probe_from_wire, message.writers_came.probes)))
     if kind == "step":
         return grant_from_wire(message.step)
     raise RequestInvalidError(f"{kind or 'nothing'} came ahead over a line")
@@ -110,6 +124,7 @@ def reservation_to_wire(
         payload_id=reservation.payload_id,
         is_repeat=reservation.is_repeat,
         lowest_open_step=reservation.lowest_open_step,
+        host_copy=reservation.host_copy,
     )
 
 
@@ -119,4 +134,5 @@ def reservation_from_wire(message: registry_service_pb2.ReservePayloadResponse) 
         payload_id=message.payload_id,
         is_repeat=message.is_repeat,
         lowest_open_step=message.lowest_open_step,
+        host_copy=message.host_copy,
     )

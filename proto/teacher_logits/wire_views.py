@@ -5,6 +5,7 @@ from __future__ import annotations
 from teacher_logits.pool import PoolUsage
 from teacher_logits.v1 import operator_service_pb2 as messages
 from teacher_logits.views import (
+    DeviceSlabView,
     LeaseView,
     QueueView,
     Reclaimed,
@@ -14,11 +15,8 @@ from teacher_logits.views import (
     StepView,
 )
 from teacher_logits.wire import teacher_from_wire, teacher_to_wire
-from teacher_logits.wire_session import (
-    duration_to_wire,
-    settlement_from_wire,
-    settlement_to_wire,
-)
+from teacher_logits.wire_session import duration_to_wire
+from teacher_logits.wire_transport import settlement_from_wire, settlement_to_wire
 
 
 def server_view_to_wire(view: ServerView) -> messages.InspectResponse:
@@ -215,6 +213,7 @@ def _registered_to_wire(view: RegisteredView) -> messages.RegisteredState:
         committed_bytes=view.committed_bytes,
         used_bytes=view.used_bytes,
         quarantined_bytes=view.quarantined_bytes,
+        device_slabs=[_device_slab_to_wire(each) for each in view.device_slabs],
     )
 
 
@@ -226,4 +225,29 @@ def _registered_from_wire(message: messages.RegisteredState) -> RegisteredView:
         committed_bytes=message.committed_bytes,
         used_bytes=message.used_bytes,
         quarantined_bytes=message.quarantined_bytes,
+        device_slabs=tuple(_device_slab_from_wire(each) for each in message.device_slabs),
+    )
+
+
+def _device_slab_to_wire(view: DeviceSlabView) -> messages.DeviceSlabState:
+    return messages.DeviceSlabState(
+        slab_id=view.slab_id,
+        writer_id=view.writer_id,
+        session_id=view.session_id,
+        device_uuid=view.device_uuid,
+        size_bytes=view.size_bytes,
+        used_bytes=view.used_bytes,
+        reader_count=view.reader_count,
+    )
+
+
+def _device_slab_from_wire(message: messages.DeviceSlabState) -> DeviceSlabView:
+    return DeviceSlabView(
+        slab_id=message.slab_id,
+        writer_id=message.writer_id,
+        session_id=message.session_id,
+        device_uuid=message.device_uuid,
+        size_bytes=message.size_bytes,
+        used_bytes=message.used_bytes,
+        reader_count=message.reader_count,
     )

@@ -67,7 +67,9 @@ def admit(
         *_check_batch_grid(student, teacher),
         *(node_local if insists else ()),
         *check_vocabulary(student, teacher, is_published=is_published),
-        *check_capability(student, teacher, protocol_version=protocol_version),
+        *check_capability(
+            student, teacher, protocol_version=protocol_version, is_published=is_published
+        ),
         *check_provenance(student, teacher),
     ]
     checks = (

@@ -1,4 +1,4 @@
-"""Admission under the ledger's lock: students and publishers come in, and are settled.
+"""Admission under the ledger's lock: students and publishers come in.
 
 A base of ``ledger.Ledger``, over ``handshake``. The rules stand in ``admission`` and
 ``promises``; who is there, in ``publishers``. A student is let in once all of its teacher is
@@ -8,34 +8,36 @@ there.
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from teacher_logits import keys
-from teacher_logits.errors import NoCommonTransportError, SessionRefusedError
-from teacher_logits.grid import rows_of_rank
-from teacher_logits.terms import SERVER_WRITER
+from teacher_logits.errors import SessionRefusedError
 from teacher_logits.transport import Transport
 from teacher_logits_server.admission import admit
 from teacher_logits_server.handshake import Handshake
 from teacher_logits_server.promises import check_profile
-from teacher_logits_server.sessions import Phase, Session
-from teacher_logits_server.settlement import judge
+from teacher_logits_server.seats import Holder, RankTaken
+from teacher_logits_server.sessions import Session
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
+    from teacher_logits.device_memory import DeviceProbe
     from teacher_logits.profiles import StudentProfile, TeacherProfile
     from teacher_logits.terms import Check, SessionTerms
-    from teacher_logits.transport import Refusal, Settlement
+    from teacher_logits_server.device_offers import DeviceOffer
+    from teacher_logits_server.publishers import Published
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedSession:
-    """A session just admitted, and the nonce that only its client and the server know."""
+    """A session just admitted, and the nonce that only its client and the server know.
+
+    ``probes`` is device memory of its writers, which the client is to open on trial.
+    """
 
     terms: SessionTerms
     nonce: bytes
+    probes: tuple[DeviceProbe, ...] = ()
 
 
 class Admitting(Handshake):
@@ -48,6 +50,7 @@ class Admitting(Handshake):
 
         Raises:
             SessionRefusedError: with every broken rule.
+            RankTaken: its rank is read by others; waiting helps where one of them is dead.
             TeacherAbsent, TeacherIncomplete: see ``publishers``; waiting may help.
             UnknownTeacherError: there are several teachers, and it names none.
             RequestInvalidError: an id that is no name, or was used with another profile.
@@ -60,7 +63,16 @@ class Admitting(Handshake):
             session = self._sessions.opened(request_id, profile, now=now)
             if session is None:
                 session = self._admit(request_id, profile, protocol_version, now)
-            return OpenedSession(terms=self._terms(session), nonce=session.nonce)
+            return OpenedSession(
+                terms=self._terms(session), nonce=session.nonce, probes=self._probes(session)
+            )
+
+    def _probes(self, session: Session) -> tuple[DeviceProbe, ...]:
+        """Return the device memory that a student might read, if it wants to."""
+        if Transport.CUDA_IPC not in self._offered & {*session.student.transports}:
+            return ()
+        offers = self._offers(session)
+        return tuple(offers[each].probe for each in self._needed(session) if each in offers)
 
     def _admit(
         self, request_id: str, profile: StudentProfile, protocol_version: int, now: float
@@ -75,8 +87,7 @@ class Admitting(Handshake):
         )
         if admission.violations:
             raise SessionRefusedError(admission.violations)
-        if published is not None:
-            published.steps.seats.check(profile)
+        over = self._check_seat(published, profile, now) if published is not None else []
         extra = self._extra_checks if published is None else ()
         session = self._add_session(
             request_id,
@@ -87,8 +98,31 @@ class Admitting(Handshake):
             now=now,
         )
         if published is not None:
-            published.steps.seats.join(session.session_id, profile)
+            published.steps.seats.join(session.session_id, profile, over=over)
         return session
+
+    def _check_seat(self, published: Published, profile: StudentProfile, now: float) -> list[str]:
+        """Refuse a reader for whom no seat is left; return those of its rank that are over."""
+        seats = published.steps.seats
+        seats.check(profile)
+        sessions = [s for s in map(self._sessions.find, seats.holders(profile)) if s is not None]
+        living = [session for session in sessions if not self._sessions.is_over(session, now=now)]
+        if len(living) >= profile.readers_per_rank:
+            for session in living:
+                session.is_contested = True
+            raise RankTaken(profile, [self._holder(session, now) for session in living])
+        return [session.session_id for session in sessions if session not in living]
+
+    def _holder(self, session: Session, now: float) -> Holder:
+        line = session.line
+        return Holder(
+            session_id=session.session_id,
+            student=session.student,
+            heard_at=session.heard_at,
+            seconds_left=self._sessions.seconds_left(session, now=now),
+            pid=line.pid if line is not None else 0,
+            started=line.started if line is not None else 0,
+        )
 
     def _add_session(
         self,
@@ -118,9 +152,16 @@ class Admitting(Handshake):
         return session
 
     def open_publisher(
-        self, *, request_id: str, protocol_version: int, profile: TeacherProfile
+        self,
+        *,
+        request_id: str,
+        protocol_version: int,
+        profile: TeacherProfile,
+        offer: DeviceOffer | None = None,
     ) -> OpenedSession:
         """Admit a publisher; a call repeated with its request id gets the same session.
+
+        ``offer`` is device memory by which readers prove that they can open its slabs.
 
         Raises:
             SessionRefusedError: with every broken rule; it disagrees with the teacher's other
@@ -146,81 +187,7 @@ class Admitting(Handshake):
                     now=now,
                 )
                 self._writers.add(session.session_id)
-                self._carry_out(self._publishers.enter(session.session_id, profile))
+                entered = self._publishers.enter(session.session_id, profile, offer=offer)
+                self._carry_out(entered)
                 self._news.teachers_changed = True
             return OpenedSession(terms=self._terms(session), nonce=session.nonce)
-
-    def prove_locality(
-        self,
-        session_id: str,
-        *,
-        proofs: Mapping[Transport, bytes],
-        failures: Sequence[Refusal],
-    ) -> SessionTerms:
-        """Settle a session's transport, once; a call repeated gets what was settled.
-
-        Raises:
-            SessionRefusedError: locality was insisted on and is not proven (the session has
-                ended with that).
-            NoCommonTransportError: nothing the student wants is left (likewise).
-            SessionExpiredError: the session has ended.
-        """
-        with self._step() as now:
-            session = self._living(session_id, now)
-            if session.phase is Phase.OPENING:
-                session.proof = judge(
-                    nonce=session.nonce,
-                    challenges=self._challenges(session),
-                    proofs=proofs,
-                    failures=[*filter(None, [session.line_refusal]), *failures],
-                )
-                try:
-                    settlements = self._settle_all(session)
-                except (SessionRefusedError, NoCommonTransportError):
-                    self._end(session)
-                    raise
-                self._sessions.settle(session, settlements, now=now)
-            return self._terms(session)
-
-    def _settle_all(self, session: Session) -> list[Settlement]:
-        """Return how a session reads every writer that it needs; or writes, as a publisher."""
-        if session.is_publisher:
-            return [self._settle_publisher(session)]
-        return [self._settle(session, writer_id) for writer_id in self._needed(session)]
-
-    def _settle_publisher(self, session: Session) -> Settlement:
-        """Choose where a publisher writes: into slabs of its own, or by stream into ours."""
-        member = self._publishers.member(session.teacher_id, session.session_id)
-        if member is None:
-            raise ValueError(f"session {session.session_id} is no publisher")
-        settlement = self._settle(session, f"publisher-{member.shard}-{secrets.token_hex(4)}")
-        if settlement.transport is Transport.STREAM:
-            settlement = replace(settlement, writer_id=SERVER_WRITER)
-        member.writer_id = settlement.writer_id
-        self._news.teachers_changed = True
-        return settlement
-
-    def _needed(self, session: Session) -> list[str]:
-        """Return the writers of what a student is to read, as far as they are there."""
-        published = self._publishers.find(session.teacher_id)
-        if published is None:
-            return [SERVER_WRITER]
-        student, theirs = session.student, published.profile.batch_grid
-        if theirs is None:
-            return []
-        mine = rows_of_rank(student.batch_grid, student.data_parallel_rank)
-        writers = []
-        for shard, member in sorted(published.members.items()):
-            rows = rows_of_rank(theirs, shard, side="teacher")
-            if member.writer_id and rows.start < mine.stop and mine.start < rows.stop:
-                writers.append(member.writer_id)
-        return list(dict.fromkeys(writers))
-
-    def _challenges(self, session: Session) -> dict[Transport, bytes]:
-        """Return what the client could have read, by the transport that this would prove."""
-        challenges = {}
-        if self._local_secret:
-            challenges[Transport.LOCAL] = self._local_secret
-        if session.line is not None:
-            challenges[Transport.SHARED_MEMORY] = session.line.challenge
-        return challenges

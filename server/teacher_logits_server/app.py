@@ -24,6 +24,7 @@ from teacher_logits_server.server import Server, in_thread
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from teacher_logits.device_memory import DeviceMemory
     from teacher_logits_server.config import ServerConfig
     from teacher_logits_server.engines import Engine
 
@@ -39,18 +40,19 @@ LAST_WORK_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
 
-def serve(config: ServerConfig) -> int:
+def serve(config: ServerConfig, *, device_memory: DeviceMemory | None = None) -> int:
     """Serve until a signal comes, and return the process's exit code.
 
     0: all leases came back; 3: the drain ran out of time with leases still out; 128 and the
     signal's number: stopped at once. Configures the log; call it from the main thread.
+    ``device_memory`` as for ``core.Core``.
 
     Raises:
         TeacherLogitsError: it did not come up.
     """
     handler = logs.configure(format=config.log_format, level=config.log_level)
     try:
-        return asyncio.run(_serve(config))
+        return asyncio.run(_serve(config, device_memory))
     except TeacherLogitsError:
         # Whoever called writes the message; where it came from is for those who look closer.
         _log.debug("did not come up", exc_info=True)
@@ -59,9 +61,9 @@ def serve(config: ServerConfig) -> int:
         logs.unconfigure(handler)
 
 
-async def _serve(config: ServerConfig) -> int:
+async def _serve(config: ServerConfig, device_memory: DeviceMemory | None) -> int:
     signals = _Signals()
-    server = Server(config, lambda: _load_engine(config))
+    server = Server(config, lambda: _load_engine(config), device_memory=device_memory)
     starting = asyncio.create_task(_start(server, config))
     if not await signals.spare(starting):
         starting.cancel()

@@ -10,8 +10,9 @@ Pure: no lock, no clock, no tensors. A request is known by a ticket, a number of
 First come, first served. A pass has at most ``max_batch_tokens`` tokens, padding counted (rows
 times the longest), or a single longer row. Rows of a request run in their order, over several
 passes where they are many. Nobody starves: a request that waits for room lets 16 later ones
-have room before it, such as need less than it does, and then nobody. Refuses a request more
-than ``max_waiting_requests``.
+have room before it, such as need less than it does, and then nobody. Who waits for room of one
+pool stands in the way of those alone who want room of the same. Refuses a request more than
+``max_waiting_requests``.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class _Request:
     deadline: float
     tokens_left: int
     size_bytes: int
+    pool: str
     next_row: int = 0
     seated: bool = False
     parked: bool = False
@@ -134,12 +136,18 @@ class Batching:
         )
 
     def add(
-        self, ticket: int, row_tokens: Sequence[int], *, deadline: float, size_bytes: int = 0
+        self,
+        ticket: int,
+        row_tokens: Sequence[int],
+        *,
+        deadline: float,
+        size_bytes: int = 0,
+        pool: str = "",
     ) -> None:
         """Take a request in; ``row_tokens`` is what each of its rows costs the engine.
 
         Tickets rise. A row of no tokens runs beside others for nothing. ``size_bytes`` is the
-        room that its payload will need.
+        room that its payload will need, and ``pool`` names where.
 
         Raises:
             PoolFullError: too many wait already.
@@ -150,6 +158,7 @@ class Batching:
             deadline=deadline,
             tokens_left=sum(row_tokens),
             size_bytes=size_bytes,
+            pool=pool,
         )
 
     def drop(self, ticket: int) -> None:
@@ -169,11 +178,14 @@ class Batching:
 
     def seat(self, ticket: int) -> None:
         """Note that a request has room for its payload."""
-        for other, request in self._requests.items():
-            if other == ticket:
-                request.seated, request.wants_room = True, False
+        seated = self._requests.get(ticket)
+        if seated is None:
+            return
+        seated.seated, seated.wants_room = True, False
+        for request in self._requests.values():
+            if request is seated:
                 return
-            if request.parked:
+            if request.parked and request.pool == seated.pool:
                 request.overtaken += 1
 
     def may_seat(self, ticket: int) -> bool:
@@ -181,15 +193,19 @@ class Batching:
 
         One that must goes on waiting with all its rows.
         """
+        wants = self._requests.get(ticket)
+        if wants is None:
+            return True
         limit = math.inf
-        for other, request in self._requests.items():
-            if other == ticket:
-                if request.seated or request.size_bytes < limit:
-                    return True
-                request.put_back()
-                return False
-            limit = min(limit, request.limit_behind)
-        return True
+        for request in self._requests.values():
+            if request is wants:
+                break
+            if request.pool == wants.pool:
+                limit = min(limit, request.limit_behind)
+        if wants.seated or wants.size_bytes < limit:
+            return True
+        wants.put_back()
+        return False
 
     def park(self, ticket: int, *, freed_count: int) -> None:
         """Put a request's rows back, since there is no room for its payload.
@@ -212,11 +228,12 @@ class Batching:
         """Take the rows of the next pass; empty where nothing can run now."""
         pieces: list[Piece] = []
         rows = longest = 0
-        limit = math.inf  # smaller ones may pass those that wait for room
+        limits: dict[str, float] = {}  # smaller ones may pass those that wait for room
         for ticket, request in self._requests.items():
+            limit = limits.get(request.pool, math.inf)
             passes = request.seated or request.size_bytes < limit
             if request.parked:
-                limit = min(limit, request.limit_behind)
+                limits[request.pool] = min(limit, request.limit_behind)
             if request.parked or not request.waits or not passes:
                 continue
             first = request.next_row

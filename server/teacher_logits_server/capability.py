@@ -17,7 +17,7 @@ from __future__ import annotations
 from math import isclose
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import PayloadInvalidError, Violation
+from teacher_logits.errors import Violation
 from teacher_logits.grid import is_size
 from teacher_logits.layout import COLUMN_RULES, ColumnKind
 from teacher_logits.payload import MAX_TEMPERATURES
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from teacher_logits.errors import Fact
-    from teacher_logits.payload import Payload
     from teacher_logits.profiles import StudentProfile, TeacherProfile
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100.0
@@ -100,13 +99,18 @@ def _check_vocabulary_size(
 
 
 def check_capability(
-    student: StudentProfile, teacher: TeacherProfile, *, protocol_version: int
+    student: StudentProfile,
+    teacher: TeacherProfile,
+    *,
+    protocol_version: int,
+    is_published: bool = False,
 ) -> list[Violation]:
     """Return what the student asks for and the teacher cannot give."""
     return [
-        *_check_top_k(student, teacher),
+        *_check_top_k(student, teacher, is_published=is_published),
         *_check_temperatures(student, teacher),
         *_check_columns(student, teacher),
+        *_check_value_type(student, teacher, is_published=is_published),
         *check_protocol(protocol_version),
     ]
 
@@ -130,42 +134,6 @@ def check_provenance(student: StudentProfile, teacher: TeacherProfile) -> list[V
     return violations
 
 
-def check_payload_suits(
-    student: StudentProfile, payload: Payload, *, teacher_id: str, vocabulary_size: int
-) -> None:
-    """Refuse a payload that was made for another session and lacks what this one settled.
-
-    Raises:
-        PayloadInvalidError: it is another teacher's, or has fewer entries a position, ids
-            beyond this session's vocabulary, or not all of its temperatures.
-    """
-    lacking = [t for t in student.all_temperatures if t not in payload.temperatures]
-    if (
-        payload.teacher_id == teacher_id
-        and payload.top_k >= student.top_k
-        and payload.vocabulary_size <= vocabulary_size
-        and not lacking
-    ):
-        return  # a reader waits: no texts are made for nothing
-    for wrong, what, asked, has in (
-        (payload.teacher_id != teacher_id, "teacher_id", teacher_id, payload.teacher_id),
-        (payload.top_k < student.top_k, "top_k", student.top_k, payload.top_k),
-        (
-            payload.vocabulary_size > vocabulary_size,
-            "vocabulary_size",
-            vocabulary_size,
-            payload.vocabulary_size,
-        ),
-        (lacking, "temperatures", listed(student.all_temperatures), listed(payload.temperatures)),
-    ):
-        if wrong:
-            raise PayloadInvalidError(
-                f"payload {payload.payload_id} was made for another session: its {what} is {has}, "
-                f"this session's {asked}; open both sessions with the same wishes",
-                facts={f"payload_{what}": has, f"session_{what}": asked},
-            )
-
-
 def describe_scores(student: StudentProfile, teacher: TeacherProfile) -> tuple[Check, ...]:
     """Return the checks of tokenizer, vocabulary and provenance of an admitted student."""
     return (
@@ -175,7 +143,9 @@ def describe_scores(student: StudentProfile, teacher: TeacherProfile) -> tuple[C
     )
 
 
-def _check_top_k(student: StudentProfile, teacher: TeacherProfile) -> list[Violation]:
+def _check_top_k(
+    student: StudentProfile, teacher: TeacherProfile, *, is_published: bool
+) -> list[Violation]:
     vocabulary_size = common_vocabulary(student, teacher)
     if not is_size(student.top_k) or student.top_k <= min(teacher.top_k, vocabulary_size):
         return []
@@ -183,7 +153,10 @@ def _check_top_k(student: StudentProfile, teacher: TeacherProfile) -> list[Viola
     way_out = f"ask for at most {most}"
     if teacher.top_k < vocabulary_size:
         useful = min(student.top_k, vocabulary_size)
-        way_out += f", or have the server's --top-k raised to {useful}"
+        raised = (
+            "its publishers' TeacherProfile(top_k=)" if is_published else "the server's --top-k"
+        )
+        way_out += f", or have {raised} raised to {useful}"
         if useful < student.top_k:
             way_out += f" and ask for {useful}"
     return [
@@ -237,17 +210,27 @@ def _check_columns(student: StudentProfile, teacher: TeacherProfile) -> list[Vio
                 facts={"missing": ", ".join(missing), "columns": has},
             )
         )
-    types, _ = COLUMN_RULES[ColumnKind.TOPK_LOGPROBS]
-    if student.value_type not in types:
-        may_be = ", ".join(sorted(t.value for t in types))
-        violations.append(
-            Violation(
-                rule="column_unavailable",
-                message=f"topk_logprobs cannot be {student.value_type.value}; use {may_be}",
-                facts={"value_type": student.value_type.value, "value_types": may_be},
-            )
-        )
     return violations
+
+
+def _check_value_type(
+    student: StudentProfile, teacher: TeacherProfile, *, is_published: bool
+) -> list[Violation]:
+    types, _ = COLUMN_RULES[ColumnKind.TOPK_LOGPROBS]
+    asked, has = student.value_type, teacher.value_type
+    if asked is None or (asked is has if is_published else asked in types):
+        return []
+    may_be = ", ".join(sorted(t.value for t in types))
+    message = f"topk_logprobs cannot be {asked.value}; use {may_be}"
+    facts: dict[str, Fact] = {"value_type": asked.value, "value_types": may_be}
+    if asked in types:
+        message = (
+            f"topk_logprobs are published in {has.value}, and the student asks for {asked.value}; "
+            "leave value_type out to take them as they are, or have its publishers' "
+            f"TeacherProfile(value_type=) say {asked.value}"
+        )
+        facts = {"value_type": asked.value, "teacher_value_type": has.value}
+    return [Violation(rule="column_unavailable", message=message, facts=facts)]
 
 
 def check_protocol(version: int) -> list[Violation]:

@@ -18,7 +18,8 @@ import yaml
 from teacher_logits.errors import ConfigError
 from teacher_logits_server import readers
 from teacher_logits_server.config import ServerConfig
-from teacher_logits_server.settings import GROUPS, Setting, settings_of
+from teacher_logits_server.flags import Setting, settings_of
+from teacher_logits_server.settings import GROUPS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -114,11 +115,11 @@ def _default_text(setting: Setting, default: object) -> str:
         return ""
     shown = str(default)
     if isinstance(default, timedelta):
-        shown = readers.span_text(default)
+        shown = readers.span_setting(default)
     elif isinstance(default, tuple):
-        shown = readers.transports_text(default)
+        shown = readers.transports_setting(default)
     elif setting.reader is readers.SIZE and isinstance(default, int):
-        shown = readers.size_text(default)
+        shown = readers.size_setting(default)
     return f" (default: {shown})"
 
 

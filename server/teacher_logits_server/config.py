@@ -15,6 +15,7 @@ from teacher_logits.grid import BatchGrid, check_batch_grid, check_sizes
 from teacher_logits.keys import check_name
 from teacher_logits.locality import ModelGrid, model_sizes
 from teacher_logits.socket_path import default_socket_path, socket_folder
+from teacher_logits.transport import Transport
 from teacher_logits_server.addresses import (
     UNIX,
     Address,
@@ -22,7 +23,8 @@ from teacher_logits_server.addresses import (
     check_reach,
     parse_address,
 )
-from teacher_logits_server.readers import span_text
+from teacher_logits_server.flags import Setting, settings_of
+from teacher_logits_server.readers import span_setting
 from teacher_logits_server.settings import (
     KIB,
     MIB,
@@ -31,10 +33,8 @@ from teacher_logits_server.settings import (
     ListenSettings,
     MemorySettings,
     OutputSettings,
-    Setting,
     TeacherSettings,
     TimeSettings,
-    settings_of,
 )
 
 DEFAULT_ENGINE = "transformers"
@@ -60,6 +60,7 @@ class ServerConfig(
         """
         _check_listen(self)
         _check_teacher(self)
+        _check_device_pool(self)
         _check_numbers(self)
         _check_times(self)
 
@@ -125,6 +126,10 @@ def _check_listen(config: ServerConfig) -> None:
     for uid in config.allow_uids:
         if uid < 0:
             raise _refuse("allow_uids", uid, "user ids start at 0")
+    _check_transports(config)
+
+
+def _check_transports(config: ServerConfig) -> None:
     if len(set(config.transports)) != len(config.transports) or not config.transports:
         names = ",".join(transport.value for transport in config.transports)
         raise _refuse("transports", names, "name at least one, and none twice")
@@ -134,6 +139,9 @@ def _check_listen(config: ServerConfig) -> None:
             raise _refuse(
                 "transports", transport.value, f"this release cannot serve it; it has {names}"
             )
+    if Transport.CUDA_IPC in config.transports and Transport.SHARED_MEMORY not in config.transports:
+        rule = "needs shared_memory beside it, over which the host half of device memory comes"
+        raise _refuse("transports", Transport.CUDA_IPC.value, rule)
 
 
 def _check_teacher(config: ServerConfig) -> None:
@@ -152,6 +160,21 @@ def _check_teacher(config: ServerConfig) -> None:
         too_small = check_sizes(model_sizes(config.model_grid, side="teacher"))
         if too_small:
             raise _refuse("model_grid", _sizes(config.model_grid), too_small[0].message)
+
+
+def _check_device_pool(config: ServerConfig) -> None:
+    size = config.device_pool_size_bytes
+    if not size:
+        return
+    if size < MIN_POOL_BYTES:
+        rule = f"must be 0, for none, or at least {MIN_POOL_BYTES}"
+        raise _refuse("device_pool_size_bytes", size, rule)
+    if config.device == "cpu":
+        rule = f"is memory of a GPU, and {flag_of('device')} is cpu: name a GPU there"
+        raise _refuse("device_pool_size_bytes", size, rule)
+    if Transport.CUDA_IPC not in config.transports:
+        rule = f"is read over cuda_ipc alone: have it among {flag_of('transports')}"
+        raise _refuse("device_pool_size_bytes", size, rule)
 
 
 def _check_numbers(config: ServerConfig) -> None:
@@ -191,17 +214,17 @@ def _check_times(config: ServerConfig) -> None:
         value: timedelta = getattr(config, name)
         may_be_none = name in ("drain_grace", "keep_deserted")
         if value < timedelta(0) or (not value and not may_be_none):
-            raise _refuse(name, span_text(value), "must be longer than nothing")
+            raise _refuse(name, span_setting(value), "must be longer than nothing")
         if value > MAX_SPAN:
             rule = f"must be at most {MAX_SPAN.days} days"
-            raise _refuse(name, span_text(value), rule)
+            raise _refuse(name, span_setting(value), rule)
     if config.renew_interval * 2 > config.session_ttl:
-        ttl = span_text(config.session_ttl)
+        ttl = span_setting(config.session_ttl)
         rule = (
             f"must be at most half of {flag_of('session_ttl')} ({ttl}), so that one lost "
             "renewal ends no session"
         )
-        raise _refuse("renew_interval", span_text(config.renew_interval), rule)
+        raise _refuse("renew_interval", span_setting(config.renew_interval), rule)
 
 
 def _sizes(grid: BatchGrid | ModelGrid) -> str:

@@ -8,21 +8,25 @@ memory, and the server's entry in the table of this process.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from typing import TYPE_CHECKING
 
 from teacher_logits import __version__, keys
-from teacher_logits.errors import EngineError, TeacherLogitsError
+from teacher_logits.errors import ConfigError, EngineError, TeacherLogitsError
 from teacher_logits.profiles import NodeHints, TeacherProfile
 from teacher_logits.transport import Transport
 from teacher_logits_server.broker import Broker
+from teacher_logits_server.engine_device import engine_device
 from teacher_logits_server.engines import words_of
+from teacher_logits_server.exporters.cuda_ipc import CudaIpcExporter
 from teacher_logits_server.exporters.local import LocalExporter
 from teacher_logits_server.exporters.shared_memory import SharedMemoryExporter
 from teacher_logits_server.exporters.stream import StreamExporter
 from teacher_logits_server.foreign import ForeignSlabs
 from teacher_logits_server.ledger import Ledger
+from teacher_logits_server.own_device import OwnDevice
 from teacher_logits_server.probe import probe_causality
 from teacher_logits_server.scorer import Scorer
 from teacher_logits_server.services.line import LineDesk
@@ -31,10 +35,14 @@ from teacher_logits_server.slabs import ServerSlabs
 
 if TYPE_CHECKING:
     from teacher_logits.clock import Clock
+    from teacher_logits.device_memory import DeviceMemory
     from teacher_logits.terms import Check
     from teacher_logits_server.config import ServerConfig
+    from teacher_logits_server.engine_device import EngineDevice
     from teacher_logits_server.engines import Engine, EngineProfile
-    from teacher_logits_server.exporters import Exporter
+    from teacher_logits_server.exporters import Exporter, SlabExporter
+
+_log = logging.getLogger(__name__)
 
 SPARE_LINES = 64
 """Connections beyond the most sessions, for those that have not said hello yet."""
@@ -45,22 +53,34 @@ class Core:
 
     Args:
         broker_path: where the broker is to listen, claimed already; empty for no broker.
+        device_memory: the driver of the engine's device, where it is to write there; the
+            machine's own where None.
     """
 
     def __init__(
-        self, *, config: ServerConfig, engine: Engine | None, clock: Clock, broker_path: str
+        self,
+        *,
+        config: ServerConfig,
+        engine: Engine | None,
+        clock: Clock,
+        broker_path: str,
+        device_memory: DeviceMemory | None = None,
     ) -> None:
         """Put the parts together and probe the teacher, if there is one: as long as that takes.
 
         Raises:
             AlignmentError: the teacher's answer for a position depends on later tokens.
             EngineError: it failed on the probe's rows.
+            ConfigError: the engine's device has no room for ``--device-pool-size``.
         """
         epoch = keys.new_epoch()
         self.offered = frozenset(config.transports)
         if not broker_path:
-            self.offered -= {Transport.SHARED_MEMORY}
-        self.slabs = ServerSlabs(epoch=epoch)
+            self.offered -= {Transport.SHARED_MEMORY, Transport.CUDA_IPC}
+        checks = () if engine is None else (probe(engine),)
+        # Behind the probe, which has had the teacher take what it works with.
+        self.device = None if engine is None else self._find_device(config, device_memory)
+        self.slabs = ServerSlabs(epoch=epoch, device=self.device)
         local = LocalExporter(epoch=epoch, slabs=self.slabs)
         self.ledger = Ledger(
             epoch=epoch,
@@ -70,30 +90,45 @@ class Core:
             slots=self.slabs,
             offered=self.offered,
             local_secret=local.secret,
-            extra_checks=() if engine is None else (probe(engine),),
+            extra_checks=checks,
         )
+        if self.device is not None:
+            self.ledger.add_device(own_device(config, self.device))
+        self.scorer: Scorer | None = None
+        if engine is not None:
+            self.scorer = Scorer(
+                engine=engine, ledger=self.ledger, slabs=self.slabs, config=config, clock=clock
+            )
+        self._make_exporters(config, local)
+        self.broker = self._make_broker(config, broker_path, clock) if broker_path else None
+
+    def _find_device(
+        self, config: ServerConfig, memory: DeviceMemory | None
+    ) -> EngineDevice | None:
+        if config.device_pool_size_bytes and Transport.CUDA_IPC not in self.offered:
+            raise ConfigError(
+                f"--device-pool-size {config.device_pool_size_bytes}: device memory is passed on "
+                "over the broker, which runs on Linux alone: leave it out",
+                facts={"flag": "--device-pool-size", "value": config.device_pool_size_bytes},
+            )
+        return engine_device(config, memory)
+
+    def _make_exporters(self, config: ServerConfig, local: LocalExporter) -> None:
         self.foreign = ForeignSlabs()
         self.ledger.on_slabs_dropped(self.foreign.drop)
         self.publishing = PublisherCalls(ledger=self.ledger, slabs=self.slabs, foreign=self.foreign)
         both = (self.slabs, self.foreign)
         self.stream = StreamExporter(ledger=self.ledger, slabs=both, chunk_bytes=config.chunk_bytes)
         shared = SharedMemoryExporter(ledger=self.ledger, slabs=both)
-        self.exporters: list[Exporter] = [
-            each for each in (local, shared, self.stream) if each.transport in self.offered
-        ]
-        self.scorer: Scorer | None = None
-        if engine is not None:
-            self.scorer = Scorer(
-                engine=engine, ledger=self.ledger, slabs=self.slabs, config=config, clock=clock
-            )
-        self.broker = self._make_broker(config, shared, broker_path, clock) if broker_path else None
+        by_handle = CudaIpcExporter(ledger=self.ledger, shared=shared, own=self.slabs)
+        known: tuple[Exporter, ...] = (local, by_handle, shared, self.stream)
+        self.exporters = [each for each in known if each.transport in self.offered]
+        self._passes: SlabExporter = by_handle if by_handle in self.exporters else shared
 
-    def _make_broker(
-        self, config: ServerConfig, exporter: SharedMemoryExporter, path: str, clock: Clock
-    ) -> Broker:
+    def _make_broker(self, config: ServerConfig, path: str, clock: Clock) -> Broker:
         desk = LineDesk(
             ledger=self.ledger,
-            exporter=exporter,
+            exporter=self._passes,
             publishing=self.publishing,
             allowed_uids=config.allow_uids,
         )
@@ -136,6 +171,8 @@ class Core:
             self.scorer.stop()
         self.slabs.close()
         self.foreign.close()
+        if self.device is not None:
+            self.device.close()
 
     def threads(self) -> dict[str, bool]:
         """Return which threads there are, and whether each lives."""
@@ -183,6 +220,16 @@ def probe(engine: Engine) -> Check:
             "shows where",
             facts={"engine": engine.profile.name, "error": type(error).__name__},
         ) from error
+
+
+def own_device(config: ServerConfig, device: EngineDevice) -> OwnDevice:
+    """Return the pool of the engine's device, and say that there is one."""
+    size_bytes = config.device_pool_size_bytes
+    facts = {"device_uuid": device.device.uuid, "device_pool_bytes": size_bytes}
+    _log.info("the engine writes to its device", extra={"facts": facts})
+    return OwnDevice(
+        offer=device.offer, budget_bytes=size_bytes, slab_size_bytes=config.slab_size_bytes
+    )
 
 
 def describe_teacher(config: ServerConfig, engine: EngineProfile) -> TeacherProfile:

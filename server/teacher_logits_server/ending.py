@@ -24,8 +24,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from teacher_logits_server.leases import Doubt
+from teacher_logits_server.proofs import line_lost
 from teacher_logits_server.sessions import Phase, Sessions
-from teacher_logits_server.settlement import line_lost
 from teacher_logits_server.stepping import Stepping
 
 if TYPE_CHECKING:
@@ -73,7 +73,9 @@ class Ending(Stepping):
             if session is None or session.line is None:
                 return False
             session.line = None
-            if session.phase is Phase.OPENING:
+            if session.phase is Phase.OPENING and not process_alive:
+                self._end(session)
+            elif session.phase is Phase.OPENING:
                 session.line_refusal = line_lost()
             elif session.shares_memory:
                 was_closed = session.phase is Phase.CLOSED and not is_cut

@@ -1,11 +1,12 @@
 """Foreign slabs: descriptors of slabs that publishers write, kept to be handed on and read.
 
 A publisher passes the descriptor of a slab of its own; its readers get copies of it, and what is
-streamed is read through it. Nothing of it is ever mapped writable.
+streamed is read through it. Nothing of it is ever mapped writable. A slab that comes with device
+memory is that memory's host twin, and may be sparse: pages are there where something was written.
 
 Promises: what is kept is memory that nobody can shrink, grow, map for writing anew or take pages
-out of, all of it there already: to read it neither fails nor takes memory of this server's. A
-descriptor stays open while an extent of its slab is in use.
+out of, and what is read through a map is there already: to read it neither fails nor takes memory
+of this server's. A descriptor stays open while an extent of its slab is in use.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import NotAllowedError, NotAvailable, RequestInvalidError, SlabOpenError
-from teacher_logits.slab import CONTROL_BYTES, HEADER_BYTES, read_header
+from teacher_logits.slab import CONTROL_BYTES, HEADER_BYTES, is_sparse, read_header
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from teacher_logits.device_memory import DeviceMemoryPart
     from teacher_logits.errors import Fact
     from teacher_logits.payload import Extent
 
@@ -41,6 +43,7 @@ class ForeignSlab:
         self.slab_id = slab_id
         self.fd = fd
         self.total_bytes = total_bytes
+        self.is_sparse = is_sparse(memoryview(os.pread(fd, HEADER_BYTES, 0)))
         self._map: mmap.mmap | None = None
 
     def room(self, extent: Extent) -> memoryview:
@@ -119,6 +122,23 @@ class ForeignSlabs:
             fd = self._slabs[extent.slab_id].fd
             return os.pread(fd, size_bytes, start) if 0 <= start < MAX_SLAB_BYTES else b""
 
+    def is_sparse(self, slab_id: str) -> bool:
+        """Say whether a slab may lack pages; KeyError as for ``find``."""
+        return self.find(slab_id).is_sparse
+
+    def hole(self, extent: Extent, start: int, stop: int) -> int:
+        """Return the first byte of a run of an extent that is no memory yet; ``stop`` for none.
+
+        Only of a sparse slab: what was allocated and never written may count as none.
+
+        Raises:
+            KeyError: as for ``find``.
+        """
+        base = CONTROL_BYTES + extent.offset_bytes
+        with self._lock:
+            found = os.lseek(self._slabs[extent.slab_id].fd, base + start, os.SEEK_HOLE)
+        return min(found - base, stop)
+
     def copy(self, slab_id: str) -> tuple[int, int]:
         """Return a copy of a slab's descriptor, which the caller closes, and its size in bytes.
 
@@ -143,11 +163,14 @@ class ForeignSlabs:
         self.drop(list(self._slabs))
 
 
-def check_descriptor(descriptor: int, *, slab_id: str, size_bytes: int) -> int:
+def check_descriptor(
+    descriptor: int, *, slab_id: str, size_bytes: int, device: DeviceMemoryPart | None = None
+) -> int:
     """Refuse what is no slab, sealed and whole; return its room for extents in bytes.
 
-    ``size_bytes`` is what its publisher says of it, control page and all. Never waits: nothing
-    but memory is looked into.
+    ``size_bytes`` is what its publisher says of it, control page and all; ``device`` what it has
+    of device memory, without which it may not be sparse. Never waits: nothing but memory is looked
+    into.
 
     Raises:
         RequestInvalidError: saying what it is instead.
@@ -174,20 +197,41 @@ def check_descriptor(descriptor: int, *, slab_id: str, size_bytes: int) -> int:
             f"{MAX_SLAB_BYTES}",
             facts,
         )
-    if status.st_blocks * _BLOCK_BYTES < size_bytes:
+    has = status.st_blocks * _BLOCK_BYTES
+    _check_allocated(slab_id, has, size_bytes if device is None else CONTROL_BYTES)
+    header, room = _read_header(descriptor, slab_id=slab_id, size_bytes=size_bytes)
+    if not is_sparse(header):
+        _check_allocated(slab_id, has, size_bytes)
+    elif device is None:
+        raise _refused(slab_id, "is a host twin, and no device memory came with it", facts)
+    if device is not None and device.size_bytes > room:
         raise _refused(
             slab_id,
-            f"has {status.st_blocks * _BLOCK_BYTES} of its {size_bytes} bytes in memory; "
-            "allocate all of it (posix_fallocate) before it is passed",
-            {**facts, "allocated_bytes": status.st_blocks * _BLOCK_BYTES},
+            f"has room for {room} bytes, and its device memory {device.size_bytes}",
+            {**facts, "device_bytes": device.size_bytes},
         )
+    return room
+
+
+def _read_header(descriptor: int, *, slab_id: str, size_bytes: int) -> tuple[memoryview, int]:
+    """Return a slab's header, checked, and its room for extents in bytes."""
     try:
         header = memoryview(os.pread(descriptor, HEADER_BYTES, 0))
-        return read_header(header, slab_id=slab_id, total_bytes=size_bytes)
+        return header, read_header(header, slab_id=slab_id, total_bytes=size_bytes)
     except SlabOpenError as error:
         raise RequestInvalidError(error.message, facts=error.facts) from None
     except OSError as error:  # opened for writing alone
         raise _refused(slab_id, f"cannot be read ({error.strerror})") from None
+
+
+def _check_allocated(slab_id: str, has_bytes: int, need_bytes: int) -> None:
+    if has_bytes < need_bytes:
+        raise _refused(
+            slab_id,
+            f"has {has_bytes} of its {need_bytes} bytes in memory; allocate all of it "
+            "(posix_fallocate) before it is passed",
+            {"need_bytes": need_bytes, "allocated_bytes": has_bytes},
+        )
 
 
 def _refused(slab_id: str, what: str, facts: dict[str, Fact] | None = None) -> RequestInvalidError:

@@ -13,8 +13,8 @@ from teacher_logits.errors import UnknownTeacherError
 from teacher_logits.terms import SessionTerms
 from teacher_logits.transport import Transport
 from teacher_logits_server.ending import Ending
+from teacher_logits_server.proofs import Line
 from teacher_logits_server.sessions import Phase, Session
-from teacher_logits_server.settlement import Line
 from teacher_logits_server.views import describe_session
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from teacher_logits.transport import Refusal
     from teacher_logits_server.lending import Slots
     from teacher_logits_server.limits import Limits
-    from teacher_logits_server.settlement import Page
+    from teacher_logits_server.proofs import Page
 
 
 class Handshake(Ending):
@@ -110,7 +110,7 @@ class Handshake(Ending):
             SessionExpiredError: the session has ended, and stays so.
         """
         with self._step() as now:
-            self._hear(session_id, now)
+            self._note_life(self._hear(session_id, now))
             return self._draining
 
     def close_session(self, session_id: str) -> None:
@@ -175,6 +175,12 @@ class Handshake(Ending):
         """Return a settled session, and note that its client gave a sign of life."""
         keys.check_epoch(session_id, self.epoch, what="session")
         return self._sessions.hear(session_id, now=now)
+
+    def _note_life(self, session: Session) -> None:
+        """Tell those who wait for a session's seat that its reader lives."""
+        if session.is_contested:
+            session.is_contested = False
+            self._news.teachers_changed = True
 
     def _terms(self, session: Session) -> SessionTerms:
         limits = self._limits

@@ -33,7 +33,8 @@ class Lease:
 
     ``request_id`` is empty for the leases of a step, which its grant knows, and ``digest`` tells
     that request from another. ``rows`` are the global rows that it is for, None for all.
-    ``streams``: its reader looks into no slab. ``doubt`` says why it is in quarantine.
+    ``streams``: its reader looks into no slab; ``on_device``: it reads columns over positions from
+    device memory. ``doubt`` says why it is in quarantine.
     """
 
     lease_id: str
@@ -43,6 +44,7 @@ class Lease:
     granted_at: float
     rows: range | None = None
     streams: bool = False
+    on_device: bool = False
     digest: bytes = b""
     doubt: Doubt | None = None
 

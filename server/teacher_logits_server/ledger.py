@@ -6,10 +6,13 @@ gRPC services, the broker's thread, the scorer's thread and the reaper share it.
     Reclaiming  what operators take back by force
     Reading     steps: students want and take them
     Sealing     seals: reservations become readable
-    Publishing  publishers: slabs, reservations, room
-    Admitting   students and publishers: open, prove
+    Publishing  publishers: reservations, room
+    Relaying    publishers' own slabs, and who needs host copies of device memory
+    Proving     sessions are settled by what they prove
+    Admitting   students and publishers: open
     Handshake   sessions: line, renew, end
     Stepping    what becomes of payloads as steps go by                        (no calls)
+    Settling    over which transport a session reads each writer               (no calls)
     Room        the lock, the pool, who is told of changes
 
 Promises: a scored payload is leased in the step that seals it, and a registered one is held by
@@ -30,11 +33,11 @@ from teacher_logits.errors import (
     TeacherLogitsError,
 )
 from teacher_logits_server.admitting import OpenedSession
-from teacher_logits_server.capability import check_payload_suits
 from teacher_logits_server.reclaiming import Reclaiming
 from teacher_logits_server.registry import Sealed
 from teacher_logits_server.requests import check_same, reused
-from teacher_logits_server.rooms import pinned
+from teacher_logits_server.rooms import check_on_host, pinned
+from teacher_logits_server.suiting import check_payload_suits
 from teacher_logits_server.views import LedgerView, view_ledger
 
 if TYPE_CHECKING:
@@ -43,9 +46,9 @@ if TYPE_CHECKING:
     from teacher_logits.payload import Extent, Payload
     from teacher_logits.terms import LeaseTerms
     from teacher_logits_server.leases import Lease
+    from teacher_logits_server.proofs import Line
     from teacher_logits_server.rooms import Pinned
     from teacher_logits_server.sessions import Session
-    from teacher_logits_server.settlement import Line
 
 __all__ = ["Ledger", "OpenedSession"]
 
@@ -61,13 +64,17 @@ class Ledger(Reclaiming):
         payload: Payload,
         extent: Extent,
         digest: bytes = b"",
+        host_copy: bool = False,
     ) -> LeaseTerms:
         """Seal a payload and lease it to the session that asked, in one step.
 
-        The extent is the ledger's from here on, whatever happens. Where the request was
-        answered meanwhile, that lease is returned. ``digest`` as for ``note_request``.
+        The extent is the ledger's from here on, whatever happens but ``HostCopyNeededError``.
+        Where the request was answered meanwhile, that lease is returned. ``digest`` as for
+        ``note_request``; ``host_copy``: what lies in device memory is in the slab's twin as well.
 
         Raises:
+            HostCopyNeededError: the session cannot read device memory any more; its writer keeps
+                the extent, copies, and tries again.
             SessionExpiredError: the session has ended meanwhile; the room is free again.
             RequestInvalidError: the request was given up meanwhile, or its id used for another;
                 likewise.
@@ -85,7 +92,10 @@ class Ledger(Reclaiming):
             if lease is not None:
                 self._lending.give_back(extent)
                 return self._lease_terms(lease, self._lending.sealed(lease))
-            sealed = Sealed(payload=payload, extent=extent)
+            on_device = self._lending.has_device_slab(extent.slab_id)
+            has_copy = host_copy or not on_device
+            sealed = Sealed(payload=payload, extent=extent, on_device=on_device, host_copy=has_copy)
+            self._reads_device(session, sealed)
             self._lending.seal(sealed)
             return self._lend(session, sealed, request_id=request_id, digest=digest, now=now)
 
@@ -214,6 +224,7 @@ class Ledger(Reclaiming):
         """Read a leased payload; its room is not reused before the block is left.
 
         Raises:
+            HostCopyNeededError: its columns over positions lie in device memory alone.
             LeaseLostError: the lease has ended, or never was.
             SessionExpiredError, NotAllowedError: as for ``find_request``; or the lease is
                 another session's.
@@ -222,6 +233,7 @@ class Ledger(Reclaiming):
             self._hear(session_id, now)
             keys.check_epoch(lease_id, self.epoch, what="lease")
             lease = self._lending.leases.get(session_id, lease_id)
+            check_on_host(self._lending.sealed(lease))
             sealed = self._lending.pin(lease.payload_id)
             cut = self._cut(sealed, lease)
         try:

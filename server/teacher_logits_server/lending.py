@@ -7,6 +7,9 @@ what it does to the room follows at once:
     QUARANTINED  the pool counts the extent apart
     KEPT         nothing
 
+The engine's device memory is a pool of its own (``own_device``), with the same rules; its slabs
+are the server's, and so are the slots of their host twins.
+
 Extents of publishers' own slabs go through here too: nothing of theirs is marked, and what
 comes free is told to its writer.
 
@@ -25,9 +28,11 @@ from teacher_logits.pool import Growth, Pool, PoolUsage
 from teacher_logits_server.leases import Doubt, Lease, Leases
 from teacher_logits_server.registry import Fate, Registry, Sealed
 from teacher_logits_server.relays import Relays
+from teacher_logits_server.runs import runs_of
 
 if TYPE_CHECKING:
     from teacher_logits.payload import Extent
+    from teacher_logits_server.own_device import OwnDevice
 
 RETRY_AFTER = timedelta(seconds=1)
 """Hint to whoever found the pool full: about one training step."""
@@ -58,23 +63,27 @@ class Lending:
         self._freed_foreign: list[tuple[str, str]] = []
         self.leases = Leases()
         self.relays = Relays()
+        #: Device memory of the engine's, where it has some.
+        self.own_device: OwnDevice | None = None
 
     # Room
 
-    def check_fits(self, size_bytes: int) -> None:
+    def check_fits(self, size_bytes: int, *, on_device: bool = False) -> None:
         """Refuse a payload that can never fit; see ``Pool.check_fits``."""
-        self._pool.check_fits(size_bytes)
+        self._pool_for(on_device).check_fits(size_bytes)
 
-    def reserve(self, size_bytes: int) -> Extent | Growth:
+    def reserve(self, size_bytes: int, *, on_device: bool = False) -> Extent | Growth:
         """Take room and bar readers from it, or say which slab must be created first.
 
         Raises:
-            PoolFullError: it does not fit now or never will, or too much room is in quarantine.
+            PoolFullError: it does not fit now, or too much room is in quarantine.
+            PayloadInvalidError: it never will.
         """
-        self.check_fits(size_bytes)
-        self._check_quarantine(size_bytes)
+        pool = self._pool_for(on_device)
+        pool.check_fits(size_bytes)
+        self._check_quarantine(pool, size_bytes)
         try:
-            answer = self._pool.reserve(size_bytes)
+            answer = pool.reserve(size_bytes)
         except PoolFullError as error:
             error.retry_after = RETRY_AFTER
             raise
@@ -82,25 +91,30 @@ class Lending:
             self._slots.mark(answer, answer.generation - 1)
         return answer
 
-    def add_slab(self, slab_id: str, size_bytes: int) -> None:
+    def add_slab(self, slab_id: str, size_bytes: int, *, on_device: bool = False) -> None:
         """Take a new slab into use; see ``Pool.add_slab``."""
-        self._pool.add_slab(slab_id, size_bytes)
+        self._pool_for(on_device).add_slab(slab_id, size_bytes)
 
     def has_slab(self, slab_id: str) -> bool:
-        """Say whether a slab is in use."""
-        return self._pool.has_slab(slab_id)
+        """Say whether a slab of the server's own is in use."""
+        return self._pool.has_slab(slab_id) or self.has_device_slab(slab_id)
 
-    def take_idle_slabs(self) -> list[str]:
+    def has_device_slab(self, slab_id: str) -> bool:
+        """Say whether a slab of the engine's device memory is in use."""
+        return self.own_device is not None and self.own_device.pool.has_slab(slab_id)
+
+    def take_idle_slabs(self, *, on_device: bool = False) -> list[str]:
         """Drop the slabs in which nothing lies, so that slabs of another size may come."""
-        idle = self._pool.idle_slabs()
+        idle = self._pool_for(on_device).idle_slabs()
+        drop = self.own_device.drop_slab if on_device and self.own_device else self._pool.drop_slab
         for slab_id in idle:
-            self._pool.drop_slab(slab_id)
+            drop(slab_id)
         return idle
 
     def give_back(self, extent: Extent) -> None:
         """Free room, from a writer or from its last reader."""
         self._slots.mark(extent, extent.generation + 1)
-        self._pool.free(extent)
+        self._pool_for(self.has_device_slab(extent.slab_id)).free(extent)
         self._freed = True
         self._freed_bytes += extent.size_bytes
 
@@ -109,7 +123,7 @@ class Lending:
         self.relays.check_quarantine(session_id, most=self._max_quarantine, retry_after=RETRY_AFTER)
 
     def usage(self) -> PoolUsage:
-        """Return where the budget's bytes are."""
+        """Return where the bytes of the budget of host memory are."""
         return self._pool.usage()
 
     def take_freed(self) -> bool:
@@ -132,7 +146,10 @@ class Lending:
     def seal(self, sealed: Sealed) -> None:
         """Let readers into an extent; a publisher lets them into its own by itself."""
         self._registry.seal(sealed)
-        if sealed.owner:
+        if sealed.on_device and sealed.owner:
+            runs = runs_of(sealed.extent, sealed.payload, host_copy=sealed.host_copy)
+            self.relays.take(sealed.extent, runs=runs)
+        elif sealed.owner:
             self.relays.take(sealed.extent)
         else:
             self._slots.mark(sealed.extent, sealed.extent.generation)
@@ -217,15 +234,22 @@ class Lending:
         elif fate is Fate.QUARANTINED and sealed.owner:
             self.relays.quarantine(extent)
         elif fate is Fate.QUARANTINED:
-            self._pool.quarantine(extent)
+            self._pool_for(self.has_device_slab(extent.slab_id)).quarantine(extent)
 
-    def _check_quarantine(self, size_bytes: int) -> None:
-        most = int(self._pool.budget_bytes * self._max_quarantine)
-        if self._pool.quarantined_bytes <= most:
+    def _pool_for(self, on_device: bool) -> Pool:
+        if not on_device:
+            return self._pool
+        if self.own_device is None:
+            raise ValueError("this server has no device memory of its own")
+        return self.own_device.pool
+
+    def _check_quarantine(self, pool: Pool, size_bytes: int) -> None:
+        most = int(pool.budget_bytes * self._max_quarantine)
+        if pool.quarantined_bytes <= most:
             return
-        usage = self.usage()
+        usage = pool.usage()
         raise PoolFullError(
-            f"{usage.quarantined_bytes} of the pool's {usage.budget_bytes} bytes are in "
+            f"{usage.quarantined_bytes} of the {pool.name}'s {usage.budget_bytes} bytes are in "
             f"quarantine, and new payloads are refused above {most} (--max-quarantine): processes "
             "that may still read them dropped their line; end them (`teacher-logits inspect` "
             "shows them), or take their room by force (--reclaim quarantined)",

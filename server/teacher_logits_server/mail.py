@@ -1,7 +1,8 @@
 """Mail: which steps a local session wants sent ahead, and what its publisher is to be told.
 
 Pure, and bounded: a session wants at most ``MAX_WANTED_STEPS`` steps, and freed payloads
-gather in one message, and so do slabs that are gone: at most those that a session was passed.
+gather in one message, and so do slabs that are gone, at most those that a session was passed, and
+writers that have come, at most those of its teacher.
 Each wanted step is sent once; asked for again, it is sent again only when what was sent before
 has come back. A step that failed is told to who asks for it, and not to who only wants it ahead.
 """
@@ -18,6 +19,8 @@ from teacher_logits.terms import RoomFreed, SlabsGone
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    from teacher_logits.errors import TeacherLogitsError
+
 MAX_WANTED_STEPS = 16
 
 
@@ -29,6 +32,10 @@ class Mailbox:
     sent: set[int] = field(default_factory=set)
     freed: list[str] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
+    #: Writers of device memory that came, by id.
+    came: list[str] = field(default_factory=list)
+    #: Steps that can never be had, and why.
+    barred: dict[int, TeacherLogitsError] = field(default_factory=dict)
     #: The lowest open step that a publisher was told last.
     told_lowest: int = 0
 
@@ -118,6 +125,31 @@ class Mail:
             return None
         gone, box.gone = tuple(box.gone), []
         return SlabsGone(slab_ids=gone)
+
+    def bar(self, session_id: str, step: int, why: TeacherLogitsError) -> None:
+        """Note that a session can never have a step, which does not wait for it."""
+        self._boxes.setdefault(session_id, Mailbox()).barred[step] = why
+
+    def check_barred(self, session_id: str, step: int) -> None:
+        """Refuse a step that a session can never have.
+
+        Raises:
+            TeacherLogitsError: what was noted.
+        """
+        box = self._boxes.get(session_id)
+        why = box.barred.get(step) if box is not None else None
+        if why is not None:
+            raise type(why)(why.message, facts=why.facts)
+
+    def note_came(self, session_id: str, writer_id: str) -> None:
+        """Note that a writer has come whose device memory a session may try."""
+        self._boxes.setdefault(session_id, Mailbox()).came.append(writer_id)
+
+    def take_came(self, session_id: str) -> list[str]:
+        """Return the writers that have come, each once."""
+        box = self._boxes.get(session_id, Mailbox())
+        came, box.came = box.came, []
+        return came
 
     def forget(self, session_id: str) -> None:
         """Send a session nothing any more."""

@@ -3,7 +3,8 @@
 Pure. A step is cut into parts, one a shard; a part's life:
 
     reserve --> reserved --seal--> sealed --> retired with its step
-                   |                  `-- its writer died unread --> lost --reserve--> reserved
+                   |-- its writer died        `-- its writer died unread
+                   |         `------------------------`--> lost --reserve--> reserved
                    `-- abandon --> nothing
 
 A writer that dies while its part is leased leaves an orphan, which can be had until its last
@@ -193,10 +194,11 @@ class Step:
         """Return the error of whoever wants a step that has lost a part."""
         lost = sorted(shard for shard, part in self.parts.items() if part.is_lost)
         shards = ", ".join(map(str, lost))
+        was_written = any(part.is_sealed for part in self.parts.values() if part.is_lost)
+        before = "anybody had leased it" if was_written else "it was sealed"
         return ProducerLostError(
-            f"step {self.number} lacks shard {shards}: its publisher ended before anybody had "
-            "leased it; wait for a new publisher of that shard to write it again, or go on "
-            "without this step",
+            f"step {self.number} lacks shard {shards}: its publisher ended before {before}; wait "
+            "for a new publisher of that shard to write it again, or go on without this step",
             facts={"step": self.number, "shards": shards},
         )
 

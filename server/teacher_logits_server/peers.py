@@ -22,6 +22,7 @@ _PF_EXITING = 0x4
 # Of /proc/PID/stat, counted behind the command's closing bracket.
 _STATE_FIELD, _FLAGS_FIELD, _STARTED_FIELD = 0, 6, 19
 _STOPPED = (b"T", b"t")
+_ENDED = (b"Z", b"X")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +76,19 @@ def is_stopped(pid: int, started: int) -> bool:
     """
     fields = _stat(pid) if started else None
     return fields is not None and _started(fields) == started and fields[_STATE_FIELD] in _STOPPED
+
+
+def is_gone(pid: int, started: int) -> bool:
+    """Whether a process that began then has ended, or is on its way out.
+
+    False where nobody ever said when it began: it may be out of sight.
+    """
+    if not started:
+        return False
+    fields = _stat(pid)
+    if fields is None or _started(fields) != started:
+        return True
+    return fields[_STATE_FIELD] in _ENDED or bool(int(fields[_FLAGS_FIELD]) & _PF_EXITING)
 
 
 def peer_of(connection: socket.socket) -> Peer:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from teacher_logits.causality import CausalityProbe, Verdict, causality_verdict, worst
 from teacher_logits.errors import AlignmentError, PayloadInvalidError
 from teacher_logits.layout import ElementType, top_k_columns
+from teacher_logits.payload_room import HostRoom
 from teacher_logits.terms import Check
 from teacher_logits.terms import Verdict as CheckVerdict
 from teacher_logits_server.engines.answers import Answer, Part, fill
@@ -159,7 +160,7 @@ def _score(engine: Engine, rows: Sequence[Sequence[int]]) -> Selection:
     )
     answer = Answer(
         request,
-        room=bytearray(size_bytes),
+        room=HostRoom(memoryview(bytearray(size_bytes))),
         columns=columns,
         temperatures=(1.0,),
         vocabulary_size=engine.profile.vocabulary_size,

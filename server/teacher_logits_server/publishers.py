@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from teacher_logits.profiles import TeacherProfile
+    from teacher_logits_server.device_offers import DeviceOffer
 
 
 class TeacherAbsent(UnknownTeacherError):
@@ -35,13 +36,22 @@ WAITABLE = (TeacherAbsent, TeacherIncomplete)
 
 @dataclass(kw_only=True)
 class Member:
-    """One publisher. ``writer_id`` is empty until it has settled where it writes."""
+    """One publisher. ``writer_id`` is empty until it has settled where it writes.
+
+    ``offer`` is device memory that readers may open, where it writes slabs of its own there.
+    """
 
     session_id: str
     shard: int
     hints: NodeHints
     writer_id: str = ""
     has_closed: bool = False
+    offer: DeviceOffer | None = None
+
+    def settle(self, writer_id: str, *, streams: bool) -> None:
+        """Learn where it writes; what it streams lies in no memory of its own."""
+        self.writer_id = writer_id
+        self.offer = None if streams or self.offer is None else self.offer.of(writer_id)
 
 
 @dataclass(kw_only=True)
@@ -64,6 +74,14 @@ class Published:
     def data_parallel_size(self) -> int:
         """Shards of a step."""
         return self.profile.batch_grid.data_parallel_size if self.profile.batch_grid else 0
+
+    def offers(self) -> dict[str, DeviceOffer]:
+        """Return the device memory that those offer who are there, by writer."""
+        return {
+            member.writer_id: member.offer
+            for member in self.members.values()
+            if member.writer_id and member.offer is not None and not member.has_closed
+        }
 
     def missing_shards(self) -> list[int]:
         """Return the shards that nobody publishes."""
@@ -145,7 +163,9 @@ class Publishers:
             violations.append(_taken(profile, taken))
         return violations
 
-    def enter(self, session_id: str, profile: TeacherProfile) -> Published:
+    def enter(
+        self, session_id: str, profile: TeacherProfile, *, offer: DeviceOffer | None = None
+    ) -> Published:
         """Take a publisher in that breaks no rule.
 
         Where nobody was left of its teacher, steps may begin anew; what lies there from before
@@ -165,7 +185,9 @@ class Publishers:
             published.steps.begin_anew()
             published.profile = shared(profile)
         shard = profile.data_parallel_rank
-        published.members[shard] = Member(session_id=session_id, shard=shard, hints=profile.hints)
+        published.members[shard] = Member(
+            session_id=session_id, shard=shard, hints=profile.hints, offer=offer
+        )
         return published
 
     def member(self, teacher_id: str, session_id: str) -> Member | None:

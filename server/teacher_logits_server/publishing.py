@@ -1,6 +1,6 @@
-"""Publishers under the ledger's lock: slabs of their own, reservations, room for what streams.
+"""Publishers under the ledger's lock: reservations, and room for what streams.
 
-A base of ``ledger.Ledger``, over ``admitting``. The order is reserve, write, seal (``sealing``):
+A base of ``ledger.Ledger``, over ``relaying``. The order is reserve, write, seal (``sealing``):
 
     shares memory   passes its slabs' descriptors, and says at the seal where the payload lies
     streams         takes room in the server's slabs, and brings the bytes before the seal
@@ -22,10 +22,10 @@ from teacher_logits.errors import (
 )
 from teacher_logits.pool import Growth
 from teacher_logits.terms import SERVER_WRITER, Reservation
-from teacher_logits_server.admitting import Admitting
 from teacher_logits_server.drafts import Draft
 from teacher_logits_server.parts import Claim, Stage
 from teacher_logits_server.promises import check_promised
+from teacher_logits_server.relaying import Relaying
 from teacher_logits_server.rooms import PayloadRoom, Writing, check_room_kept
 from teacher_logits_server.views import SHOWN_RANKS, SHOWN_STEPS, waiting_names
 
@@ -38,40 +38,8 @@ if TYPE_CHECKING:
     from teacher_logits_server.sessions import Session
 
 
-class Publishing(Admitting):
+class Publishing(Relaying):
     """What publishers do. For its arguments see ``Handshake``."""
-
-    def add_foreign_slab(self, session_id: str, slab_id: str, size_bytes: int) -> None:
-        """Take a slab into use that a publisher writes; ``size_bytes`` is its room for extents.
-
-        Raises:
-            NotAllowedError: the publisher streams, or the id was used before.
-            NotAvailable: it has as many slabs as one may have.
-            RequestInvalidError: the id is no name.
-        """
-        with self._step() as now:
-            session = self._publisher(session_id, now)
-            keys.check_name(slab_id, what="slab id")
-            writer_id = self._writer_id(session)
-            if writer_id == SERVER_WRITER or self._lending.has_slab(slab_id):
-                raise NotAllowedError(
-                    f"session {session_id} cannot bring slab {slab_id!r}: it streams, or the id "
-                    "is the server's own",
-                    facts={"session_id": session_id, "slab_id": slab_id},
-                )
-            self._lending.relays.add(
-                slab_id, size_bytes, session_id=session_id, writer_id=writer_id
-            )
-
-    def drop_foreign_slab(self, session_id: str, slab_id: str) -> None:
-        """Learn that a publisher writes nothing to a slab any more; twice is fine.
-
-        Raises:
-            NotAllowedError: it is another publisher's.
-        """
-        with self._step() as now:
-            self._publisher(session_id, now)
-            self._lending.relays.drop(slab_id, session_id=session_id)
 
     def reserve_payload(
         self,
@@ -89,7 +57,7 @@ class Publishing(Admitting):
             real_rows: rows of the whole step that are no padding; 0 for all.
 
         Raises:
-            PayloadInvalidError: it is not what the publisher's profile says.
+            PayloadInvalidError: it is not what the publisher's profile says, or could never fit.
             PayloadConflictError: rows or shard are taken, or the count of real rows differs.
             PayloadRetiredError: the step is retired.
             PoolFullError: too much of the publisher's own slabs is in quarantine.
@@ -123,7 +91,10 @@ class Publishing(Admitting):
             lowest = published.steps.lowest_without(claim.shard)
             self._mail.note_lowest(session_id, lowest)
             return Reservation(
-                payload_id=held.payload_id, is_repeat=is_repeat, lowest_open_step=lowest
+                payload_id=held.payload_id,
+                is_repeat=is_repeat,
+                lowest_open_step=lowest,
+                host_copy=self._needs_copy(session, published, payload, now=now),
             )
 
     def reserved(self, session_id: str, payload_id: str) -> Draft | None:
@@ -202,23 +173,6 @@ class Publishing(Admitting):
                     self._lending.give_back(extent)
 
     # Within
-
-    def _publisher(self, session_id: str, now: float) -> Session:
-        """Return a publisher's settled session, and note a sign of life."""
-        session = self._hear(session_id, now)
-        session.publisher  # noqa: B018 - refuses a student's
-        return session
-
-    def _published(self, session: Session) -> Published:
-        published = self._publishers.find(session.teacher_id)
-        if published is None:
-            raise ValueError(f"teacher {session.teacher_id} is not published")
-        return published
-
-    def _writer_id(self, session: Session) -> str:
-        """Return who writes a publisher's payloads: itself, or the server for it."""
-        (writer_id,) = session.settlements
-        return writer_id
 
     def _claim(
         self,

@@ -129,21 +129,21 @@ def _numbers(text: str, count: int, form: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def transports_text(names: tuple[Transport, ...]) -> str:
+def transports_setting(names: tuple[Transport, ...]) -> str:
     """Return transports as their flag takes them."""
     return ",".join(transport.value for transport in names)
 
 
-def size_text(size_bytes: int) -> str:
-    """Return a number of bytes as a person writes it, exactly."""
+def size_setting(size_bytes: int) -> str:
+    """Return a number of bytes as their flag takes them, exactly."""
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if size_bytes and size_bytes % 1024**power == 0:
             return f"{size_bytes // 1024**power}{unit}"
     return str(size_bytes)
 
 
-def span_text(value: timedelta) -> str:
-    """Return a span of time as a person writes it."""
+def span_setting(value: timedelta) -> str:
+    """Return a span of time as its flag takes it, exactly."""
     return f"{value.total_seconds():.6f}".rstrip("0").rstrip(".") + "s"
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from teacher_logits import keys
 from teacher_logits.errors import NotAllowedError, TeacherLogitsError
-from teacher_logits.terms import SERVER_WRITER, StepFailure, StepGrant
+from teacher_logits.terms import SERVER_WRITER, StepFailure, StepGrant, WritersCame
 from teacher_logits_server.requests import reused
 from teacher_logits_server.sealing import Sealing
 from teacher_logits_server.sessions import Phase
@@ -60,6 +60,7 @@ class Reading(Sealing):
             SessionRefusedError: a writer that came later shares no memory with the reader,
                 which insists.
             PayloadInvalidError: the payloads lack what this session settled.
+            HostCopyNeededError: it lies in device memory alone, which the reader does not open.
             RequestInvalidError: the request id is no name, was given up, or used for another
                 step or call; or the step cannot be.
             NotAllowedError: the session's teacher is the engine, which has no steps.
@@ -75,8 +76,9 @@ class Reading(Sealing):
                 return grant.terms
             published = self._read_by(session)
             keys.check_step(step)
+            self._mail.check_barred(session_id, step)
             found = published.steps.had(step)
-            if found is None:
+            if found is None or self._awaits_proof(session):
                 published.steps.seats.want_also(session_id, step)
                 return None
             terms = self._grant(session, published, found, request_id=request_id, now=now)
@@ -112,7 +114,7 @@ class Reading(Sealing):
             if session is None or over or session.phase not in (Phase.LOCAL, Phase.REMOTE):
                 return []
             published = self._publishers.find(session.teacher_id)
-            due: list[Mail | None] = [self._mail.take_gone(session_id)]
+            due: list[Mail | None] = [self._mail.take_gone(session_id), self._came(session)]
             if published is not None and session.is_publisher:
                 lowest = published.steps.lowest_without(session.publisher.data_parallel_rank)
                 due.append(self._mail.take_freed(session_id, lowest))
@@ -135,6 +137,9 @@ class Reading(Sealing):
             session.student  # noqa: B018 - refuses a publisher's
             shares_memory = session.shares_memory
             if session.shares(SERVER_WRITER) and self._lending.has_slab(slab_id):
+                own = self._lending.own_device
+                if own is not None and own.pool.has_slab(slab_id):
+                    own.note_passed(slab_id, session_id)
                 return
             writer_id = self._lending.relays.writer_of(slab_id)
             if writer_id is not None and session.shares(writer_id):
@@ -150,6 +155,18 @@ class Reading(Sealing):
         )
         raise NotAllowedError(why, facts={"session_id": session_id, "slab_id": shown})
 
+    def scores_on_device(self, session_id: str) -> bool:
+        """Say whether what is scored for a session is to lie in the engine's device memory."""
+        with self._step() as now:
+            return self._opens_own_device(self._living(session_id, now))
+
+    def passes_own_device(self, session_id: str, slab_id: str) -> bool:
+        """Say whether a session is to have the device part of one of the server's own slabs."""
+        with self._step():
+            session = self._sessions.find(session_id)
+            is_own = self._lending.has_device_slab(slab_id)
+            return session is not None and is_own and self._opens_own_device(session)
+
     def _send(
         self, session: Session, published: Published, number: int, now: float
     ) -> StepGrant | StepFailure | None:
@@ -157,8 +174,9 @@ class Reading(Sealing):
         session_id = session.session_id
         is_asked = self._mail.is_asked(session_id, number)
         try:
+            self._mail.check_barred(session_id, number)
             step = published.steps.had(number)
-            if step is None:
+            if step is None or self._awaits_proof(session):
                 return None
             terms = self._grant(session, published, step, request_id="", now=now)
         except TeacherLogitsError as error:
@@ -170,6 +188,13 @@ class Reading(Sealing):
         if is_asked:
             published.steps.seats.note_asked(number)
         return terms
+
+    def _came(self, session: Session) -> WritersCame | None:
+        """Return the device memory that a student may try of writers that have come."""
+        offers = self._offers(session)
+        came = self._mail.take_came(session.session_id)
+        probes = [offers[each].probe for each in dict.fromkeys(came) if each in offers]
+        return WritersCame(probes=tuple(probes)) if probes else None
 
     def _read_by(self, session: Session) -> Published:
         """Return the published teacher whose steps a student's session reads."""

@@ -41,7 +41,8 @@ class Sealed:
 
     ``row_positions`` counts the positions of each row of a registered payload; it is empty for
     a scored one. ``writer_id`` says whose slab the extent is in, and ``owner`` is the session
-    of a publisher that writes slabs of its own.
+    of a publisher that writes slabs of its own. ``on_device``: its columns over positions lie in
+    device memory; then ``host_copy`` says whether the slab has copies of them.
     """
 
     payload: Payload
@@ -49,6 +50,8 @@ class Sealed:
     row_positions: tuple[int, ...] = ()
     writer_id: str = SERVER_WRITER
     owner: str = ""
+    on_device: bool = False
+    host_copy: bool = True
 
     @property
     def is_registered(self) -> bool:

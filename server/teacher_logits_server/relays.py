@@ -3,15 +3,15 @@
 Pure. Which publisher owns which slab, which extents of it may be read, and what is free again.
 The server opens nothing: a publisher marks its own control pages, and hears of freed room.
 
-Promises: an extent that is taken lies in its slab, apart from every other, in a slot that no
-other has and with a generation that the slot has never had; a slab's descriptor is needed
-until its publisher has dropped it, or is gone, and its last extent is free. A slab id is used
-once.
+Promises: an extent that is taken lies in its slab, apart from every other (of device memory: no
+two columns touch, ``runs``), in a slot that no other has and with a generation that the slot has
+never had; a slab's descriptor is needed until its publisher has dropped it, or is gone, and its
+last extent is free. A slab id is used once.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import (
@@ -20,12 +20,16 @@ from teacher_logits.errors import (
     PayloadInvalidError,
     PoolFullError,
 )
-from teacher_logits.pool import SLOTS_PER_SLAB
+from teacher_logits_server.relayed import RelayedSlab
+from teacher_logits_server.runs import whole
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
+    from teacher_logits.device_memory import DeviceMemoryPart
     from teacher_logits.payload import Extent
+    from teacher_logits.views import DeviceSlabView
+    from teacher_logits_server.runs import Run
 
 MAX_SLABS = 1024
 """Most slabs of one publisher at a time: each is a descriptor that the server keeps."""
@@ -42,36 +46,25 @@ class RelayUsage:
     extent_count: int
 
 
-@dataclass(kw_only=True)
-class _Relay:
-    slab_id: str
-    session_id: str
-    writer_id: str
-    size_bytes: int
-    is_dropped: bool = False
-    #: By slot.
-    extents: dict[int, Extent] = field(default_factory=dict)
-    generations: dict[int, int] = field(default_factory=dict)
-    quarantined: set[int] = field(default_factory=set)
-    #: Sessions that were passed its descriptor.
-    passed_to: set[str] = field(default_factory=set)
-
-    @property
-    def quarantined_bytes(self) -> int:
-        return sum(self.extents[slot].size_bytes for slot in self.quarantined)
-
-
 class Relays:
     """The slabs of all publishers, by id."""
 
     def __init__(self) -> None:
-        self._relays: dict[str, _Relay] = {}
+        self._relays: dict[str, RelayedSlab] = {}
         self._used: dict[str, set[str]] = {}
         self._told_dropped: list[str] = []
         self._told_readers: list[tuple[str, str]] = []
 
-    def add(self, slab_id: str, size_bytes: int, *, session_id: str, writer_id: str) -> None:
-        """Take a slab in.
+    def add(
+        self,
+        slab_id: str,
+        size_bytes: int,
+        *,
+        session_id: str,
+        writer_id: str,
+        device: DeviceMemoryPart | None = None,
+    ) -> None:
+        """Take a slab in; ``device`` is what of it lies in device memory.
 
         Raises:
             NotAllowedError: its id was used before.
@@ -95,8 +88,12 @@ class Relays:
                 f"slab {slab_id!r} has {size_bytes} bytes of room", facts={"size_bytes": size_bytes}
             )
         used.add(slab_id)
-        self._relays[slab_id] = _Relay(
-            slab_id=slab_id, session_id=session_id, writer_id=writer_id, size_bytes=size_bytes
+        self._relays[slab_id] = RelayedSlab(
+            slab_id=slab_id,
+            session_id=session_id,
+            writer_id=writer_id,
+            size_bytes=size_bytes,
+            device=device,
         )
 
     def drop(self, slab_id: str, *, session_id: str) -> None:
@@ -124,12 +121,26 @@ class Relays:
         relay = self._relays.get(slab_id)
         return relay.writer_id if relay is not None else None
 
+    def device_of(self, slab_id: str) -> DeviceMemoryPart | None:
+        """Return what of a slab lies in device memory; None where nothing does."""
+        relay = self._relays.get(slab_id)
+        return relay.device if relay is not None else None
+
     def note_passed(self, slab_id: str, session_id: str) -> None:
         """Note that a reader is passed a slab's descriptor."""
         self._relays[slab_id].passed_to.add(session_id)
 
-    def check_extent(self, extent: Extent, need_bytes: int, *, session_id: str) -> None:
+    def check_extent(
+        self,
+        extent: Extent,
+        need_bytes: int,
+        *,
+        session_id: str,
+        runs: tuple[Run, ...] | None = None,
+    ) -> None:
         """Refuse an extent that a payload of ``need_bytes`` cannot lie in.
+
+        ``runs`` are what the payload takes there; all of it where they are not given.
 
         Raises:
             NotAllowedError: the slab is not this publisher's.
@@ -139,44 +150,17 @@ class Relays:
         relay = self._relays.get(extent.slab_id)
         if relay is None or relay.session_id != session_id:
             raise _not_yours(extent.slab_id)
-        end = extent.offset_bytes + extent.size_bytes
-        if extent.offset_bytes < 0 or extent.size_bytes < 1 or end > relay.size_bytes:
-            raise _bad(extent, f"is outside the slab's {relay.size_bytes} bytes")
-        if extent.size_bytes < need_bytes:
-            raise _bad(extent, f"is too small for a payload of {need_bytes} bytes")
-        if not 0 <= extent.slot < SLOTS_PER_SLAB:
-            raise _bad(extent, f"has slot {extent.slot} of {SLOTS_PER_SLAB}")
-        if extent.slot in relay.extents:
-            raise _bad(extent, f"has slot {extent.slot}, which another extent has")
-        last = relay.generations.get(extent.slot, 0)
-        if extent.generation % 2 or extent.generation <= last:
-            raise _bad(
-                extent, f"has generation {extent.generation}: it must be even, and above {last}"
-            )
-        for other in relay.extents.values():
-            if (
-                other.offset_bytes < end
-                and extent.offset_bytes < other.offset_bytes + other.size_bytes
-            ):
-                raise _bad(
-                    extent,
-                    f"touches the one of {other.size_bytes} bytes at {other.offset_bytes}, which "
-                    "is not free",
-                )
+        relay.check_place(extent, need_bytes, whole(extent) if runs is None else runs)
 
-    def take(self, extent: Extent) -> None:
+    def take(self, extent: Extent, *, runs: tuple[Run, ...] | None = None) -> None:
         """Take an extent that was checked into use."""
         relay = self._relays[extent.slab_id]
-        relay.extents[extent.slot] = extent
-        relay.generations[extent.slot] = extent.generation
+        relay.take(extent, whole(extent) if runs is None else runs)
 
     def free(self, extent: Extent) -> None:
         """Free an extent; its writer may use it again."""
         relay = self._relays[extent.slab_id]
-        if relay.extents.get(extent.slot) != extent:
-            raise ValueError(f"extent {extent} is not in use")
-        del relay.extents[extent.slot]
-        relay.quarantined.discard(extent.slot)
+        relay.free(extent)
         if relay.is_dropped:
             self._drop(relay)
 
@@ -234,7 +218,12 @@ class Relays:
             extent_count=len(extents),
         )
 
-    def _drop(self, relay: _Relay) -> None:
+    def device_slabs(self) -> tuple[DeviceSlabView, ...]:
+        """Describe the slabs in device memory."""
+        views = (relay.view() for relay in self._relays.values())
+        return tuple(view for view in views if view is not None)
+
+    def _drop(self, relay: RelayedSlab) -> None:
         relay.is_dropped = True
         if not relay.extents:
             del self._relays[relay.slab_id]
@@ -246,17 +235,4 @@ def _not_yours(slab_id: str) -> NotAllowedError:
     return NotAllowedError(
         f"slab {slab_id[:128]!r} is none of this publisher's: pass its descriptor first",
         facts={"slab_id": slab_id[:128]},
-    )
-
-
-def _bad(extent: Extent, what: str) -> PayloadInvalidError:
-    return PayloadInvalidError(
-        f"the extent of {extent.size_bytes} bytes at {extent.offset_bytes} of slab "
-        f"{extent.slab_id} {what}",
-        facts={
-            "offset_bytes": extent.offset_bytes,
-            "size_bytes": extent.size_bytes,
-            "slot": extent.slot,
-            "generation": extent.generation,
-        },
     )

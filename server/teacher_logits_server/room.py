@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from teacher_logits.payload import Extent
     from teacher_logits_server.lending import Slots
     from teacher_logits_server.limits import Limits
+    from teacher_logits_server.own_device import OwnDevice
 
 
 class Room:
@@ -66,6 +67,11 @@ class Room:
         self._news = News()
         return news
 
+    def add_device(self, device: OwnDevice) -> None:
+        """Let sessions that read device memory have what is scored there; before the first."""
+        with self._step():
+            self._lending.own_device = device
+
     def drain(self) -> None:
         """Take no new sessions from now on; those there are run out."""
         with self._step():
@@ -104,37 +110,40 @@ class Room:
         with self._step():
             self._listeners.slabs_dropped.append(callback)
 
-    def check_fits(self, size_bytes: int) -> None:
+    def check_fits(self, size_bytes: int, *, on_device: bool = False) -> None:
         """Refuse a payload that can never fit.
 
         Raises:
-            PoolFullError: it is larger than the budget.
+            PayloadInvalidError: it is larger than the budget.
         """
         with self._step():
-            self._lending.check_fits(size_bytes)
+            self._lending.check_fits(size_bytes, on_device=on_device)
 
-    def reserve(self, size_bytes: int) -> Extent | Growth:
+    def reserve(self, size_bytes: int, *, on_device: bool = False) -> Extent | Growth:
         """Take room for a writer, readers barred; or say which slab must be added first.
 
+        ``on_device``: in the engine's device memory, if ``add_device`` brought some; so below.
+
         Raises:
-            PoolFullError: it does not fit now or never will, or too much room is in quarantine.
+            PoolFullError: it does not fit now, or too much room is in quarantine.
+            PayloadInvalidError: it never will.
         """
         with self._step():
-            return self._lending.reserve(size_bytes)
+            return self._lending.reserve(size_bytes, on_device=on_device)
 
-    def add_slab(self, slab_id: str, size_bytes: int) -> None:
+    def add_slab(self, slab_id: str, size_bytes: int, *, on_device: bool = False) -> None:
         """Take a slab that the caller has created into use.
 
         Raises:
             PoolFullError: the budget has no room for it any more; another slab came first.
         """
         with self._step():
-            self._lending.add_slab(slab_id, size_bytes)
+            self._lending.add_slab(slab_id, size_bytes, on_device=on_device)
 
-    def take_idle_slabs(self) -> list[str]:
+    def take_idle_slabs(self, *, on_device: bool = False) -> list[str]:
         """Drop the slabs in which nothing lies and return their ids; the caller closes them."""
         with self._step():
-            return self._lending.take_idle_slabs()
+            return self._lending.take_idle_slabs(on_device=on_device)
 
     def give_back(self, extent: Extent) -> None:
         """Free room that was reserved and never published."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from teacher_logits.cuts import Cut, Segment
-from teacher_logits.errors import PoolFullError, RequestInvalidError
+from teacher_logits.errors import HostCopyNeededError, PoolFullError, RequestInvalidError
 from teacher_logits.layout import round_up
 from teacher_logits.pool import PAGE_BYTES
 from teacher_logits.terms import SERVER_WRITER
@@ -108,16 +108,41 @@ class Pinned:
 
 
 def pinned(sealed: Sealed, cut: Cut | None = None) -> Pinned:
-    """Return a payload with its bytes: all of them, or those of a cut."""
+    """Return a payload with its bytes: all of them, or those of a cut.
+
+    In the host twin of device memory there are columns, and holes between them.
+    """
     if cut is None:
-        size_bytes = sealed.payload.size_bytes
-        all_bytes = Segment(source_offset_bytes=0, offset_bytes=0, size_bytes=size_bytes)
-        cut = Cut(payload=sealed.payload, segments=(all_bytes,))
+        runs = [(0, sealed.payload.size_bytes)]
+        if sealed.on_device:
+            columns = [column for column in sealed.payload.columns if column.size_bytes]
+            runs = [(column.offset_bytes, column.size_bytes) for column in columns]
+        segments = [
+            Segment(source_offset_bytes=start, offset_bytes=start, size_bytes=size)
+            for start, size in runs
+        ]
+        cut = Cut(payload=sealed.payload, segments=tuple(segments))
     return Pinned(
         payload=cut.payload,
         extent=sealed.extent,
         writer_id=sealed.writer_id,
         segments=cut.segments,
+    )
+
+
+def check_on_host(sealed: Sealed) -> None:
+    """Refuse to read a payload whose columns have no host copies: zeros are none.
+
+    Raises:
+        HostCopyNeededError: it lies in device memory alone.
+    """
+    if sealed.host_copy:
+        return
+    raise HostCopyNeededError(
+        f"payload {sealed.payload.payload_id} lies in device memory of writer {sealed.writer_id} "
+        "alone, and cannot be streamed: its reader was settled on cuda_ipc when it was sealed; ask "
+        "for a later step",
+        facts={"payload_id": sealed.payload.payload_id, "writer_id": sealed.writer_id},
     )
 
 

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import PayloadInvalidError
-from teacher_logits.layout import ColumnKind, RowStatus
+from teacher_logits.layout import ColumnKind, RowStatus, is_on_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,6 +61,30 @@ def check_rows(
             _check_firsts(payload, numbers[0::2], row_positions)
         else:
             _check_status(payload, data, bad_row_count)
+
+
+def check_filled(payload: Payload, *, host_copy: bool, hole: Callable[[int, int], int]) -> None:
+    """Refuse a payload in the host twin of device memory where columns lack memory there.
+
+    Args:
+        host_copy: whether those are there that lie on the device too.
+        hole: returns the first byte of a run that is no memory, its end for none, by (start, end).
+
+    Raises:
+        PayloadInvalidError: naming the column, and where it ends.
+    """
+    for column in payload.columns:
+        if not column.size_bytes or (is_on_device(column.kind) and not host_copy):
+            continue
+        found = hole(column.offset_bytes, column.end_bytes)
+        if found < column.end_bytes:
+            raise _differs(
+                payload,
+                column.kind,
+                "bytes in the twin",
+                found - column.offset_bytes,
+                column.size_bytes,
+            )
 
 
 def _compare(payload: Payload, kind: ColumnKind, data: bytes, expected: array[int]) -> None:

@@ -19,9 +19,11 @@ from teacher_logits.errors import (
     PayloadInvalidError,
     TeacherLogitsError,
 )
+from teacher_logits_server.parts import Stage
 from teacher_logits_server.publishing import Publishing
 from teacher_logits_server.registry import Sealed
 from teacher_logits_server.rooms import pinned
+from teacher_logits_server.runs import runs_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,13 +47,19 @@ class Sealing(Publishing):
 
         Raises:
             ReservationLapsedError, NotAllowedError: there is no such reservation of this session.
+            PayloadConflictError: what was sealed before lies in device memory alone; the
+                reservation has ended.
         """
         with self._step() as now:
             session = self._publisher(session_id, now)
             self._drafts.get(session_id, payload_id)
-            part = self._published(session).steps.part_of(payload_id)
+            published = self._published(session)
+            part = published.steps.part_of(payload_id)
             first = None
             if part is not None and part.repeat is not None and not part.digest:
+                if not self._lending.held(part.claim.payload_id).host_copy:
+                    self._end_reservation(published, payload_id)
+                    raise _not_comparable(part)
                 first = self._lending.pin(part.claim.payload_id)
         try:
             yield None if first is None else pinned(first)
@@ -60,7 +68,9 @@ class Sealing(Publishing):
                 with self._step():
                     self._lending.unpin(first)
 
-    def check_place(self, session_id: str, payload_id: str, extent: Extent | None) -> None:
+    def check_place(
+        self, session_id: str, payload_id: str, extent: Extent | None, *, host_copy: bool = False
+    ) -> None:
         """Refuse a place in which a payload cannot lie, before a byte there is read.
 
         A refused one ends the reservation; one that has ended is left to ``seal_payload``.
@@ -74,7 +84,7 @@ class Sealing(Publishing):
             if draft is None or draft.session_id != session_id:
                 return
             try:
-                self._check_place(draft, extent)
+                self._check_place(draft, extent, host_copy=host_copy)
             except TeacherLogitsError:
                 self._end_reservation(published, payload_id)
                 raise
@@ -89,20 +99,25 @@ class Sealing(Publishing):
         valid_count: int | None,
         digest: str = "",
         repeated_digest: str = "",
+        host_copy: bool = False,
     ) -> None:
         """Make a payload readable; a retry of a seal that was taken is fine.
+
+        One that lacks a host copy which it needs may be sealed again, with it.
 
         Args:
             extent: where it lies in the publisher's own slab; None where it was streamed.
             valid_count: positions that count, where a mask was registered.
             digest: its payload digest; a repeat needs one.
             repeated_digest: that of the payload sealed before, see ``pin_repeated``.
+            host_copy: the slab has copies of the columns that lie in device memory.
 
         Raises:
-            PayloadConflictError: a repeat whose bytes are others.
+            PayloadConflictError: a repeat whose bytes, or positions that count, are others.
             PayloadInvalidError: counts or extent that cannot be, or bytes that have not come.
             ReservationLapsedError: the reservation has ended.
             NotAllowedError: it is another session's, or the slab is.
+            HostCopyNeededError: a reader needs one; the reservation lasts.
         """
         with self._step() as now:
             session = self._publisher(session_id, now)
@@ -112,26 +127,26 @@ class Sealing(Publishing):
                 return
             draft = self._drafts.get(session_id, payload_id)
             try:
-                self._check_seal(draft, extent, bad_row_count, valid_count)
+                self._check_seal(draft, bad_row_count, valid_count)
+                self._check_place(draft, extent, host_copy=host_copy)
                 if part is not None and part.repeat is not None:
-                    _check_repeat(part, digest, part.digest or repeated_digest)
+                    _check_repeat(part, digest, part.digest or repeated_digest, valid_count)
             except TeacherLogitsError:
                 self._end_reservation(published, payload_id)
                 raise
-            if part is not None and part.repeat is not None:
-                if part.is_orphan:
-                    self._seal(session, draft, extent, bad_row_count)
-                    self._lending.retire(published.steps.succeed(payload_id))
-                    return
-                published.steps.accept_repeat(payload_id, session_id)
-                self._end_draft(payload_id)
-                if not draft.streams:
-                    self._mail.note_freed(session_id, payload_id)
-                    self._news.mail.add(session_id)
+            is_repeat = part is not None and part.repeat is not None
+            if part is not None and is_repeat and not part.is_orphan:
+                self._accept_repeat(published, draft)
                 return
-            self._seal(session, draft, extent, bad_row_count)
+            if not host_copy and self._is_on_device(extent):
+                self._check_copied(session, published, draft.payload, now=now)
+            self._seal(session, draft, extent, bad_row_count, host_copy=host_copy)
+            if is_repeat:
+                self._lending.retire(published.steps.succeed(payload_id))
+                return
             published.steps.seal(payload_id, valid_count=valid_count, digest=digest)
             self._carry_out(published)
+            self._pass_by(published, payload_id)
 
     def abandon_payload(self, session_id: str, payload_id: str) -> bool:
         """Give a reservation up; one that has ended, or was sealed, is fine.
@@ -151,9 +166,7 @@ class Sealing(Publishing):
 
     # Within
 
-    def _check_seal(
-        self, draft: Draft, extent: Extent | None, bad_row_count: int, valid_count: int | None
-    ) -> None:
+    def _check_seal(self, draft: Draft, bad_row_count: int, valid_count: int | None) -> None:
         payload = draft.payload
         for name, count, most in (
             ("bad_row_count", bad_row_count, payload.row_count),
@@ -164,9 +177,12 @@ class Sealing(Publishing):
                     f"{name} of payload {payload.payload_id} is {count}; it can be 0 to {most}",
                     facts={name: count, "most": most},
                 )
-        self._check_place(draft, extent)
 
-    def _check_place(self, draft: Draft, extent: Extent | None) -> None:
+    def _is_on_device(self, extent: Extent | None) -> bool:
+        """Say whether a place is in a slab of device memory."""
+        return extent is not None and self._lending.relays.device_of(extent.slab_id) is not None
+
+    def _check_place(self, draft: Draft, extent: Extent | None, *, host_copy: bool) -> None:
         payload = draft.payload
         if draft.streams:
             draft.check_written()
@@ -177,12 +193,21 @@ class Sealing(Publishing):
                 facts={"payload_id": payload.payload_id},
             )
         if extent is not None:
+            runs = None
+            if self._is_on_device(extent):
+                runs = runs_of(extent, payload, host_copy=host_copy)
             self._lending.relays.check_extent(
-                extent, payload.size_bytes, session_id=draft.session_id
+                extent, payload.size_bytes, session_id=draft.session_id, runs=runs
             )
 
     def _seal(
-        self, session: Session, draft: Draft, extent: Extent | None, bad_row_count: int
+        self,
+        session: Session,
+        draft: Draft,
+        extent: Extent | None,
+        bad_row_count: int,
+        *,
+        host_copy: bool,
     ) -> None:
         self._drafts.end(draft.payload.payload_id)
         lies_in = extent or draft.extent
@@ -197,8 +222,30 @@ class Sealing(Publishing):
             row_positions=draft.row_positions,
             writer_id=self._writer_id(session),
             owner="" if draft.streams else session.session_id,
+            on_device=self._is_on_device(extent),
+            host_copy=host_copy or not self._is_on_device(extent),
         )
         self._lending.seal(sealed)
+
+    def _pass_by(self, published: Published, payload_id: str) -> None:
+        """Have a step that is complete by a payload wait for nobody who can never read it."""
+        part = published.steps.part_of(payload_id)
+        step = published.steps.find(part.claim.step) if part is not None else None
+        if step is None or step.stage is not Stage.COMPLETE:
+            return
+        if all(self._lending.held(each.claim.payload_id).host_copy for each in step.sealed):
+            return
+        for session in filter(None, map(self._sessions.find, published.steps.seats.sessions())):
+            self._pass_over(session)
+
+    def _accept_repeat(self, published: Published, draft: Draft) -> None:
+        """Keep what was sealed before; the room of the repeat is its publisher's again."""
+        payload_id = draft.payload.payload_id
+        published.steps.accept_repeat(payload_id, draft.session_id)
+        self._end_draft(payload_id)
+        if not draft.streams:
+            self._mail.note_freed(draft.session_id, payload_id)
+            self._news.mail.add(draft.session_id)
 
     def _end_reservation(self, published: Published, payload_id: str) -> None:
         published.steps.abandon(payload_id)
@@ -206,8 +253,18 @@ class Sealing(Publishing):
         self._carry_out(published)
 
 
-def _check_repeat(part: Part, digest: str, first: str) -> None:
-    """Refuse other bytes for rows that were sealed."""
+def _not_comparable(part: Part) -> PayloadConflictError:
+    claim = part.claim
+    return PayloadConflictError(
+        f"the rows of shard {claim.shard} of step {claim.step} were sealed before in device memory "
+        "alone, which the server does not open, so that it cannot tell whether these are the same: "
+        "they stay as they are",
+        facts={"step": claim.step, "shard": claim.shard},
+    )
+
+
+def _check_repeat(part: Part, digest: str, first: str, valid_count: int | None) -> None:
+    """Refuse other bytes, or another mask, for rows that were sealed."""
     claim = part.claim
     if not digest or not first:
         raise PayloadInvalidError(
@@ -221,3 +278,22 @@ def _check_repeat(part: Part, digest: str, first: str) -> None:
             f"{first}, and now have {digest[:64]}: what is sealed does not change",
             facts={"step": claim.step, "shard": claim.shard, "digest": first},
         )
+    _check_mask(part, valid_count)
+
+
+def _check_mask(part: Part, valid_count: int | None) -> None:
+    """Refuse another mask for rows that were sealed: readers divide by what they were told."""
+    claim, first = part.claim, part.valid_count
+    if valid_count is None or valid_count == first:
+        return
+    has = "without a loss_mask" if first is None else f"with {first} positions that count"
+    raise PayloadConflictError(
+        f"the rows of shard {claim.shard} of step {claim.step} were sealed before {has}, and now "
+        f"have {valid_count}: what is sealed does not change; give the same loss_mask, or none",
+        facts={
+            "step": claim.step,
+            "shard": claim.shard,
+            "valid_count": valid_count,
+            "sealed_valid_count": -1 if first is None else first,
+        },
+    )

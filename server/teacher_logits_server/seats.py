@@ -2,8 +2,9 @@
 
 Pure. A student has ``data_parallel_size * readers_per_rank`` readers, and each has a seat. A
 session sits down when it opens and leaves when it ends; its successor takes the free seat, so
-that what was read from it stays read. Steps wait for every student that is there, which it is
-while one of its sessions is; once all of them have closed, only those that they still hold do.
+that what was read from it stays read. A rank whose readers are all there takes no other: it would
+read the same rows, and another rank's nobody. Steps wait for every student that is there, which
+it is while one of its sessions is; once all have closed, only those that they still hold do.
 """
 
 from __future__ import annotations
@@ -12,17 +13,43 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from teacher_logits.clock import span_text
 from teacher_logits.errors import SessionRefusedError, Violation
 from teacher_logits_server.parts import Seat
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
+    from teacher_logits.errors import Fact
     from teacher_logits.profiles import StudentProfile
     from teacher_logits_server.parts import Step
 
 MAX_WANTED = 32
 """Steps that one reader waits for and that are remembered."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """Who has a seat. ``pid`` is 0 and ``started`` too where the kernel says nothing of it.
+
+    ``heard_at`` is its last sign of life. ``seconds_left`` are those after which it counts as
+    gone unless it gives another; None where the kernel tells of its end.
+    """
+
+    session_id: str
+    student: StudentProfile
+    heard_at: float
+    seconds_left: float | None
+    pid: int = 0
+    started: int = 0
+
+
+class RankTaken(SessionRefusedError):
+    """Every seat of a rank has its reader. Waiting helps where one of them is dead."""
+
+    def __init__(self, student: StudentProfile, holders: Sequence[Holder]) -> None:
+        super().__init__([_rank_taken(student, holders)])
+        self.holders = tuple(holders)
 
 
 @dataclass(kw_only=True)
@@ -76,8 +103,21 @@ class Seats:
             if has != says:
                 raise SessionRefusedError([_grid_conflict(student.student_id, name, has, says)])
 
-    def join(self, session_id: str, student: StudentProfile) -> None:
-        """Give a reader its seat.
+    def holders(self, student: StudentProfile) -> list[str]:
+        """Return the sessions that have a seat of a student's rank and did not close."""
+        known = self._students.get(student.student_id)
+        if known is None:
+            return []
+        return [
+            session_id
+            for session_id, seat in known.seats.items()
+            if seat.rank == student.data_parallel_rank and session_id not in known.closed
+        ]
+
+    def join(self, session_id: str, student: StudentProfile, *, over: Collection[str] = ()) -> None:
+        """Give a reader a seat of its rank, of which one is free.
+
+        It is where its reader closed, though steps be out, or is ``over``, though none has told.
 
         The first student is waited for from the first step on, a later one from behind the
         highest step that anybody asked for and got.
@@ -92,11 +132,8 @@ class Seats:
             )
             self._students[student.student_id] = known
         rank = student.data_parallel_rank
-        taken = [seat for seat in known.seats.values() if seat.rank == rank]
-        free = set(range(known.readers_per_rank)) - {seat.number for seat in taken}
-        # One reader too many is a successor whose predecessor has not been found dead yet:
-        # it shares the seat of the one that came first.
-        number = min(free) if free else taken[0].number
+        taken = {known.seats[each].number for each in self.holders(student) if each not in over}
+        number = min(set(range(known.readers_per_rank)) - taken)
         seat = Seat(student_id=student.student_id, rank=rank, number=number)
         known.seats[session_id] = self._by_session[session_id] = seat
         self.were_taken = True
@@ -189,4 +226,33 @@ def _grid_conflict(student_id: str, name: str, has: int, says: int) -> Violation
         message=f"other sessions of student {student_id!r} say {name} {has}, this one {says}; give "
         "each training job a student_id of its own",
         facts={f"student_{name}": says, f"other_{name}": has},
+    )
+
+
+def _rank_taken(student: StudentProfile, holders: Sequence[Holder]) -> Violation:
+    first = holders[0]
+    hints, asks = first.student.hints, student.hints
+    pid = first.pid or hints.pid
+    is_self = hints.pid == asks.pid != 0 and hints.host_name == asks.host_name
+    who = "this very process" if is_self else f"process {pid} on {hints.host_name[:48] or 'a host'}"
+    facts: dict[str, Fact] = {
+        "student_id": student.student_id[:48],
+        "data_parallel_rank": student.data_parallel_rank,
+        "readers_per_rank": student.readers_per_rank,
+        "pid": pid,
+        "host_name": hints.host_name[:48],
+    }
+    dead = ""
+    soonest = min((h.seconds_left for h in holders if h.seconds_left is not None), default=None)
+    if soonest is not None:
+        facts["free_within_seconds"] = soonest
+        dead = f" (should it be dead, the place is free within {span_text(soonest)})"
+    others = f" and {len(holders) - 1} more" if len(holders) > 1 else ""
+    return Violation(
+        rule="rank_taken",
+        message=f"data-parallel rank {student.data_parallel_rank} of student "
+        f"{facts['student_id']!r} is read by {who}{others}{dead}: give each rank its own "
+        "data_parallel_rank=, say readers_per_rank= where several read one rank's rows, or give "
+        "another job its student_id=",
+        facts=facts,
     )

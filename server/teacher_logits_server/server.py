@@ -38,6 +38,7 @@ from teacher_logits_server.sockets import EVERYONE, OWNER_ONLY, SocketClaim
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from teacher_logits.device_memory import DeviceMemory
     from teacher_logits_server.config import ServerConfig
     from teacher_logits_server.core import Core
     from teacher_logits_server.engines import Engine
@@ -59,10 +60,18 @@ class Server:
     Args:
         load_engine: loads the teacher, on a thread of its own; returns None for a server that
             has none, and serves published teachers alone.
+        device_memory: the driver of the engine's device; see ``core.Core``.
     """
 
-    def __init__(self, config: ServerConfig, load_engine: Callable[[], Engine | None]) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        load_engine: Callable[[], Engine | None],
+        *,
+        device_memory: DeviceMemory | None = None,
+    ) -> None:
         self._config = config
+        self._device_memory = device_memory
         self._load_engine = load_engine
         self._clock = MonotonicClock()
         self._endpoint: Endpoint | None = None
@@ -150,7 +159,7 @@ class Server:
         core.start()
         if self._broker_claim is not None:
             self._broker_claim.set_mode(EVERYONE if config.allow_uids else OWNER_ONLY)
-        self._add_services(endpoint, core)
+        self._add_services(endpoint, core, addresses)
         reaper = Reaper(ledger=core.ledger, every=SWEEP_INTERVAL, also=self._tell_health)
         self._reaping = asyncio.ensure_future(reaper.run())
         endpoint.open()
@@ -164,14 +173,18 @@ class Server:
 
         engine = self._load_engine()
         return Core(
-            config=self._config, engine=engine, clock=self._clock, broker_path=self._broker_path
+            config=self._config,
+            engine=engine,
+            clock=self._clock,
+            broker_path=self._broker_path,
+            device_memory=self._device_memory,
         )
 
     @property
     def _broker_path(self) -> str:
         return self._broker_claim.path if self._broker_claim is not None else ""
 
-    def _add_services(self, endpoint: Endpoint, core: Core) -> None:
+    def _add_services(self, endpoint: Endpoint, core: Core, addresses: Sequence[Address]) -> None:
         from teacher_logits_server.services.scoring import ScoringService  # brings torch too
 
         clock, ledger, scorer = self._clock, core.ledger, core.scorer
@@ -195,7 +208,8 @@ class Server:
         services.add_scoring(self._scoring)
         services.add_operator(OperatorService(ledger=ledger, scorer=scorer, clock=clock))
         if Transport.STREAM in self._config.transports:
-            bulk = BulkService(exporter=core.stream, stall=wait)
+            paths = [address.path for address in addresses if address.is_unix]
+            bulk = BulkService(exporter=core.stream, stall=wait, unix_paths=paths)
             services.add_generic_rpc_handlers([bulk.handler()])
 
     async def _tell_health(self) -> None:

@@ -31,8 +31,8 @@ from teacher_logits.errors import (
     SessionExpiredError,
 )
 from teacher_logits.profiles import TeacherProfile
+from teacher_logits_server.proofs import NOTHING_PROVEN, Line, Proof
 from teacher_logits_server.requests import Requests
-from teacher_logits_server.settlement import NOTHING_PROVEN, Line, Proof
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -62,7 +62,7 @@ class Phase(enum.Enum):
 class Session:
     """One student rank or publisher, as the table keeps it. Only the table changes it.
 
-    A publisher has a teacher's profile. ``settlements`` are by writer.
+    A publisher has a teacher's profile. ``settlements`` are by writer; ``has_shared``: so it was.
     """
 
     session_id: str
@@ -82,8 +82,11 @@ class Session:
     line_refusal: Refusal | None = None
     proof: Proof = NOTHING_PROVEN
     settlements: dict[str, Settlement] = field(default_factory=dict)
+    has_shared: bool = False
     #: Writers whose settlement went out in an answer that was given up.
     untold: set[str] = field(default_factory=set)
+    #: Whether somebody waits for its seat.
+    is_contested: bool = False
     requests: Requests = field(default_factory=Requests)
 
     @property
@@ -113,7 +116,7 @@ class Session:
     @property
     def shares_memory(self) -> bool:
         """Whether it looks into slabs, so that room needs proof before reuse."""
-        return any(self.shares(writer_id) for writer_id in self.settlements)
+        return self.has_shared or any(map(self.shares, self.settlements))
 
     def shares(self, writer_id: str) -> bool:
         """Say whether it looks into the slabs of a writer."""
@@ -283,11 +286,14 @@ class Sessions:
 
     def is_over(self, session: Session, *, now: float) -> bool:
         """Say whether a session has ended, swept or not."""
+        left = self.seconds_left(session, now=now)
+        return session.phase is Phase.ENDED or (left is not None and left <= 0)
+
+    def seconds_left(self, session: Session, *, now: float) -> float | None:
+        """Return when a session ends that is not heard of; None where its line tells of that."""
         if session.phase is Phase.OPENING:
-            return now - session.opened_at >= self._opening_ttl
-        if session.phase is Phase.ENDED:
-            return True
-        return session.liveness == "ttl" and now - session.heard_at >= self._ttl
+            return self._opening_ttl - (now - session.opened_at)
+        return self._ttl - (now - session.heard_at) if session.liveness == "ttl" else None
 
 
 def _not_for(kind: str, way_out: str) -> NotAllowedError:

@@ -8,55 +8,22 @@ their sum. Nothing is checked here but types; the rules stand in ``config``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from teacher_logits.transport import Transport
 from teacher_logits_server import readers
+from teacher_logits_server.flags import setting as _set
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from teacher_logits.grid import BatchGrid
     from teacher_logits.locality import ModelGrid
-    from teacher_logits_server.readers import Reader
-
-T = TypeVar("T")
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 
-SERVABLE = (Transport.LOCAL, Transport.SHARED_MEMORY, Transport.STREAM)
+SERVABLE = (Transport.LOCAL, Transport.CUDA_IPC, Transport.SHARED_MEMORY, Transport.STREAM)
 """Transports that this release has exporters for."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """What defines one setting besides its field's type and default.
-
-    ``repeated`` settings take their flag several times, or a list in YAML.
-    """
-
-    flag: str
-    reader: Reader
-    help: str
-    repeated: bool
-
-    @property
-    def key(self) -> str:
-        """The setting's name in a YAML file: the flag with underscores, without its dashes."""
-        return self.flag.lstrip("-").replace("-", "_")
-
-
-def _set(default: T, flag: str, reader: Reader, help: str, *, repeated: bool = False) -> T:
-    setting = Setting(flag=flag, reader=reader, help=help, repeated=repeated)
-    return field(default=default, metadata={"setting": setting})
-
-
-def settings_of(group: type) -> Iterator[tuple[str, object, Setting]]:
-    """Yield (field name, default, setting) of every setting of a group or of the whole."""
-    for each in fields(group):
-        yield each.name, each.default, each.metadata["setting"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +64,8 @@ class ListenSettings:
         SERVABLE,
         "--transports",
         readers.TRANSPORTS,
-        "ways on offer to hand payloads over, with commas between",
+        "ways on offer to hand payloads over, with commas between; cuda_ipc passes the device "
+        "memory of publishers on: it takes shared_memory beside it, and no GPU here",
     )
 
 
@@ -128,6 +96,13 @@ class TeacherSettings:
         "arithmetic of the teacher",
     )
     device: str = _set("auto", "--device", readers.NAME, "auto, cpu, cuda or cuda:N")
+    device_pool_size_bytes: int = _set(
+        0,
+        "--device-pool-size",
+        readers.SIZE,
+        "most memory of --device for payloads of students that read it there (cuda_ipc), beside "
+        "what the teacher takes; 0 is none: then all payloads lie in shared memory",
+    )
     threads: int | None = _set(
         None,
         "--threads",

@@ -1,11 +1,11 @@
 """Registered payloads under the ledger's lock: what becomes of room as steps go by.
 
-A base of ``ledger.Ledger``, over ``room``; nothing here is called from outside. The tables
-say what is to happen to a payload (``steps``, ``publishers``), and it happens here:
+A base of ``ledger.Ledger``, over ``settling``; nothing here is called from outside. What is to
+happen to a payload (``steps``, ``publishers`` say it) happens here:
 
     its step is retired           no new lease; its room is free with its last hold
-    its publisher died            likewise, and its step is lost, unless somebody has leased it:
-                                  then once that comes back and not all have read the step
+    its publisher died            likewise, and its step is lost; where somebody has leased it,
+                                  once that comes back and not all have read the step
     a reservation ended           its room, where it had some, is free
 """
 
@@ -15,22 +15,21 @@ from typing import TYPE_CHECKING
 
 from teacher_logits import keys
 from teacher_logits.cuts import cut_rows
+from teacher_logits.errors import TeacherLogitsError
 from teacher_logits.grid import rows_of_rank
 from teacher_logits.terms import LeaseTerms, StepGrant
-from teacher_logits_server.capability import check_payload_suits
 from teacher_logits_server.drafts import Drafts
 from teacher_logits_server.grants import Grant, Grants
 from teacher_logits_server.leases import Doubt, Lease
 from teacher_logits_server.mail import Mail
-from teacher_logits_server.publishers import Publishers
-from teacher_logits_server.room import Room
-from teacher_logits_server.settlement import OF_A_PUBLISHER, Wishes, settle_writer
+from teacher_logits_server.settling import Settling
+from teacher_logits_server.suiting import check_payload_suits
 
 if TYPE_CHECKING:
     from teacher_logits.clock import Clock
     from teacher_logits.cuts import Cut
     from teacher_logits.profiles import TeacherProfile
-    from teacher_logits.transport import Settlement, Transport
+    from teacher_logits.transport import Transport
     from teacher_logits_server.lending import Slots
     from teacher_logits_server.limits import Limits
     from teacher_logits_server.news import News
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from teacher_logits_server.sessions import Session
 
 
-class Stepping(Room):
+class Stepping(Settling):
     """Steps, grants, drafts and mail. For its arguments see ``Handshake``."""
 
     def __init__(
@@ -53,10 +52,8 @@ class Stepping(Room):
         slots: Slots,
         offered: frozenset[Transport],
     ) -> None:
-        super().__init__(limits=limits, clock=clock, slots=slots)
+        super().__init__(limits=limits, engine=engine, clock=clock, slots=slots, offered=offered)
         self.epoch = epoch
-        self._offered = offered
-        self._publishers = Publishers(engine=engine, keep_steps=limits.keep_steps)
         self._drafts = Drafts()
         self._grants = Grants()
         self._mail = Mail()
@@ -98,9 +95,16 @@ class Stepping(Room):
             self._carry_out(published)
 
     def _cut(self, sealed: Sealed, lease: Lease) -> Cut | None:
-        """Return the rows of a payload that a lease streams; None where it has all of it."""
+        """Return the rows of a payload that a lease streams; None where it has all of it.
+
+        One in a publisher's device memory goes without the gaps that its columns may have there.
+        """
         payload, rows = sealed.payload, lease.rows
-        if rows is None or not lease.streams or len(rows) == payload.row_count:
+        if rows is None:
+            rows = range(payload.first_row, payload.first_row + payload.row_count)
+        has_gaps = sealed.on_device and bool(sealed.owner)
+        is_whole = len(rows) == payload.row_count and not has_gaps
+        if is_whole or not lease.streams:
             return None
         return cut_rows(payload, sealed.row_positions, first_row=rows.start, row_count=len(rows))
 
@@ -111,6 +115,7 @@ class Stepping(Room):
             payload=sealed.payload if cut is None else cut.payload,
             writer_id=sealed.writer_id,
             extent=None if lease.streams else sealed.extent,
+            on_device=lease.on_device,
         )
 
     # Grants
@@ -124,9 +129,16 @@ class Stepping(Room):
             SessionRefusedError: a writer shares no memory with it, and it insists.
             NoCommonTransportError: nothing that it wants is left for a writer.
             PayloadInvalidError: a payload lacks what the session settled.
+            HostCopyNeededError, ProducerLostError: see ``_reads_device``.
         """
         found = self._find_rows(session, step)
         settlements = self._settle_new(session, [sealed.writer_id for sealed, _ in found])
+        try:  # all of them, before the first is leased
+            for sealed, _ in found:
+                self._reads_device(session, sealed)
+        except TeacherLogitsError:
+            session.untold |= settlements.keys()
+            raise
         leases = [self._lend(session, sealed, rows=rows, now=now) for sealed, rows in found]
         terms = StepGrant(
             step=step.number,
@@ -171,18 +183,6 @@ class Stepping(Room):
             found.append((sealed, rows))
         return found
 
-    def _settle_new(self, session: Session, writers: list[str]) -> dict[str, Settlement]:
-        """Settle the writers that a session does not know; return what it is to be told."""
-        settlements = {}
-        for writer_id in dict.fromkeys(writers):
-            if writer_id in session.untold:
-                settlements[writer_id] = session.settlements[writer_id]
-            elif writer_id not in session.settlements:
-                settlements[writer_id] = self._settle(session, writer_id)
-        session.settlements |= settlements
-        session.untold -= settlements.keys()
-        return settlements
-
     def _lend(
         self,
         session: Session,
@@ -202,17 +202,10 @@ class Stepping(Room):
             granted_at=now,
             rows=rows,
             streams=not session.shares(sealed.writer_id),
+            on_device=self._reads_device(session, sealed),
         )
         self._lending.lend(lease)
         return self._lease_terms(lease, sealed)
-
-    def _settle(self, session: Session, writer_id: str) -> Settlement:
-        """Return how a session reads, or writes, a writer's payloads; see ``settle_writer``."""
-        wishes = OF_A_PUBLISHER
-        if not session.is_publisher:
-            student = session.student
-            wishes = Wishes(transports=student.transports, locality=student.locality)
-        return settle_writer(wishes, session.proof, writer_id=writer_id, offered=self._offered)
 
     # Ends
 
@@ -257,7 +250,10 @@ class Stepping(Room):
         self._lending.retire(payload_id)
 
     def _end_publisher(self, session: Session, *, in_good_order: bool) -> None:
-        """Learn that a publisher is gone: what it wrote stays, or is lost where it died."""
+        """Learn that a publisher is gone: what it wrote stays, or is lost where it died.
+
+        What lies in its device memory alone is lost either way: that goes with its process.
+        """
         session_id = session.session_id
         published = self._publishers.find(session.teacher_id)
         if session_id not in self._writers or published is None:
@@ -265,11 +261,14 @@ class Stepping(Room):
         self._writers.discard(session_id)
         for claim, is_sealed in published.steps.claims_of(session_id):
             if not is_sealed:
-                published.steps.abandon(claim.payload_id)
+                end = published.steps.abandon if in_good_order else published.steps.lose
+                end(claim.payload_id)
                 self._end_draft(claim.payload_id)
-            elif not in_good_order and self._lending.is_leased(claim.payload_id):
+            elif in_good_order and self._lending.held(claim.payload_id).host_copy:
+                continue
+            elif self._lending.is_leased(claim.payload_id):
                 published.steps.orphan(claim.payload_id)
-            elif not in_good_order:
+            else:
                 self._lose(published, claim.payload_id)
         self._publishers.leave(session.teacher_id, session_id, in_good_order=in_good_order)
         self._lending.relays.leave(session_id)
@@ -281,12 +280,14 @@ class Stepping(Room):
         """Learn that a student's session gets no step but those that it has."""
         published = self._publishers.find(session.teacher_id)
         if published is not None and not session.is_publisher:
+            self._news.teachers_changed |= session.is_contested
             published.steps.close(session.session_id, self._grants.steps_of(session.session_id))
             self._carry_out(published)
 
     def _end_reader(self, session: Session) -> None:
         """Learn that a student's session reads no step any more."""
         published = self._publishers.find(session.teacher_id)
+        self._news.teachers_changed |= session.is_contested
         if published is not None and not session.is_publisher:
             published.steps.leave(session.session_id)
             self._carry_out(published)

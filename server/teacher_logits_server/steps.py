@@ -84,8 +84,6 @@ class Steps:
         for step in list(self._steps.values()):
             self._retire(step)
 
-    # Publishers
-
     def reserve(self, claim: Claim) -> tuple[Claim, bool]:
         """Claim rows; return the claim, and whether the rows were sealed before.
 
@@ -102,9 +100,7 @@ class Steps:
             older.check_same(claim)
             return older, self._parts[older.payload_id].repeat == older
         self.check_open(claim.step)
-        step = self._steps.get(claim.step)
-        if step is None:
-            step = Step(number=claim.step, real_rows=claim.real_rows)
+        step = self._steps.get(claim.step) or Step(number=claim.step, real_rows=claim.real_rows)
         step.check_claim(claim)
         if not step.is_written:
             step.real_rows = claim.real_rows
@@ -166,9 +162,7 @@ class Steps:
             del step.parts[part.claim.shard]
             if not step.parts:
                 self._drop(step)
-                highest = max(self._highest_complete, *self._steps, -1)
-                if step.number < highest or step.number in self.seats.wanted():
-                    self._given_up.add(step.number)
+                self._note_given_up(step)
             self.changes.is_news = True
 
     def orphan(self, payload_id: str) -> None:
@@ -189,12 +183,13 @@ class Steps:
         return orphan.payload_id
 
     def lose(self, payload_id: str) -> None:
-        """Learn that a sealed part is gone. A repeat under way takes its place.
+        """Learn that a part is gone with its writer. A repeat under way takes its place.
 
         Where all have read its step, that is retired: it lacks nothing that anybody waits for.
         """
         part = self._parts.get(payload_id)
-        if part is None or not part.is_sealed or part.claim.payload_id != payload_id:
+        if part is None or part.claim.payload_id != payload_id:
+            self.abandon(payload_id)
             return
         part.is_orphan = False
         if part.repeat is not None:
@@ -202,6 +197,8 @@ class Steps:
             part.claim, part.repeat, part.is_sealed = part.repeat, None, False
         else:
             part.is_lost = True
+            if not part.is_sealed:
+                self._note_given_up(self._steps[part.claim.step])
             self.changes.decided.append(part.claim.step)
         self.changes.is_news = True
         self._retire_if_read(self._steps[part.claim.step])
@@ -209,8 +206,6 @@ class Steps:
     def claims_of(self, session_id: str) -> list[tuple[Claim, bool]]:
         """Return what a session reserved, and whether it is sealed and still there."""
         return [each for step in self._steps.values() for each in step.claims_of(session_id)]
-
-    # Students
 
     def check_open(self, number: int) -> None:
         """Refuse a step that is retired.
@@ -256,14 +251,18 @@ class Steps:
         self.seats.close(session_id, steps)
         self._retire_what_is_read()
 
+    def _note_given_up(self, step: Step) -> None:
+        """Keep a step open of which nothing is left, where it is still to come."""
+        is_passed = step.number < max(self._highest_complete, *self._steps, -1)
+        if not step.is_written and (is_passed or step.number in self.seats.wanted()):
+            self._given_up.add(step.number)
+
     def _retire_what_is_read(self) -> None:
         for step in list(self._steps.values()):
             self._retire_if_read(step)
 
-    def _open(self) -> Iterator[Step]:
-        for step in self._steps.values():
-            if step.is_written and step.stage is not Stage.COMPLETE:
-                yield step
+    def _open(self) -> list[Step]:
+        return [s for s in self._steps.values() if s.is_written and s.stage is not Stage.COMPLETE]
 
     def _retire_if_read(self, step: Step) -> None:
         # One that somebody has read was complete, whatever it has lost since.
@@ -281,6 +280,7 @@ class Steps:
                 told = self.changes.retired if part.is_sealed else self.changes.lapsed
                 told.append(part.claim.payload_id)
         self._drop(step)
+        self._given_up.discard(step.number)
         self._retired.add(step.number)
         self.changes.decided.append(step.number)
         self.changes.is_news = True

@@ -116,6 +116,7 @@ def waiting_names(step: Step, steps: Steps) -> Iterator[str]:
 def _view_registered(lending: Lending) -> RegisteredView:
     usage = lending.relays.usage()
     registered = lending.registered()
+    own = lending.own_device.views() if lending.own_device is not None else ()
     return RegisteredView(
         payload_count=len(registered),
         payload_bytes=sum(sealed.extent.size_bytes for sealed in registered),
@@ -123,6 +124,7 @@ def _view_registered(lending: Lending) -> RegisteredView:
         committed_bytes=usage.committed_bytes,
         used_bytes=usage.used_bytes,
         quarantined_bytes=usage.quarantined_bytes,
+        device_slabs=(*own, *lending.relays.device_slabs()),
     )
 
 

@@ -32,6 +32,7 @@ from teacher_logits_client.agreement import Agreed
 from teacher_logits_client.config import MapMode
 from teacher_logits_client.line import Line
 from teacher_logits_client.mailbox import Mailbox
+from teacher_logits_client.openers.devices import Devices
 from teacher_logits_client.openers.stream import BufferPool
 from teacher_logits_client.reader import Reader
 from teacher_logits_client.returns import Returner
@@ -187,6 +188,7 @@ def _session(
         buffers=BufferPool(),
         mode=mode,
         check_digest=False,
+        devices=Devices(),
     )
     session = Session(
         agreed,

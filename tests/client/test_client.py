@@ -42,6 +42,7 @@ from teacher_logits_client.calls import Calls
 from teacher_logits_client.calls.opened import OpenedSession
 from teacher_logits_client.config import parse_address
 from teacher_logits_client.flat_rows import FlatRows
+from teacher_logits_client.line import PassedSlab
 
 EACH = pytest.mark.parametrize(
     "transports", [LOCAL, SHARED_MEMORY, STREAM], ids=lambda t: t[0].value
@@ -755,10 +756,10 @@ class TestFallback:
 
 
 def break_slabs(session: tl.Session) -> None:
-    def refuse(slab_id: str, timeout: float) -> int:
+    def refuse(slab_id: str, timeout: float) -> PassedSlab:
         raise SlabOpenError("no map today")
 
-    opener = session._reader._openers[tl.Transport.SHARED_MEMORY]
+    opener = session._reader._openers.by_transport[tl.Transport.SHARED_MEMORY]
     opener._get_slab = refuse  # type: ignore[attr-defined]
 
 

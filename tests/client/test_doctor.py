@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from tests.client.publishing import a_teacher
 
 import teacher_logits_client as tl
 from teacher_logits.errors import ConfigError
@@ -421,10 +422,20 @@ class TestAVisit:
     def test_for_a_teacher_that_is_not_there_names_the_flag(
         self, server: testing.ServerProcess
     ) -> None:
-        found = visited(server.address, teacher_id="somebody-else", timeout=1.5)
+        found = visited(server.address, teacher_id="somebody-else", timeout=600)
 
         assert found["handshake"].verdict is Verdict.FAIL
+        assert "not waited for" in found["handshake"].message
         assert "--teacher-id" in found["handshake"].cure
+
+    def test_is_admitted_by_a_published_teacher_of_any_batch_size(
+        self, server: testing.ServerProcess
+    ) -> None:
+        profile = a_teacher("published")
+        with tl.connect(server.address) as client, client.open_publisher(profile):
+            found = visited(server.address, teacher_id="published", timeout=5)
+
+        assert found["handshake"].verdict is Verdict.OK
 
     def test_where_nobody_is_fails_and_goes_no_further(self, tmp_path: Path) -> None:
         visit = Visit(address=f"unix:{tmp_path / 'nobody'}", timeout=0.2)

@@ -24,11 +24,13 @@ from teacher_logits.digest import row_digest
 from teacher_logits.errors import PayloadInvalidError, TeacherLogitsError
 from teacher_logits.layout import ColumnKind
 from teacher_logits.payload import Payload
+from teacher_logits.payload_room import HostRoom
 from teacher_logits.selection import Selection
 from teacher_logits_client.draft_checks import finish
 from teacher_logits_client.draft_columns import DraftColumns, describe
 from teacher_logits_client.draft_parts import DraftPart
-from teacher_logits_client.draft_rows import DraftRows, Given, make_draft_rows, rows_to_write
+from teacher_logits_client.draft_rows import DraftRows, Given, make_draft_rows
+from teacher_logits_client.publisher_rows import rows_of_step, rows_to_write
 
 TEACHER = a_teacher("teacher")
 
@@ -40,9 +42,8 @@ def rows_of(rows: range = range(ROWS), padded: int = ROWS, **given: object) -> D
 
 def draft_of(rows: DraftRows) -> tuple[DraftPart, DraftColumns]:
     payload = describe(TEACHER, 0, rows)
-    columns = DraftColumns(
-        memoryview(bytearray(payload.size_bytes)), payload.columns, rows, temperatures=2
-    )
+    room = HostRoom(memoryview(bytearray(payload.size_bytes)))
+    columns = DraftColumns(room.tensors(payload.columns), rows, temperatures=2)
     return part_of(rows, columns, payload), columns
 
 
@@ -218,6 +219,8 @@ def test_a_rank_of_padding_publishes_nothing() -> None:
     assert rows_to_write(teacher, None, real_rows=3) == (range(2, 3), 2)
     with pytest.raises(PayloadInvalidError, match="publishes nothing"):
         rows_to_write(teacher, None, real_rows=2)
+    assert rows_of_step(teacher, real_rows=3) == range(2, 3)
+    assert not rows_of_step(teacher, real_rows=2)
 
 
 def test_columns_that_a_profile_leaves_out_are_not_written() -> None:
@@ -225,9 +228,8 @@ def test_columns_that_a_profile_leaves_out_are_not_written() -> None:
     ids, lengths, logits = some_rows(1)
     rows = rows_of(lengths=lengths)
     payload = describe(few, 0, rows)
-    columns = DraftColumns(
-        memoryview(bytearray(payload.size_bytes)), payload.columns, rows, temperatures=2
-    )
+    room = HostRoom(memoryview(bytearray(payload.size_bytes)))
+    columns = DraftColumns(room.tensors(payload.columns), rows, temperatures=2)
     part = part_of(rows, columns, payload)
     tl.select_top_k(logits, out=part)
     assert finish(columns, rows, payload, mask=False) == 0
@@ -389,12 +391,8 @@ def test_parts_and_micro_batches_that_cannot_be_are_refused() -> None:
 
 
 def test_a_rank_that_is_no_number_is_refused() -> None:
-    teacher = a_teacher("t", batch_grid=a_grid(2), data_parallel_rank=True)
-    for rows in (None, range(2, 4)):
-        with pytest.raises(
-            TeacherLogitsError, match="data_parallel_rank is True: give a whole number"
-        ):
-            rows_to_write(teacher, rows, real_rows=None)
+    with pytest.raises(TeacherLogitsError, match=r"data_parallel_rank is True.* a whole number"):
+        a_teacher("t", batch_grid=a_grid(2), data_parallel_rank=True)
 
 
 def test_a_selection_that_was_interrupted_over_another_is_looked_at_in_full(

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import torch
 
 import teacher_logits_client as tl
 from teacher_logits.errors import ConfigError, ServerUnreachableError
+from teacher_logits.keys import new_id
 from teacher_logits.pool import PoolUsage
 from teacher_logits.transport import Settlement
 from teacher_logits.views import (
+    DeviceSlabView,
     LeaseView,
     QueueView,
     RegisteredView,
@@ -179,6 +182,46 @@ class TestTheTables:
         assert "4 min 5 s" in text
         assert "2,048 tokens" in text
 
+    def test_fit_a_terminal_of_100_columns_with_ids_as_long_as_servers_make_them(self) -> None:
+        epoch, (session,), (lease,) = "0123456789ab", a_view().sessions, a_view().leases
+        session_id, lease_id = (new_id(kind, epoch) for kind in "sl")
+        both = ("shared_memory", "stream")
+        settlements = tuple(
+            Settlement(writer_id=name, transport=tl.Transport(name)) for name in both
+        )
+        session = replace(
+            session,
+            session_id=session_id,
+            settlements=settlements,
+            state="unresponsive",
+            host_name="trainer-7f9c-worker-12.some-namespace.svc",
+            teacher_id="qwen3-32b-instruct",
+            pid=1234567,
+        )
+        held = replace(
+            lease, lease_id=lease_id, session_id=session_id, quarantined=True, payload_id="p" * 37
+        )
+        step = StepView(
+            teacher_id="qwen3-32b-instruct",
+            step=123456,
+            stage="complete",
+            sealed_rows=1024,
+            real_rows=1024,
+            waiting_ranks=64,
+            waits_for=tuple(f"trainer:{rank}" for rank in range(8)),
+        )
+        view = a_view(
+            epoch=epoch, sessions=(session, session), leases=(held, held), steps=(step, step)
+        )
+
+        lines = as_text(view).splitlines()
+
+        tables = [line for line in lines if "inspect" not in line]  # commands stay in one piece
+        assert max(map(len, tables)) <= 100
+        for needed in (session_id, lease_id, "unresponsive", "quarantine", "process 1234567"):
+            assert any(needed in line for line in tables)
+        assert any(session_id[-22:] in line and lease_id in line for line in tables)
+
     def test_an_idle_server_has_no_empty_tables(self) -> None:
         text = as_text(a_view(sessions=(), leases=()))
 
@@ -258,6 +301,29 @@ class TestWhatCallsForAHand:
         assert [each["step"] for each in document["steps"]] == [*range(7, 30)]
         assert document["steps"][0]["waits_for"] == ["trainer:0", "trainer:2"]
         assert document["registered"]["quarantined_bytes"] == 1 << 20
+
+    def test_slabs_in_device_memory_show_by_writer_and_device(self) -> None:
+        slabs = tuple(
+            DeviceSlabView(
+                slab_id=f"slab-{number}",
+                writer_id="publisher-0-1a",
+                session_id="s-2",
+                device_uuid="GPU-0",
+                size_bytes=4 << 20,
+                used_bytes=1 << 20,
+                reader_count=number,
+            )
+            for number in (1, 2)
+        )
+        view = a_view(registered=RegisteredView(slab_count=2, device_slabs=slabs))
+
+        assert (
+            "device    GPU-0: 2 slabs of publisher-0-1a, 2 MiB used of 8 MiB; passed to 2 sessions"
+            in as_text(view)
+        )
+        shown = json.loads(as_json(view))["registered"]["device_slabs"]
+        assert [each["slab_id"] for each in shown] == ["slab-1", "slab-2"]
+        assert shown[0]["device_uuid"] == "GPU-0"
 
     def test_a_server_without_publishers_speaks_of_none(self) -> None:
         assert "STEP" not in as_text(a_view())

@@ -280,7 +280,8 @@ class TestOpeningThatTakesTooLong:
             setattr(opener, name, way)
             raise DeadlinePassedError("late")
 
-        opener = session._reader._openers[next(iter(session.transports.values()))]  # type: ignore[index]
+        way_of = session._reader._openers.by_transport
+        opener = way_of[next(iter(session.transports.values()))]  # type: ignore[index]
         name = {"stream": "_read", "shared_memory": "_get_slab"}[opener.transport.value]
         way = getattr(opener, name)
         setattr(opener, name, late)

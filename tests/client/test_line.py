@@ -155,7 +155,7 @@ def test_a_slab_comes_as_a_descriptor_of_our_own(tmp_path: Path) -> None:
         broker.answer(reply, page)
         os.close(page)
 
-        fd = call.result(LONG)
+        fd = call.result(LONG).descriptor
         assert os.pread(fd, 4, 0) == b"slab"
         assert not os.get_inheritable(fd)
         os.close(fd)

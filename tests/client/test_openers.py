@@ -40,7 +40,8 @@ from teacher_logits_client.fallback import (
     next_transport,
     pause_before_resuming,
 )
-from teacher_logits_client.openers import pages, shared_memory
+from teacher_logits_client.line import PassedSlab
+from teacher_logits_client.openers import maps, pages
 from teacher_logits_client.openers.local import LocalOpener
 from teacher_logits_client.openers.own import OwnPayload
 from teacher_logits_client.openers.shared_memory import SharedMemoryOpener
@@ -67,6 +68,10 @@ def a_payload(size_bytes: int) -> Payload:
     )
 
 
+def passed(descriptor: int) -> PassedSlab:
+    return PassedSlab(descriptor, 0, None)
+
+
 class Writer:
     """One slab and what its writer does with it."""
 
@@ -91,9 +96,9 @@ class Writer:
             lease_id=f"l-{page}-{generation}", payload=payload, writer_id="server", extent=extent
         )
 
-    def pass_fd(self, slab_id: str, timeout: float) -> int:
+    def pass_slab(self, slab_id: str, timeout: float) -> PassedSlab:
         self.opened += 1
-        return os.dup(self.slab.fd)
+        return passed(os.dup(self.slab.fd))
 
 
 @pytest.fixture
@@ -105,7 +110,7 @@ def writer() -> Iterator[Writer]:
 
 @pytest.fixture
 def opener(writer: Writer) -> SharedMemoryOpener:
-    return SharedMemoryOpener(writer.pass_fd)
+    return SharedMemoryOpener(writer.pass_slab)
 
 
 class TestSharedMemory:
@@ -186,7 +191,7 @@ class TestSharedMemory:
 
     def test_only_a_lease_beside_another_is_mapped_anew(self) -> None:
         writer = Writer(name="to-be-counted")
-        opener, lease = SharedMemoryOpener(writer.pass_fd), writer.lease(b"a")
+        opener, lease = SharedMemoryOpener(writer.pass_slab), writer.lease(b"a")
 
         def maps() -> int:
             return Path("/proc/self/maps").read_text().count("to-be-counted")
@@ -204,7 +209,7 @@ class TestSharedMemory:
 
     def test_leases_of_memory_that_cannot_be_written_to_share_the_map(self) -> None:
         writer = Writer(name="to-be-read")
-        opener = SharedMemoryOpener(writer.pass_fd, mode=MapMode.READ_ONLY)
+        opener = SharedMemoryOpener(writer.pass_slab, mode=MapMode.READ_ONLY)
         lease = writer.lease(b"a")
         first = opener.open(lease, until=NEVER)
         before = Path("/proc/self/maps").read_text().count("to-be-read")
@@ -225,7 +230,7 @@ class TestSharedMemory:
         def refuse(address: int, size_bytes: int) -> int:
             raise OSError("madvise")
 
-        monkeypatch.setattr(shared_memory, "drop_dirtied", refuse)
+        monkeypatch.setattr(maps, "drop_dirtied", refuse)
         with pytest.raises(OSError, match="madvise"):
             first.vacate()
 
@@ -308,23 +313,23 @@ class TestSharedMemory:
     def test_refuses_a_descriptor_that_is_no_slab(self, writer: Writer, tmp_path: Path) -> None:
         other = tmp_path / "other"
         other.write_bytes(b"x" * CONTROL_BYTES)
-        opener = SharedMemoryOpener(lambda slab_id, timeout: os.open(other, os.O_RDONLY))
+        opener = SharedMemoryOpener(lambda slab_id, timeout: passed(os.open(other, os.O_RDONLY)))
 
         with pytest.raises(SlabOpenError):
             opener.open(writer.lease(b"a"), until=NEVER)
 
     def test_refuses_a_slab_that_its_writer_could_shrink(self, writer: Writer) -> None:
-        def unsealed(slab_id: str, timeout: float) -> int:
+        def unsealed(slab_id: str, timeout: float) -> PassedSlab:
             fd = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
             os.truncate(fd, CONTROL_BYTES + PAGE)
-            return fd
+            return passed(fd)
 
         with pytest.raises(SlabOpenError, match="not sealed against shrinking"):
             SharedMemoryOpener(unsealed).open(writer.lease(b"a"), until=NEVER)
 
     def test_keeps_no_descriptor_of_a_slab_that_it_refused(self, writer: Writer) -> None:
-        def unsealed(slab_id: str, timeout: float) -> int:
-            return os.memfd_create("unsealed")
+        def unsealed(slab_id: str, timeout: float) -> PassedSlab:
+            return passed(os.memfd_create("unsealed"))
 
         lease = writer.lease(b"a")
         gc.collect()  # what other tests left goes now, and not in between
@@ -336,7 +341,7 @@ class TestSharedMemory:
 
     def test_unmaps_a_retired_slab_with_the_last_lease_on_it(self) -> None:
         writer = Writer(name="to-be-retired")
-        opener = SharedMemoryOpener(writer.pass_fd)
+        opener = SharedMemoryOpener(writer.pass_slab)
         first = opener.open(writer.lease(b"a", page=0), until=NEVER)
         last = opener.open(writer.lease(b"b", page=1), until=NEVER)
         writer.slab.close()
@@ -352,7 +357,7 @@ class TestSharedMemory:
         assert "to-be-retired" not in Path("/proc/self/maps").read_text()
 
     def test_unmaps_a_slab_that_is_gone_with_the_last_lease_on_it(self, writer: Writer) -> None:
-        opener = SharedMemoryOpener(writer.pass_fd)
+        opener = SharedMemoryOpener(writer.pass_slab)
         opened = opener.open(writer.lease(b"a"), until=NEVER)
         slab_id = writer.slab.slab_id
         opener.forget([slab_id, "never-mapped"])
@@ -377,7 +382,7 @@ class TestSharedMemory:
         assert opener.slab_count == 1
 
     def test_a_read_only_map_can_not_be_written_to(self, writer: Writer) -> None:
-        opener = SharedMemoryOpener(writer.pass_fd, mode=MapMode.READ_ONLY)
+        opener = SharedMemoryOpener(writer.pass_slab, mode=MapMode.READ_ONLY)
         opened = opener.open(writer.lease(b"a"), until=NEVER)
 
         assert opened.buffer.readonly
@@ -392,12 +397,12 @@ class SlowBroker:
         self.asked: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.answers: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
 
-    def __call__(self, slab_id: str, timeout: float) -> int:
+    def __call__(self, slab_id: str, timeout: float) -> PassedSlab:
         self.asked.put(slab_id)
         error = self.answers.get(timeout=30)
         if error is not None:
             raise error
-        return self.writer.pass_fd(slab_id, timeout)
+        return self.writer.pass_slab(slab_id, timeout)
 
 
 class TestManyThreads:
@@ -452,8 +457,10 @@ class TestManyThreads:
         assert there.extent is not None
         there = replace(there, extent=replace(there.extent, slab_id="other"))
 
-        def get_slab(slab_id: str, timeout: float) -> int:
-            return broker(slab_id, timeout) if slab_id == "slab" else os.dup(other.slab.fd)
+        def get_slab(slab_id: str, timeout: float) -> PassedSlab:
+            return (
+                broker(slab_id, timeout) if slab_id == "slab" else other.pass_slab(slab_id, timeout)
+            )
 
         opener = SharedMemoryOpener(get_slab)
         with ThreadPoolExecutor(1) as threads:
@@ -474,7 +481,7 @@ class TestPages:
     def test_exactly_the_dirtied_pages_are_dropped(self, dirtied: set[int]) -> None:
         writer = Writer(pages=40)
         writer.lease(bytes(40 * PAGE))
-        opened = SharedMemoryOpener(writer.pass_fd).open(
+        opened = SharedMemoryOpener(writer.pass_slab).open(
             writer.lease(b"a" * 40 * PAGE), until=NEVER
         )
         for page in dirtied:
@@ -486,7 +493,7 @@ class TestPages:
 
     def test_many_scattered_pages_are_all_dropped(self) -> None:
         writer = Writer(pages=2000)
-        opened = SharedMemoryOpener(writer.pass_fd).open(
+        opened = SharedMemoryOpener(writer.pass_slab).open(
             writer.lease(b"a" * 2000 * PAGE), until=NEVER
         )
         for page in range(0, 2000, 3):
@@ -774,8 +781,9 @@ class TestBuffers:
 
 class TestOwnPayload:
     def test_a_copy_outlives_the_slab(self, writer: Writer) -> None:
-        opener = SharedMemoryOpener(writer.pass_fd, mode=MapMode.READ_ONLY)
-        copy = OwnPayload(opener.open(writer.lease(b"abc"), until=NEVER))
+        opener = SharedMemoryOpener(writer.pass_slab, mode=MapMode.READ_ONLY)
+        lease = writer.lease(b"abc")
+        copy = OwnPayload(opener.open(lease, until=NEVER), lease.payload.columns)
 
         writer.lease(b"xyz", generation=4)
 
@@ -784,18 +792,19 @@ class TestOwnPayload:
         assert copy.is_current()
 
     def test_a_copy_of_room_that_was_reused_meanwhile_says_so(self, writer: Writer) -> None:
-        opener = SharedMemoryOpener(writer.pass_fd, mode=MapMode.READ_ONLY)
-        opened = opener.open(writer.lease(b"abc"), until=NEVER)
+        opener = SharedMemoryOpener(writer.pass_slab, mode=MapMode.READ_ONLY)
+        lease = writer.lease(b"abc")
+        opened = opener.open(lease, until=NEVER)
         writer.slab.mark(0, 3)
 
-        assert not OwnPayload(opened).is_current()
+        assert not OwnPayload(opened, lease.payload.columns).is_current()
 
     def test_streamed_bytes_are_not_copied_again_and_never_reused(self) -> None:
         pool = BufferPool()
         opener, lease = a_stream(Streams(DATA), pool)
         opened = opener.open(lease, until=NEVER)
 
-        own = OwnPayload(opened)
+        own = OwnPayload(opened, lease.payload.columns)
         own.vacate()
 
         assert own.buffer is opened.buffer

@@ -13,14 +13,17 @@ import pytest
 from tests.client.test_line import Broker, a_line
 from tests.client.test_line_mail import a_shard
 
+from teacher_logits.device_probe import Probe
 from teacher_logits.errors import (
     DeadlinePassedError,
+    HostCopyNeededError,
     PayloadConflictError,
     PoolFullError,
     ServerUnreachableError,
 )
 from teacher_logits.keys import PayloadKey
 from teacher_logits.payload import Payload
+from teacher_logits.payload_room import HostRoom
 from teacher_logits.pool import PAGE_BYTES
 from teacher_logits.slab import CONTROL_BYTES, is_retired
 from teacher_logits.terms import Reservation, RoomFreed
@@ -28,6 +31,8 @@ from teacher_logits.v1 import line_pb2
 from teacher_logits.wire_errors import to_status
 from teacher_logits.wire_steps import mail_to_wire, reservation_to_wire
 from teacher_logits_client.claims import Claim, Sealing
+from teacher_logits_client.config import HostCopies
+from teacher_logits_client.device_slab_maker import DeviceSlabMaker
 from teacher_logits_client.freed_mail import FreedMail
 from teacher_logits_client.own_slabs import OwnSlabs
 from teacher_logits_client.publisher_room import PublisherRoom
@@ -37,7 +42,7 @@ if TYPE_CHECKING:
     from teacher_logits_client.calls.registry import RegistryCalls
 
 SOON, LONG = 0.1, 30.0
-GOOD = Sealing(bad_row_count=0, valid_count=None, digest="")
+GOOD = Sealing(columns=(), bad_row_count=0, valid_count=None, digest="")
 
 
 @dataclass
@@ -52,6 +57,11 @@ class Desk:
     holders: str = ""
     asked: list[str] = field(default_factory=list)
     slab_sizes: dict[str, int] = field(default_factory=dict)
+    #: What a reserve says of copies on the host, and what seals must say of them.
+    hints_copy: bool = False
+    needs_copy: bool = False
+    seals: list[bool] = field(default_factory=list)
+    handles: dict[str, bytes] = field(default_factory=dict)
 
     def run(self) -> None:
         while True:
@@ -69,12 +79,19 @@ class Desk:
         if kind in self.unanswered:
             return
         reply = line_pb2.LineReply(call_id=request.call_id)
-        if kind in self.refused:
+        if kind == "seal":
+            self.seals.append(request.seal.host_copy)
+        if kind == "seal" and self.needs_copy and not request.seal.host_copy:
+            reply.status = to_status(HostCopyNeededError("copy it")).SerializeToString()
+        elif kind in self.refused:
             reply.status = to_status(self.refused[kind]).SerializeToString()
         elif kind == "reserve":
             step = request.reserve.payload.key.step
             reservation = Reservation(
-                payload_id=f"p-{step}", is_repeat=False, lowest_open_step=step
+                payload_id=f"p-{step}",
+                is_repeat=False,
+                lowest_open_step=step,
+                host_copy=self.hints_copy,
             )
             reply.reserve.CopyFrom(reservation_to_wire(reservation))
         else:
@@ -85,6 +102,7 @@ class Desk:
                 reply.abandon.is_sealed = request.abandon.payload_id in self.sealed
             elif kind == "put_slab":
                 self.slab_sizes[request.put_slab.slab_id] = request.put_slab.size_bytes
+                self.handles[request.put_slab.slab_id] = request.put_slab.device.handle
         self.broker.answer(reply)
 
     def free(self, *steps: int) -> None:
@@ -95,7 +113,13 @@ class Desk:
 
 @contextmanager
 def slabs(
-    folder: Path, *, pages: int = 1, check_memory: Callable[[int], None] = lambda size: None
+    folder: Path,
+    *,
+    pages: int = 1,
+    slab_pages: int | None = None,
+    check_memory: Callable[[int], None] = lambda size: None,
+    probe: Probe | None = None,
+    host_copies: HostCopies = HostCopies.AS_NEEDED,
 ) -> Iterator[tuple[OwnSlabs, Desk]]:
     mail = FreedMail()
     with a_line(folder, on_mail=mail.put) as (line, broker), ThreadPoolExecutor(1) as pool:
@@ -108,9 +132,16 @@ def slabs(
             registry=cast("RegistryCalls", None),
             mail=mail,
             room=PublisherRoom(
-                pool_size_bytes=pages * PAGE_BYTES, slab_size_bytes=pages * PAGE_BYTES
+                pool_size_bytes=pages * PAGE_BYTES,
+                slab_size_bytes=(slab_pages or pages) * PAGE_BYTES,
             ),
-            maker=SlabMaker(check_memory=check_memory),
+            maker=(
+                SlabMaker(check_memory=check_memory)
+                if probe is None
+                else DeviceSlabMaker(probe.memory, probe.device)
+            ),
+            host_copies=host_copies,
+            probe=probe,
         )
         try:
             yield way, desk
@@ -133,19 +164,20 @@ def a_claim(step: int, size_bytes: int = 100) -> Claim:
 
 def slot_of(way: OwnSlabs, payload_id: str) -> int:
     """What the control page says of a payload's room."""
-    held = way._room.find(payload_id)
+    held = way.room.table.find(payload_id)
     assert held is not None
-    return way._slabs[held.extent.slab_id].generation(held.extent.slot)
+    return way.room.shelf[held.extent.slab_id].generation(held.extent.slot)
 
 
 def test_readers_are_let_in_by_the_seal_and_kept_out_before_and_after(tmp_path: Path) -> None:
     with slabs(tmp_path) as (way, desk):
         granted = way.reserve(a_claim(0), until=monotonic() + LONG)
-        granted.room[:3] = b"abc"
+        assert isinstance(granted.room, HostRoom)
+        granted.room.view[:3] = b"abc"
         assert slot_of(way, "p-0") == 1
         way.seal("p-0", GOOD, until=monotonic() + LONG)
         assert slot_of(way, "p-0") == 2
-        held = way._room.find("p-0")
+        held = way.room.table.find("p-0")
         assert held is not None
         desk.free(0)
         way.reserve(a_claim(1), until=monotonic() + LONG)
@@ -245,18 +277,17 @@ def test_a_seal_may_be_tried_again_and_was_heard_if_its_room_is_free_meanwhile(
 def test_a_refused_seal_frees_its_room_and_keeps_readers_out(tmp_path: Path) -> None:
     with slabs(tmp_path) as (way, desk):
         way.reserve(a_claim(0), until=monotonic() + LONG)
-        held = way._room.find("p-0")
+        held = way.room.table.find("p-0")
         assert held is not None
         desk.refused = {"seal": PayloadConflictError("other bytes")}
         with pytest.raises(PayloadConflictError):
             way.seal("p-0", GOOD, until=monotonic() + LONG)
-        assert way._slabs[held.extent.slab_id].generation(held.extent.slot) == 3
+        assert way.room.shelf[held.extent.slab_id].generation(held.extent.slot) == 3
         assert way.usage().free_bytes == PAGE_BYTES
 
 
 def test_an_idle_slab_makes_way_for_a_payload_of_another_size(tmp_path: Path) -> None:
-    with slabs(tmp_path, pages=4) as (way, desk):
-        way._room = PublisherRoom(pool_size_bytes=4 * PAGE_BYTES, slab_size_bytes=PAGE_BYTES)
+    with slabs(tmp_path, pages=4, slab_pages=1) as (way, desk):
         for step in range(2):
             way.reserve(a_claim(step), until=monotonic() + LONG)
             way.abandon(f"p-{step}", until=monotonic() + LONG)
@@ -279,14 +310,13 @@ def test_where_there_is_no_memory_it_waits_for_what_is_held_or_says_so(tmp_path:
     def none_left(size: int) -> None:
         raise PoolFullError("no memory", facts={"need_bytes": size})
 
-    with slabs(tmp_path, pages=2, check_memory=none_left) as (way, desk):
-        way._room = PublisherRoom(pool_size_bytes=2 * PAGE_BYTES, slab_size_bytes=PAGE_BYTES)
+    with slabs(tmp_path, pages=2, slab_pages=1, check_memory=none_left) as (way, desk):
         with pytest.raises(PoolFullError, match="no memory"):
             way.reserve(a_claim(0), until=monotonic() + LONG)
-        way._maker = SlabMaker(check_memory=lambda size: None)
+        way.room.shelf.maker = SlabMaker(check_memory=lambda size: None)
         way.reserve(a_claim(0), until=monotonic() + LONG)
         way.seal("p-0", GOOD, until=monotonic() + LONG)
-        way._maker = SlabMaker(check_memory=none_left)
+        way.room.shelf.maker = SlabMaker(check_memory=none_left)
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(way.reserve, a_claim(1), until=monotonic() + LONG)
             desk.free(0)
@@ -296,14 +326,13 @@ def test_where_there_is_no_memory_it_waits_for_what_is_held_or_says_so(tmp_path:
 def test_a_slab_with_sealed_payloads_is_left_as_it_is_when_its_publisher_closes(
     tmp_path: Path,
 ) -> None:
-    with slabs(tmp_path, pages=2) as (way, desk):
-        way._room = PublisherRoom(pool_size_bytes=2 * PAGE_BYTES, slab_size_bytes=PAGE_BYTES)
+    with slabs(tmp_path, pages=2, slab_pages=1) as (way, desk):
         del desk
         for step in range(2):
             way.reserve(a_claim(step), until=monotonic() + LONG)
         way.seal("p-0", GOOD, until=monotonic() + LONG)
-        kept = {slab_id: os.dup(slab.fd) for slab_id, slab in way._slabs.items()}
-        sealed = way._room.find("p-0")
+        kept = {slab_id: os.dup(slab.fd) for slab_id, slab in way.room.shelf._slabs.items()}
+        sealed = way.room.table.find("p-0")
         assert sealed is not None
         way.close()
         for slab_id, fd in kept.items():

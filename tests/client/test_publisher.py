@@ -330,7 +330,7 @@ def test_a_pool_that_stays_full_says_what_it_waits_for(service: Service) -> None
 def test_a_payload_larger_than_the_pool_is_refused_at_once(service: Service) -> None:
     rows = torch.zeros(ROWS, 60, dtype=torch.int64)
     with publishing(service, pool=4096) as (_, publisher):
-        with pytest.raises(PoolFullError, match="can never fit"):
+        with pytest.raises(PayloadInvalidError, match="can never fit"):
             publisher.reserve(0, input_ids=rows)
 
 
@@ -387,7 +387,7 @@ def test_a_partial_batch_is_cut_at_its_real_rows(service: Service) -> None:
             tl.select_top_k(logits, out=draft)  # the padding row is passed over
         name = publisher.profile.teacher_id
         with client.open_session(a_student(name)) as session, session.acquire(step=0) as batch:
-            assert batch.real_rows == 3
+            assert batch.real_row_count == 3
             assert same(batch.columns, expected(ids[:3], lengths[:3], logits[:3]))
 
 
@@ -558,6 +558,27 @@ def test_reserve_refuses_what_makes_no_sense(service: Service) -> None:
             asked = {"step": 0, "input_ids": ids, "lengths": lengths, **given}
             with pytest.raises(PayloadInvalidError, match=words):
                 publisher.reserve(**asked)  # type: ignore[arg-type]
+
+
+def test_logits_of_a_wider_head_than_the_profile_says_are_refused(service: Service) -> None:
+    ids, lengths, logits = some_rows(0)
+    wide = torch.nn.functional.pad(logits, (0, 1))
+    with publishing(service) as (_, publisher):
+        with publisher.reserve(0, input_ids=ids, lengths=lengths) as draft:
+            with pytest.raises(PayloadInvalidError, match=r"57 columns.*head_rows=56"):
+                tl.select_top_k(wide, out=draft)
+            tl.select_top_k(logits[..., :VOCABULARY], out=draft)  # a head that was cut is fine
+
+
+def test_a_rank_of_padding_alone_finds_no_rows_to_publish(service: Service) -> None:
+    with publishing(service, batch_grid=a_grid(2), data_parallel_rank=1) as (_, publisher):
+        assert publisher.rows_of_step() == range(2, 4)
+        assert publisher.rows_of_step(3) == range(2, 3)
+        assert not publisher.rows_of_step(2)
+        with pytest.raises(PayloadInvalidError, match="rows_of_step"):
+            publisher.reserve(0, lengths=[1, 1], real_rows=2)
+        with pytest.raises(PayloadInvalidError, match="give 1 to 4"):
+            publisher.rows_of_step(5)
 
 
 def test_a_remote_publisher_waits_for_room_of_the_server_s(service: Service) -> None:

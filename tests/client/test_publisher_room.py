@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teacher_logits.errors import PoolFullError
+from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.payload import Extent
 from teacher_logits.pool import PAGE_BYTES, Growth
 from teacher_logits_client.publisher_room import Full, PublisherRoom
@@ -96,7 +96,7 @@ def test_room_that_is_only_written_to_is_not_outstanding() -> None:
 
 def test_what_can_never_fit_is_refused_with_its_numbers() -> None:
     room = a_room(2)
-    with pytest.raises(PoolFullError, match="raise pool_size_bytes") as raised:
+    with pytest.raises(PayloadInvalidError, match="raise pool_size_bytes") as raised:
         room.check_fits(2 * PAGE + 1)
     assert raised.value.facts["need_bytes"] == 2 * PAGE + 1
     assert raised.value.facts["budget_bytes"] == 2 * PAGE

@@ -41,7 +41,9 @@ class TestChecks:
             ready(broker, shards_of(IDS, (5, 3)))
             wrong = [*IDS[4:6], [1, *IDS[6][1:]], IDS[7]]
             wrong[2][0] = (IDS[6][0] + 1) % 16
-            with pytest.raises(AlignmentError, match=r"in 1 of 3 rows \(6\): row 6") as caught:
+            with pytest.raises(
+                AlignmentError, match=r"publisher registered other.* in 1 of 3 rows \(6\)"
+            ) as caught:
                 session.acquire(step=7, input_ids=wrong)
             assert caught.value.facts["row"] == 6
             for _ in range(2):
@@ -61,7 +63,7 @@ class TestChecks:
             again = [broker.lease(each) for each in shards]
             cast("StepCalls", session._calls).grant(a_grant(7, again, real_rows=8))
             with session.acquire(step=7, input_ids=IDS[4:]) as batch:
-                assert batch.real_rows == 4
+                assert batch.real_row_count == 4
             assert {broker.released.get(timeout=LONG) for _ in again} == {"l-2", "l-3"}
             assert len(broker.unread) == 2
 
@@ -81,7 +83,9 @@ class TestChecks:
         with local_session(tmp_path, profile=rank(1)) as (session, broker):
             ready(broker, [shard_of(IDS)])
             windows = [[0, len(IDS[4])], [1, 1], [0, 1], [0, 1]]
-            with pytest.raises(AlignmentError, match=r"row 5 was scored at \d positions from 0"):
+            with pytest.raises(
+                AlignmentError, match=r"row 5 was registered at \d positions from 0"
+            ):
                 session.acquire(step=7, input_ids=IDS[4:], windows=windows)
 
     def test_refuse_fewer_entries_and_take_more(self, tmp_path: Path) -> None:

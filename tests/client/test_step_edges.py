@@ -120,7 +120,7 @@ def test_a_partial_last_step_has_ranks_of_padding_alone(client: tl.Client, way: 
                 assert batch.global_count is not None
                 (loss / batch.global_count).backward()
                 total, counted = total + loss.item(), counted + int(count)
-                if batch.real_rows == 0:
+                if batch.real_row_count == 0:
                     assert (loss.item(), int(count)) == (0.0, 0)
                     assert student.grad is not None
                     assert not student.grad.any()
@@ -148,7 +148,7 @@ def test_a_step_that_its_reader_refused_is_there_until_it_was_read(
                 session.acquire(step=0, input_ids=ids.flip(0), lengths=lengths.flip(0))
             assert session._returner.wait(LONG)
         with session.acquire(step=0, input_ids=ids, lengths=lengths, timeout=LONG) as batch:
-            assert batch.real_rows == len(ids)
+            assert batch.real_row_count == len(ids)
         assert session._returner.wait(LONG)
         with pytest.raises(PayloadRetiredError):
             session.acquire(step=0, timeout=LONG)

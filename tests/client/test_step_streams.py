@@ -65,6 +65,14 @@ class TestStreams:
 
             assert calls.streamed.count("l-p-8-0") == calls.streamed.count("l-p-9-0") == 1
 
+    def test_of_a_step_that_is_not_complete_are_not_spoken_of(self) -> None:
+        with streamed_session(profile=rank(1)) as (session, calls):
+            calls.grant(a_grant(7, streamed(calls, [shard_of(IDS)], RANK_1), real_rows=8))
+            with session.acquire(step=7, timeout=LONG):
+                pass
+            with pytest.raises(DeadlinePassedError, match="step 8 is not complete after"):
+                session.acquire(step=8, timeout=0.05)
+
     def test_that_are_late_end_with_the_deadline_and_are_there_later(self) -> None:
         with streamed_session(profile=rank(1)) as (session, calls):
             calls.grant(a_grant(7, streamed(calls, [shard_of(IDS)], RANK_1), real_rows=8))
@@ -73,7 +81,7 @@ class TestStreams:
             calls.gate.clear()
             leases = streamed(calls, [shard_of(IDS, step=8)], RANK_1)
             calls.grant(a_grant(8, leases, real_rows=8))
-            with pytest.raises(DeadlinePassedError, match="for step 8, and it is not complete"):
+            with pytest.raises(DeadlinePassedError, match="step 8 is complete, and its bytes"):
                 session.acquire(step=8, timeout=SOON)
             calls.gate.set()
             with session.acquire(step=8, timeout=LONG) as batch:

@@ -25,7 +25,8 @@ class TestRows:
         self, tmp_path: Path, sizes: tuple[int, ...]
     ) -> None:
         with rank_1(tmp_path, sizes) as batch:
-            assert (batch.step, batch.rows, batch.row_count, batch.real_rows) == (7, RANK_1, 4, 4)
+            assert (batch.step, batch.rows) == (7, RANK_1)
+            assert (batch.row_count, batch.real_row_count) == (4, 4)
             assert torch.equal(batch.columns["topk_ids"], expected(IDS[4:]))
             assert batch.targets.row_offsets.diff().tolist() == [len(row) for row in IDS[4:]]
             assert batch.targets is batch.targets
@@ -84,9 +85,10 @@ class TestPadding:
     def test_comes_last_has_no_positions_and_counts_for_nothing(self, tmp_path: Path) -> None:
         with rank_1(tmp_path, (5,), real_rows=5) as batch:
             first, second = batch.micro_batches()
-            assert (batch.row_count, batch.real_rows) == (4, 1)
+            assert (batch.row_count, batch.real_row_count) == (4, 1)
             assert (first.row_count, first.real_row_count) == (2, 1)
             assert (second.row_count, second.real_row_count) == (2, 0)
+            assert (first.index, second.index) == (slice(0, 1), slice(2, 2))
             assert first.targets.row_offsets.diff().tolist() == [len(IDS[4]), 0]
             assert not first.copied
             assert second.targets.topk_ids.shape == (0, K)
@@ -111,7 +113,7 @@ class TestPadding:
                 loss, count = tl.losses.forward_kl(logits, targets)
                 loss.backward()
 
-                assert (batch.real_rows, float(loss.detach()), int(count)) == (0, 0.0, 0)
+                assert (batch.real_row_count, float(loss.detach()), int(count)) == (0, 0.0, 0)
                 assert targets.topk_ids.shape == (0, K)
                 assert targets.row_offsets.tolist() == [0] * 5
 

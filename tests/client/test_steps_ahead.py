@@ -26,6 +26,8 @@ from teacher_logits.tensors import column_tensors
 from teacher_logits.terms import Verdict
 from teacher_logits_client.columns import LeasedColumns
 from teacher_logits_client.leased_targets import Made
+from teacher_logits_client.openers import View
+from teacher_logits_client.openers.host_payload import HostPayload
 from teacher_logits_client.row_columns import Part
 from teacher_logits_client.step_grants import OpenedGrant
 
@@ -199,7 +201,7 @@ def test_row_offsets_that_leave_the_payload_are_refused() -> None:
     data = bytearray(shard.data)
     column_tensors(data, shard.payload.columns)[ColumnKind.ROW_OFFSETS][5] = 1 << 40
     made = Made(what="it", again="it", facts={})
-    columns = LeasedColumns(shard.payload, memoryview(data), made, watch=None)
+    columns = LeasedColumns(shard.payload, HostPayload(memoryview(data)), made, watch=None)
     with pytest.raises(PayloadInvalidError, match="row_offsets put rows 2 to 4"):
         Part(shard.payload, columns, first=2, row_count=3)
 
@@ -209,10 +211,11 @@ def test_a_column_is_made_when_it_is_asked_for_and_not_after_the_end() -> None:
     made = Made(what="lease 5 of payload 7", again="the payload", facts={})
     watched: list[str] = []
 
-    def watch(name: str, view: memoryview) -> None:
+    def watch(name: str, view: View) -> None:
         watched.append(name)  # and say that the lease is gone
 
-    columns = LeasedColumns(shard.payload, memoryview(shard.data), made, watch=watch)
+    memory = HostPayload(memoryview(shard.data))
+    columns = LeasedColumns(shard.payload, memory, made, watch=watch)
     assert len(columns) == 9
     assert watched == []
     with pytest.raises(LeaseLostError, match="lease 5 of payload 7 is closed"):

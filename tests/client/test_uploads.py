@@ -16,6 +16,7 @@ from teacher_logits.errors import (
     ServerUnreachableError,
     StreamBrokenError,
 )
+from teacher_logits.payload_room import HostRoom
 from teacher_logits.terms import Reservation
 from teacher_logits.v1 import registry_service_pb2
 from teacher_logits_client.calls.registry import RegistryCalls, _named, chunk
@@ -82,7 +83,9 @@ def uploads(server: Server) -> Uploads:
 def test_a_broken_upload_goes_on_where_the_server_is(breaks: tuple[int, ...]) -> None:
     server = Server(*breaks)
     way = uploads(server)
-    room = way.reserve(a_claim(0, SIZE), until=monotonic() + LONG).room
+    granted = way.reserve(a_claim(0, SIZE), until=monotonic() + LONG).room
+    assert isinstance(granted, HostRoom)
+    room = granted.view
     room[:] = bytes(n % 251 for n in range(SIZE))
     way.seal("p-0", GOOD, until=monotonic() + LONG)
     assert server.data == room

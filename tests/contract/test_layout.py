@@ -14,6 +14,7 @@ from teacher_logits.layout import (
     COLUMN_RULES,
     ColumnKind,
     ElementType,
+    is_on_device,
     lay_out,
     round_up,
     top_k_columns,
@@ -122,3 +123,15 @@ def test_log_probabilities_are_no_whole_numbers(value_type: ElementType) -> None
         )
 
     assert caught.value.facts == {"value_type": value_type.value}
+
+
+class TestOnADevice:
+    def test_lie_the_columns_over_positions_and_no_others(self) -> None:
+        rows = {
+            ColumnKind.ROW_OFFSETS,
+            ColumnKind.ROW_WINDOWS,
+            ColumnKind.ROW_DIGESTS,
+            ColumnKind.ROW_STATUS,
+        }
+
+        assert {kind for kind in ColumnKind if not is_on_device(kind)} == rows

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from teacher_logits.errors import PoolFullError
+from teacher_logits.errors import PayloadInvalidError, PoolFullError
 from teacher_logits.payload import Extent
 from teacher_logits.pool import PAGE_BYTES as PAGE
 from teacher_logits.pool import Growth, Pool
@@ -74,7 +74,7 @@ class TestReserving:
         made = pool()
         made.check_fits(16 * PAGE)
 
-        with pytest.raises(PoolFullError, match=r"never.*--pool-size") as caught:
+        with pytest.raises(PayloadInvalidError, match=r"never.*--pool-size") as caught:
             made.reserve(16 * PAGE + 1)
 
         assert caught.value.facts == {
@@ -110,7 +110,7 @@ class TestReserving:
         sizes = {"budget_bytes": 1, "slab_size_bytes": 1, "slots_per_slab": 1}
 
         with pytest.raises(ValueError, match="at least 1"):
-            Pool(**{**sizes, name: 0})
+            Pool(**{**sizes, name: 0})  # type: ignore[arg-type]
 
 
 class TestGenerations:

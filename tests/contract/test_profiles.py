@@ -7,7 +7,9 @@ import pytest
 
 from teacher_logits.errors import RequestInvalidError
 from teacher_logits.grid import BatchGrid
-from teacher_logits.profiles import StudentProfile
+from teacher_logits.layout import ElementType
+from teacher_logits.locality import ModelGrid
+from teacher_logits.profiles import StudentProfile, TeacherProfile
 
 GRID = BatchGrid(global_batch_size=4, data_parallel_size=1, micro_batch_size=1)
 
@@ -46,3 +48,44 @@ def test_a_field_of_another_type_is_named_with_its_type(
         StudentProfile(**{"batch_grid": GRID, field: value})  # type: ignore[arg-type]
 
     assert caught.value.facts["argument"] == field
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("data_parallel_rank", True, "data_parallel_rank is True, a bool: give a whole number"),
+        ("top_k", False, "top_k is False, a bool: give a whole number"),
+        ("vocabulary_size", 64.0, "vocabulary_size is 64.0, a float: give a whole number"),
+        ("teacher_id", 7, "teacher_id is 7, a int: give a str"),
+        ("batch_grid", (64, 4, 2), "batch_grid is (64, 4, 2), a tuple: give a BatchGrid"),
+        ("temperatures", (True,), "temperatures has True, a bool: give numbers"),
+    ],
+)
+def test_a_teachers_field_of_another_type_is_named_with_its_type(
+    field: str, value: object, says: str
+) -> None:
+    given: dict[str, object] = {
+        "teacher_id": "teacher",
+        "vocabulary_size": 64,
+        "head_rows": 64,
+        "top_k": 8,
+        "max_row_tokens": 16,
+    }
+    with pytest.raises(RequestInvalidError, match=re.escape(says)):
+        TeacherProfile(**{**given, field: value})  # type: ignore[arg-type]
+    assert TeacherProfile(**given).batch_grid is None  # type: ignore[arg-type]
+
+
+def test_a_bool_is_no_size_of_a_grid() -> None:
+    grid = BatchGrid(global_batch_size=4, data_parallel_size=True, micro_batch_size=1)
+    with pytest.raises(RequestInvalidError, match=r"batch_grid\.data_parallel_size is True"):
+        StudentProfile(batch_grid=grid)
+    model = ModelGrid(node_count=True, gpus_per_node=8)
+    with pytest.raises(RequestInvalidError, match=r"model_grid\.node_count is True"):
+        StudentProfile(batch_grid=GRID, model_grid=model)
+
+
+def test_a_student_that_names_no_value_type_takes_what_there_is() -> None:
+    assert StudentProfile(batch_grid=GRID).value_type is None
+    named = StudentProfile(batch_grid=GRID, value_type="float32")  # type: ignore[arg-type]
+    assert named.value_type is ElementType.FLOAT32

@@ -21,6 +21,7 @@ from teacher_logits.slab import (
     WriterSlab,
     check_extent,
     is_retired,
+    is_sparse,
     read_header,
 )
 
@@ -131,7 +132,7 @@ class TestTheHeader:
         with pytest.raises(SlabOpenError, match="magic"):
             read_header(memoryview(bytes(64)), slab_id="slab", total_bytes=slab.total_bytes)
 
-    @pytest.mark.parametrize(("field", "value"), [(8, 2), (12, 7)])
+    @pytest.mark.parametrize(("field", "value"), [(8, 2), (12, 7), (24, 2)])
     def test_must_be_of_this_release(
         self, slab: WriterSlab, reader: mmap.mmap, field: int, value: int
     ) -> None:
@@ -149,6 +150,59 @@ class TestTheHeader:
             "size_bytes": SIZE,
             "total_bytes": slab.total_bytes + 1,
         }
+
+
+class TestASparseSlab:
+    @pytest.fixture
+    def slab(self) -> Iterator[WriterSlab]:
+        slab = WriterSlab("slab", SIZE, is_sparse=True)
+        yield slab
+        slab.close()
+
+    def test_takes_its_control_page_alone(self, slab: WriterSlab) -> None:
+        assert os.fstat(slab.fd).st_size == slab.total_bytes
+        assert os.fstat(slab.fd).st_blocks * 512 == CONTROL_BYTES
+
+    def test_says_so(self, reader: mmap.mmap) -> None:
+        assert is_sparse(reader)
+        assert read_header(reader, slab_id="slab", total_bytes=CONTROL_BYTES + SIZE) == SIZE
+
+    def test_is_sealed_as_any_other(self, slab: WriterSlab) -> None:
+        with pytest.raises(PermissionError):
+            mmap.mmap(slab.fd, 0)
+
+    def test_takes_nothing_for_a_hole_that_is_read(self, slab: WriterSlab) -> None:
+        before = os.fstat(slab.fd).st_blocks
+
+        assert os.pread(slab.fd, SIZE, CONTROL_BYTES) == bytes(SIZE)
+        assert os.fstat(slab.fd).st_blocks == before
+
+    @pytest.mark.parametrize(
+        ("offset", "size", "holes"),
+        [
+            (0, SIZE, SIZE - 2 * PAGE),
+            (PAGE, 2 * PAGE, 0),
+            (PAGE + 5, 10, 0),
+            (0, PAGE + 5, PAGE),
+            (3 * PAGE, PAGE, PAGE),
+            (PAGE, 0, 0),
+            (SIZE - 1, 1, 1),
+        ],
+    )
+    def test_knows_what_of_it_is_not_yet_memory(
+        self, slab: WriterSlab, offset: int, size: int, holes: int
+    ) -> None:
+        slab.room(EXTENT)[:] = b"\x07" * EXTENT.size_bytes
+
+        assert slab.hole_bytes(offset, size) == holes
+
+    def test_is_told_from_a_whole_one(self) -> None:
+        whole = WriterSlab("whole", SIZE)
+        header = memoryview(os.pread(whole.fd, HEADER_BYTES, 0))
+
+        assert not is_sparse(header)
+        assert whole.hole_bytes(0, SIZE) == 0
+        whole.close()
 
 
 class TestClosing:

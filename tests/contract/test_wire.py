@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teacher_logits import wire, wire_session
+from teacher_logits import wire, wire_session, wire_transport
 from teacher_logits.errors import PayloadInvalidError, RequestInvalidError
 from teacher_logits.grid import BatchGrid
 from teacher_logits.keys import PayloadKey
@@ -211,9 +211,9 @@ class TestRoundTrips:
 
     @given(refusals)
     def test_of_refusals(self, refusal: Refusal) -> None:
-        message = sent(wire_session.refusal_to_wire(refusal))
+        message = sent(wire_transport.refusal_to_wire(refusal))
 
-        assert wire_session.refusal_from_wire(message) == refusal
+        assert wire_transport.refusal_from_wire(message) == refusal
 
     @given(payloads())
     def test_of_payloads(self, payload: Payload) -> None:
@@ -300,7 +300,7 @@ class TestWhatIsRefused:
         )
 
         with pytest.raises(RequestInvalidError, match="BECAUSE"):
-            wire_session.refusal_from_wire(message)
+            wire_transport.refusal_from_wire(message)
 
     def test_a_lease_from_a_source_of_tomorrow(self) -> None:
         with pytest.raises(RequestInvalidError, match="source"):

@@ -66,6 +66,7 @@ CODES = {
     "ProducerLostError": "NOT_FOUND",
     "DeadlinePassedError": "DEADLINE_EXCEEDED",
     "PoolFullError": "RESOURCE_EXHAUSTED",
+    "HostCopyNeededError": "FAILED_PRECONDITION",
     "DrainingError": "UNAVAILABLE",
     "ServerUnreachableError": "UNAVAILABLE",
     "EngineError": "INTERNAL",

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from teacher_logits import wire_steps
+from teacher_logits.device_memory import DeviceProbe, ExportedMemory
 from teacher_logits.errors import ProducerLostError, RequestInvalidError
 from teacher_logits.layout import ElementType, top_k_columns
 from teacher_logits.payload import Extent, Payload
@@ -19,6 +20,7 @@ from teacher_logits.terms import (
     SlabsGone,
     StepFailure,
     StepGrant,
+    WritersCame,
 )
 from teacher_logits.transport import Refusal, RefusalReason, Settlement, Transport
 from teacher_logits.v1 import line_pb2, payload_pb2
@@ -94,7 +96,28 @@ freed = st.builds(
 gone = st.builds(SlabsGone, slab_ids=st.lists(st.text(max_size=8), max_size=3).map(tuple))
 
 
-@given(grants | freed | gone)
+came = st.builds(
+    WritersCame,
+    probes=st.lists(
+        st.builds(
+            DeviceProbe,
+            writer_id=st.text(max_size=8),
+            memory=st.builds(
+                ExportedMemory,
+                handle=st.binary(min_size=64, max_size=64),
+                device_uuid=st.just("GPU-0"),
+                base_offset_bytes=st.just(256),
+                allocation_bytes=st.integers(288, 1 << 40),
+            ),
+            pid_namespace=st.integers(0, 2**64 - 1),
+            host=st.text(max_size=8),
+        ),
+        max_size=3,
+    ).map(tuple),
+)
+
+
+@given(grants | freed | gone | came)
 def test_what_is_sent_ahead_arrives_whole_and_answers_no_call(mail: Mail) -> None:
     packet = wire_steps.mail_to_wire(mail).SerializeToString()
     arrived = line_pb2.LineReply.FromString(packet)

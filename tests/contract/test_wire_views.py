@@ -14,6 +14,7 @@ from teacher_logits.profiles import TeacherProfile
 from teacher_logits.transport import Refusal, RefusalReason, Settlement, Transport
 from teacher_logits.v1 import operator_service_pb2 as messages
 from teacher_logits.views import (
+    DeviceSlabView,
     LeaseView,
     QueueView,
     Reclaimed,
@@ -112,6 +113,17 @@ FULL = ServerView(
         committed_bytes=4,
         used_bytes=5,
         quarantined_bytes=6,
+        device_slabs=(
+            DeviceSlabView(
+                slab_id="slab",
+                writer_id="publisher-0",
+                session_id="s",
+                device_uuid="GPU-0",
+                size_bytes=7,
+                used_bytes=6,
+                reader_count=2,
+            ),
+        ),
     ),
 )
 
@@ -144,6 +156,7 @@ def test_every_field_of_the_messages_is_filled() -> None:
         message.queue,
         *message.steps,
         message.registered,
+        *message.registered.device_slabs,
     )
 
     assert [name for part in parts for name in unset(part)] == []

@@ -209,7 +209,7 @@ def _student(client: tl.Client, transport: str, rank: int) -> Iterator[Work]:
         def learn(step: int) -> None:
             ids = [tokens_of(step, row) for row in own]
             with session.acquire(step=step, input_ids=ids, timeout=PATIENCE_SECONDS) as batch:
-                assert (batch.rows, batch.real_rows) == (own, len(own))
+                assert (batch.rows, batch.real_row_count) == (own, len(own))
                 assert {each.value for each in batch.transports.values()} == {transport}
                 check(batch.columns, step, own)
                 seen: list[int] = []

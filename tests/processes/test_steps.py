@@ -152,7 +152,7 @@ def test_a_partial_last_step_has_its_padding_at_the_end(crew: Crew) -> None:
         own = ids[4 * rank : 4 * rank + 4]
         with session.acquire(step=0, timeout=LONG) as batch:
             assert batch.columns["topk_ids"].tolist() == expected(own)
-            assert (batch.real_rows, batch.row_count) == (len(own), 4)
+            assert (batch.real_row_count, batch.row_count) == (len(own), 4)
             assert batch.targets.row_offsets.diff().tolist() == (
                 [len(row) for row in own] + [0] * (4 - len(own))
             )

@@ -14,6 +14,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 from tests.processes.running import line_of
 from tests.reports.raw import OUR_METHODS, connect_raw
+from tests.reports.tunnels import tunnel
 from tests.transport_suite.contents import every_kind
 from tests.transport_suite.writing import PATIENCE_SECONDS, Embedded, a_profile, embedded_server
 
@@ -92,6 +93,36 @@ def test_t08_the_servers_own_name_boot_id_and_namespaces_open_nothing(
     profile = a_profile(hints=forged, transports=SHARED, locality=locality)
     with pytest.raises((NoCommonTransportError, SessionRefusedError)):
         elsewhere.open_session(profile)
+
+
+@pytest.mark.parametrize("locality", [tl.Locality.PREFER, tl.Locality.REQUIRE])
+def test_t08_a_brokers_packets_through_a_tunnel_lack_what_proves(
+    tmp_path: Path, locality: tl.Locality
+) -> None:
+    """The hello is answered, word for word; the descriptor beside it stays behind."""
+    broker, hidden = tmp_path / "b", tmp_path / "on another node"
+    profile = a_profile(
+        hints=node_hints(),
+        transports=(tl.Transport.SHARED_MEMORY, tl.Transport.STREAM),
+        locality=locality,
+    )
+    with embedded_server(
+        tmp_path, pool_bytes=MIB, listen=("127.0.0.1:0",), broker=str(broker)
+    ) as server:
+        broker.rename(hidden)
+        with (
+            tunnel(broker, hidden, kind=socket.SOCK_SEQPACKET),
+            tl.connect(server.address) as client,
+        ):
+            if locality is tl.Locality.REQUIRE:
+                with pytest.raises(SessionRefusedError, match="SLAB_NOT_MAPPABLE"):
+                    client.open_session(profile)
+                return
+            with client.open_session(profile) as session:
+                (refusal,) = session.refusals
+                assert session.transport is tl.Transport.STREAM
+                assert refusal.reason is RefusalReason.SLAB_NOT_MAPPABLE
+                assert "0 descriptors" in refusal.message
 
 
 # R34: ids alone, and temperatures that are said

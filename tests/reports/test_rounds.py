@@ -14,7 +14,7 @@ from tests.transport_suite.writing import Embedded, a_profile, embedded_server
 import teacher_logits_client as tl
 from teacher_logits.layout import ElementType
 from teacher_logits_client import testing
-from teacher_logits_client.line import Line
+from teacher_logits_client.line import Line, PassedSlab
 
 MIB = 1 << 20
 POOL_BYTES, SLAB_BYTES = MIB, MIB // 4
@@ -36,7 +36,7 @@ def test_t01_what_three_clients_read_in_changing_shapes_leaves_no_room_taken(
     asked: list[str] = []
     honest = Line.get_slab
 
-    def get_slab(line: Line, slab_id: str, timeout: float) -> int:
+    def get_slab(line: Line, slab_id: str, timeout: float) -> PassedSlab:
         asked.append(slab_id)
         return honest(line, slab_id, timeout)
 

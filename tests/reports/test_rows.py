@@ -27,11 +27,14 @@ LIFETIMES = "client/test_lifetimes.py"
 PROCESSES = "client/test_processes.py"
 ERRORS = "contract/test_wire_errors.py"
 SOURCE = "packaging/test_source_rules.py"
+BROKER = "reports/test_broken_broker.py"
 CONFIG = "server/test_config.py"
 ENGINE = "server/test_custom_engine.py"
 TRANSFORMERS = "server/test_transformers_engine.py"
 CONNECTIONS = "reports/test_connections.py"
 PREFIXES = "reports/test_prefixes.py"
+NAMESPACES = "reports/test_namespaces.py"
+PARITY = "reports/test_parity.py"
 REGISTERED = "reports/test_registered.py"
 ROUNDS = "reports/test_rounds.py"
 ROOM = "transport_suite/test_room.py"
@@ -57,10 +60,27 @@ REGISTRY = "server/test_registry_service.py"
 LEDGER = "server/test_registered.py"
 BULK = "server/test_bulk.py"
 EXPORTERS = "server/test_exporters.py"
+DEVICE_BUFFERS = "cuda/test_buffers.py"
+DEVICE_COUNTS = "cuda/test_counts.py"
+DEVICE_ORDER = "cuda/test_order.py"
+DEVICE_REFUSALS = "cuda/test_refusals.py"
+DEVICE_ROOMS = "cuda/test_rooms.py"
 BULK_BENCH = "bench/test_bulk_bench.py"
 REPORTS_BENCH = "bench/test_reports_bench.py"
 
-NAMED_AFTER_ROWS = (BYTES, CONNECTIONS, COST, PREFIXES, REGISTERED, ROUNDS, SERVICE, VALUES)
+NAMED_AFTER_ROWS = (
+    BROKER,
+    BYTES,
+    CONNECTIONS,
+    COST,
+    NAMESPACES,
+    PARITY,
+    PREFIXES,
+    REGISTERED,
+    ROUNDS,
+    SERVICE,
+    VALUES,
+)
 
 ROWS: dict[str, list[tuple[str, str]]] = {
     # A handle of another node, found out in the middle of training.
@@ -173,6 +193,14 @@ ROWS: dict[str, list[tuple[str, str]]] = {
     # A teacher that dropped the last token.
     "R28": [
         (STEP_CHECKS, "test_refuse_a_teacher_that_dropped_the_last_token"),
+        (PARITY, "test_without_its_last_token_is_refused_before_anything_is_compared"),
+        (PARITY, "test_r28_the_same_numbers_are_called_so"),
+        (
+            PARITY,
+            "test_r28_a_teacher_that_is_one_token_late_is_found_which_no_guard_of_a_payload_can",
+        ),
+        (PARITY, "test_r28_a_script_learns_it_from_the_exit_code"),
+        (PARITY, "test_r28_a_temperature_that_was_applied_already_is_found"),
     ],
     # Hundreds of payloads alive.
     "R29": [
@@ -198,6 +226,19 @@ ROWS: dict[str, list[tuple[str, str]]] = {
         (VALUES, "test_r35_a_teacher_that_fails_is_an_error_and_never_data"),
         (VALUES, "test_r35_a_neighbour_of_a_request_that_fails_gets_its_own_answer"),
         (GUARDS, "test_scores_that_are_one_token_off_are_refused"),
+    ],
+    # Containers that share a node and no PID namespace.
+    "R37": [
+        (DEVICE_REFUSALS, "test_another_pid_namespace_is_named_and_streamed_to_or_refused"),
+        (
+            NAMESPACES,
+            "test_t08_other_namespaces_and_another_boot_id_keep_nobody_from_memory_that_is_shared",
+        ),
+    ],
+    # A topology on which no handle opens.
+    "R39": [
+        (DEVICE_REFUSALS, "test_under_prefer_the_rank_is_streamed_to_and_told_why"),
+        (DEVICE_REFUSALS, "test_through_host_copies_it_is_local_all_the_same"),
     ],
     # A limit of 4 MiB.
     "R41": [
@@ -259,16 +300,51 @@ ROWS: dict[str, list[tuple[str, str]]] = {
         (ROUNDS, "test_t01_what_three_clients_read_in_changing_shapes_leaves_no_room_taken"),
         (OPENERS, "test_maps_a_slab_once_whatever_comes_in_it"),
     ],
+    # Memory that is read before it was written.
+    "T07": [
+        (DEVICE_ORDER, "test_a_seal_waits_for_what_the_writers_stream_was_given"),
+        (DEVICE_ORDER, "test_every_publication_waits_and_not_only_the_first_of_a_slab"),
+    ],
     # Names that say that it is the same node.
     "T08": [
         (CONNECTIONS, "test_t08_the_servers_own_name_boot_id_and_namespaces_open_nothing"),
+        (CONNECTIONS, "test_t08_a_brokers_packets_through_a_tunnel_lack_what_proves"),
+        (
+            NAMESPACES,
+            "test_t08_the_servers_name_boot_id_and_namespaces_through_a_tunnel_open_nothing",
+        ),
+        (
+            NAMESPACES,
+            "test_t08_other_namespaces_and_another_boot_id_keep_nobody_from_memory_that_is_shared",
+        ),
         (PROOFS, "test_a_proof_without_a_line_is_no_proof"),
         (PROOFS, "test_another_sessions_proof_is_no_proof"),
+    ],
+    # "Failed to open CUDA IPC handle: invalid argument."
+    "T10": [
+        (DEVICE_REFUSALS, "test_under_prefer_the_rank_is_streamed_to_and_told_why"),
+        (DEVICE_REFUSALS, "test_under_require_the_rank_is_refused_with_the_same_facts"),
     ],
     # Exporter and importer in one process.
     "T12": [
         (ISOLATION, "test_nothing_moves_in_the_writers_own_process"),
         (OPENERS, "test_gives_the_writers_own_memory"),
+    ],
+    # An engine that dies of error 101 at its start.
+    "T13": [
+        (DEVICE_REFUSALS, "test_under_prefer_the_rank_is_streamed_to_and_told_why"),
+        (DEVICE_REFUSALS, "test_under_require_the_rank_is_refused_with_the_same_facts"),
+    ],
+    # Expandable segments, which few can open.
+    "T14": [
+        (
+            DEVICE_BUFFERS,
+            "test_memory_that_cannot_be_handed_over_is_refused_with_the_setting_to_change",
+        ),
+    ],
+    # Memory that was received, and sent on.
+    "T18": [
+        (DEVICE_COUNTS, "test_the_server_relays_handles_and_opens_nothing"),
     ],
     # Another tensor's bytes: an offset that was ignored.
     "T20": [
@@ -362,6 +438,15 @@ ROWS: dict[str, list[tuple[str, str]]] = {
     "T52": [
         (CLIENT, "test_a_slab_that_cannot_be_opened_is_streamed_and_said_once"),
         (CLIENT, "test_where_locality_is_required_the_failure_is_raised_and_the_lease_given_back"),
+        (BROKER, "test_t52_what_is_shared_stays_shared_where_only_the_sockets_name_went"),
+        (BROKER, "test_t52_the_next_session_streams_where_it_may_and_everybody_says_so"),
+        (BROKER, "test_t52_the_next_session_is_refused_where_it_insists"),
+        (BROKER, "test_t52_a_session_whose_line_was_cut_has_ended_and_streams_nothing"),
+        (BROKER, "test_t52_after_a_cut_the_next_get_streams_or_fails_by_the_mode"),
+    ],
+    # Storage that an importer keeps after it is gone.
+    "T53": [
+        (DEVICE_ROOMS, "test_an_arena_that_grows_five_times_leaves_no_old_slab_mapped"),
     ],
 }
 
@@ -382,9 +467,7 @@ def test_the_test_that_answers_a_row_is_there(row: str, module: str, name: str) 
     assert name in names_in(module), f"{row} was answered by {name} in {module}, which is gone"
 
 
-@pytest.mark.parametrize(
-    "module", [BYTES, CONNECTIONS, COST, PREFIXES, REGISTERED, ROUNDS, SERVICE, VALUES]
-)
+@pytest.mark.parametrize("module", NAMED_AFTER_ROWS)
 def test_a_test_that_is_named_after_a_row_stands_in_the_table(module: str) -> None:
     listed = {(module, name) for tests in ROWS.values() for module, name in tests}
     for name in names_in(module):

@@ -47,11 +47,13 @@ def verdict(
     teacher: dict[str, object] | None = None,
     *,
     protocol_version: int = PROTOCOL_VERSION,
+    is_published: bool = False,
 ) -> Admission:
     return admit(
         replace(STUDENT, **(student or {})),  # type: ignore[arg-type]
         replace(TEACHER, **(teacher or {})),  # type: ignore[arg-type]
         protocol_version=protocol_version,
+        is_published=is_published,
     )
 
 
@@ -455,6 +457,30 @@ class TestCapability:
 
         assert violation.rule == "column_unavailable"
         assert "float16" in violation.message
+
+    def test_an_engine_gives_any_value_type(self) -> None:
+        for value_type in (None, ElementType.FLOAT16, ElementType.FLOAT32):
+            assert rules(verdict({"value_type": value_type})) == []
+
+    def test_a_value_type_that_was_not_published_is_refused(self) -> None:
+        teacher: dict[str, object] = {"value_type": ElementType.BFLOAT16}
+        (violation,) = verdict(
+            {"value_type": ElementType.FLOAT32}, teacher, is_published=True
+        ).violations
+
+        assert violation.rule == "column_unavailable"
+        assert violation.facts == {"value_type": "float32", "teacher_value_type": "bfloat16"}
+        assert "TeacherProfile(value_type=)" in violation.message
+        for takes in (None, ElementType.BFLOAT16):
+            assert rules(verdict({"value_type": takes}, teacher, is_published=True)) == []
+
+    def test_whoever_can_raise_top_k_is_named(self) -> None:
+        (of_engine,) = verdict({"top_k": 200}).violations
+        (of_publisher,) = verdict({"top_k": 200}, is_published=True).violations
+
+        assert "--top-k raised to 200" in of_engine.message
+        assert "TeacherProfile(top_k=) raised to 200" in of_publisher.message
+        assert "--top-k" not in of_publisher.message
 
     def test_another_protocol_version_is_refused(self) -> None:
         (violation,) = verdict(protocol_version=PROTOCOL_VERSION + 1).violations

@@ -609,7 +609,7 @@ class TestStarting:
         assert ready.broker == f"{tmp_path}/s.broker"
         assert not ready.addresses[1].endswith(":0")
         assert (ready.teacher_id, ready.vocabulary_size) == ("mine", VOCABULARY)
-        assert ready.transports == ("local", "shared_memory", "stream")
+        assert ready.transports == ("cuda_ipc", "local", "shared_memory", "stream")
         assert ready.pid == os.getpid()
 
     def test_warns_of_an_address_that_other_hosts_reach(

@@ -149,6 +149,21 @@ def test_nobody_passes_a_parked_request_for_ever() -> None:
     assert table.take() == [piece(0, 0, 1), piece(MAX_OVERTAKINGS + 1, 0, 1)]
 
 
+def test_who_waits_for_room_of_one_pool_holds_up_nobody_of_another() -> None:
+    table = batching()
+    table.add(0, [10], deadline=SOON, size_bytes=1, pool="device")
+    assert table.take() == [piece(0, 0, 1)]
+    table.park(0, freed_count=table.freed_count)
+    for ticket in range(1, MAX_OVERTAKINGS + 3):
+        table.add(ticket, [10], deadline=SOON, size_bytes=100, pool="host")
+        assert table.take() == [piece(ticket, 0, 1)]
+        assert table.may_seat(ticket)
+        table.seat(ticket)
+        table.drop(ticket)
+    table.add(99, [10], deadline=SOON, size_bytes=1, pool="device")
+    assert table.take() == []
+
+
 def test_a_request_with_room_goes_on_behind_a_parked_one_that_nobody_may_pass() -> None:
     table = batching(max_waiting_requests=MAX_OVERTAKINGS + 3)
     table.add(0, [10], deadline=SOON, size_bytes=2)

@@ -17,7 +17,7 @@ from teacher_logits_server import cli, readers
 from teacher_logits_server.addresses import Address, parse_address
 from teacher_logits_server.config import ServerConfig, default_address, flag_of
 from teacher_logits_server.engines import check_settings
-from teacher_logits_server.settings import settings_of
+from teacher_logits_server.flags import settings_of
 
 SETTINGS = {name: setting for name, _, setting in settings_of(ServerConfig)}
 
@@ -48,7 +48,7 @@ def test_help_tells_of_every_flag_with_its_unit_and_default(
     assert [s.flag for s in SETTINGS.values() if f"{s.flag} " not in said] == []
     assert "most shared memory for payloads, all slabs together (default: 1GiB)" in said
     assert "--session-ttl SPAN a remote session ends when no renewal came" in said
-    assert "(default: local,shared_memory,stream)" in said
+    assert "(default: local,cuda_ipc,shared_memory,stream)" in said
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,8 @@ def test_help_tells_of_every_flag_with_its_unit_and_default(
         ("teacher_id", "two words", "is not a name"),
         ("transports", (), "at least one"),
         ("transports", (Transport.STREAM, Transport.STREAM), "none twice"),
-        ("transports", (Transport.RAY_OBJECT,), "it has local, shared_memory, stream"),
+        ("transports", (Transport.CUDA_IPC, Transport.STREAM), "shared_memory beside it"),
+        ("transports", (Transport.RAY_OBJECT,), "it has local, cuda_ipc, shared_memory, stream"),
         ("allow_uids", (-5,), "start at 0"),
         ("broker", "relative/path", "absolute path"),
         (
@@ -230,7 +231,7 @@ class TestReaders:
 
     @given(st.integers(min_value=0, max_value=2**50))
     def test_a_size_reads_as_it_was_written(self, size: int) -> None:
-        assert readers.size(readers.size_text(size)) == size
+        assert readers.size(readers.size_setting(size)) == size
 
     @pytest.mark.parametrize(
         ("text", "seconds"), [("30", 30), ("30s", 30), ("500ms", 0.5), ("2min", 120), ("1h", 3600)]
@@ -242,7 +243,7 @@ class TestReaders:
     def test_a_span_reads_as_it_was_written(self, milliseconds: int) -> None:
         span = timedelta(milliseconds=milliseconds)
 
-        assert readers.span(readers.span_text(span)) == span
+        assert readers.span(readers.span_setting(span)) == span
 
     @pytest.mark.parametrize(("text", "share"), [("0.25", 0.25), ("25%", 0.25), ("0", 0), ("1", 1)])
     def test_a_share_is_a_number_or_a_percentage(self, text: str, share: float) -> None:

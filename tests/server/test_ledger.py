@@ -353,6 +353,21 @@ class TestProving:
 
         assert max(len(r.message) for r in terms.settlements[0].refusals) <= 300
 
+    def test_what_the_client_met_says_more_than_that_its_line_ended(self, house: House) -> None:
+        """Which of the two comes first is chance: a client closes a line that is no use to it."""
+        opened = house.open()
+        house.line(opened)
+        house.ledger.line_ended(opened.terms.session_id, process_alive=True)
+        failure = Refusal(
+            transport=Transport.SHARED_MEMORY,
+            reason=RefusalReason.SLAB_NOT_MAPPABLE,
+            message="no descriptor came",
+        )
+
+        terms = house.prove(opened, failures=(failure,))
+
+        assert failure in terms.settlements[0].refusals
+
     def test_a_line_that_ended_before_the_proof_proves_nothing(self, house: House) -> None:
         opened = house.open()
         house.line(opened)
@@ -477,7 +492,7 @@ class TestRoom:
         self, house: House
     ) -> None:
         house.ledger.check_fits(16 * PAGE)
-        with pytest.raises(PoolFullError, match=r"never.*--pool-size") as caught:
+        with pytest.raises(PayloadInvalidError, match=r"never.*--pool-size") as caught:
             house.ledger.check_fits(16 * PAGE + 1)
         assert caught.value.retry_after is None
 
@@ -539,7 +554,7 @@ class TestRoom:
     def test_what_can_never_fit_is_not_told_to_wait(self, house: House) -> None:
         quarantined(house, pages=9)
 
-        with pytest.raises(PoolFullError, match="never") as caught:
+        with pytest.raises(PayloadInvalidError, match="never") as caught:
             house.ledger.reserve(17 * PAGE)
 
         assert caught.value.retry_after is None

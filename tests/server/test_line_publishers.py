@@ -414,6 +414,19 @@ class TestLeaseMessages:
 
         assert messages.lease(lease) == lease_to_wire(lease)
 
+    def test_of_all_rows_without_the_gaps_between_columns_are_made_anew(self) -> None:
+        plain = a_payload(7)
+        gaps = [replace(c, offset_bytes=n * 4096) for n, c in enumerate(plain.columns)]
+        announced = replace(plain, columns=tuple(gaps), size_bytes=len(gaps) * 4096)
+        payload = replace(announced, payload_id="p-1")
+        cut = cut_rows(payload, POSITIONS, first_row=0, row_count=ROWS).payload
+        lease = LeaseTerms(lease_id="l-1", payload=cut, writer_id="me", extent=None)
+        messages = LeaseMessages()
+        messages.announce("p-1", announced)
+
+        assert cut.columns != payload.columns
+        assert messages.lease(lease) == lease_to_wire(lease)
+
 
 class TestAGrantThatNoPacketCarries:
     def test_is_a_failure_and_leaves_nothing_leased(

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from tests.server.registering import (
+    CHALLENGE,
     PAGE,
     House,
     Limits,
@@ -30,6 +31,7 @@ from teacher_logits.errors import (
     SessionRefusedError,
 )
 from teacher_logits.keys import PayloadKey
+from teacher_logits.profiles import NodeHints
 from teacher_logits.terms import SERVER_WRITER, RoomFreed, StepFailure, StepGrant
 from teacher_logits.transport import Transport
 from teacher_logits_server.mail import MAX_WANTED_STEPS
@@ -122,6 +124,97 @@ class TestComingIn:
 
         with pytest.raises(SessionRefusedError, match="student_grid_conflict"):
             house.open(student(dp=1))
+
+    def test_a_rank_that_is_read_takes_no_other_reader(self, house: House) -> None:
+        house.publishers()
+        hints = NodeHints(host_name="node", pid=77)
+        house.read_as(student(dp=2, hints=hints))
+
+        with pytest.raises(SessionRefusedError) as refusal:
+            house.open(student(dp=2))
+        (violation,) = refusal.value.violations
+        assert violation.rule == "rank_taken"
+        assert violation.facts["data_parallel_rank"] == 0
+        assert (violation.facts["pid"], violation.facts["host_name"]) == (7, "node")
+        for way_out in ("data_parallel_rank=", "readers_per_rank=", "student_id="):
+            assert way_out in violation.message
+        house.open(student(dp=2, rank=1))
+        house.open(student(dp=2, student_id="another"))
+
+    def test_a_rank_has_as_many_readers_as_its_student_said(self, house: House) -> None:
+        house.publishers()
+        profile = student(readers_per_rank=2)
+        house.read_as(profile)
+        house.read_as(profile)
+
+        with pytest.raises(SessionRefusedError, match="and 1 more"):
+            house.open(profile)
+
+    @pytest.mark.parametrize("how", ["closed", "dead", "child", "cut", "ttl", "never settled"])
+    def test_a_reader_that_is_gone_gives_its_seat_up(self, house: House, how: str) -> None:
+        publishers = house.publishers()
+        if how == "never settled":
+            house.open()
+            house.clock.advance(10)
+        else:
+            session_id = house.read_as(local=how != "ttl")
+            for publisher in publishers:
+                house.register(publisher, 0)
+            house.take(session_id, 0)
+            if how == "closed":
+                house.ledger.close_session(session_id)
+            elif how == "child":
+                house.ledger.process_died(session_id)
+            elif how == "ttl":
+                house.clock.advance(30)  # and nobody has swept
+            else:
+                house.ledger.line_ended(session_id, process_alive=how == "cut")
+
+        house.read_as()
+
+    def test_a_seat_that_only_time_frees_says_how_long(self, house: House) -> None:
+        house.publishers()
+        house.read_as(local=False)
+        house.clock.advance(12)
+
+        with pytest.raises(SessionRefusedError, match="free within 18 s") as refusal:
+            house.open()
+        assert refusal.value.facts["free_within_seconds"] == 18
+
+    def test_a_process_that_reads_a_rank_itself_is_told_so(self, house: House) -> None:
+        house.publishers()
+        profile = student(hints=NodeHints(host_name="node", pid=77))
+        house.read_as(profile, local=False)
+
+        with pytest.raises(SessionRefusedError, match="read by this very process"):
+            house.open(profile)
+
+    def test_who_dies_before_it_has_settled_leaves_its_seat_at_once(self, house: House) -> None:
+        house.publishers()
+        opened = house.open()
+        session_id = opened.terms.session_id
+        house.ledger.check_hello(session_id, opened.nonce)
+        house.ledger.line_opened(session_id, pid=7, challenge=CHALLENGE)
+
+        house.ledger.line_ended(session_id, process_alive=False)
+
+        house.read_as()
+
+    def test_who_waits_for_a_seat_is_told_of_its_readers_life_and_end(self, house: House) -> None:
+        house.publishers()
+        rings: list[str] = []
+        session_id = house.read_as(local=False)
+        house.ledger.on_teachers_changed(lambda: rings.append("ring"))
+        house.ledger.renew(session_id)
+        assert not rings
+        for end in (house.ledger.renew, house.ledger.close_session):
+            with pytest.raises(SessionRefusedError, match="rank_taken"):
+                house.open()
+            rings.clear()
+
+            end(session_id)
+
+            assert rings
 
     def test_a_publisher_may_not_read_nor_a_student_write(self, house: House) -> None:
         (publisher,) = house.publishers(dp=1)
@@ -366,6 +459,25 @@ class TestSealing:
 
         assert house.hear(publisher) == (again.payload_id,)
         assert house.registered() == (PAGE, 0)
+
+    @pytest.mark.parametrize(("first", "says"), [(7, "with 7 positions"), (None, "without a loss")])
+    def test_the_same_rows_again_need_the_same_mask_or_none(
+        self, house: House, first: int | None, says: str
+    ) -> None:
+        (publisher,) = house.publishers(dp=1)
+
+        def seal(**given: object) -> None:
+            payload_id = house.reserve(publisher, 0).payload_id
+            house.seal(publisher, payload_id, digest="d", **given)  # type: ignore[arg-type]
+
+        seal(valid_count=first)
+        seal(valid_count=first)
+        seal()
+        with pytest.raises(PayloadConflictError, match=f"{says}.* now have 8"):
+            seal(valid_count=8)
+
+        reader = house.read_as()
+        assert house.take(reader, 0).global_count == first
 
     def test_a_repeat_of_what_had_no_digest_is_compared_by_reading(self, house: House) -> None:
         (publisher,) = house.publishers(dp=1)
@@ -795,6 +907,29 @@ class TestTheEndOfAPublisher:
 
         with pytest.raises(TeacherIncomplete):
             house.open(student(student_id="late"))
+
+    def test_fails_who_waits_for_what_it_had_reserved_and_another_may_write_it(
+        self, house: House
+    ) -> None:
+        first, second = house.publishers()
+        reader = house.read_as()
+        house.register(second, 0)
+        house.reserve(first, 0)
+        house.ledger.want_steps(reader, 0, 1)
+        assert house.mail(reader) == []
+
+        house.ledger.line_ended(first.session_id, process_alive=False)
+
+        (failure,) = house.mail(reader)
+        assert isinstance(failure, StepFailure)
+        assert isinstance(failure.error, ProducerLostError)
+        with pytest.raises(ProducerLostError, match=r"shard 0.*before it was sealed"):
+            house.take(reader, 0)
+        successor = house.publish_as(first.profile)
+        payload_id = house.reserve(successor, 0).payload_id
+        assert house.ledger.take_step(reader, "again", 0) is None
+        house.seal(successor, payload_id)
+        assert rows_of(house.take(reader, 0)) == [(0, 6), (6, 6)]
 
     def test_its_shard_may_be_written_again_by_another(self, house: House) -> None:
         first, _ = self.both(house)

@@ -193,7 +193,11 @@ class Registered(RuleBasedStateMachine):
     def read(self, data: st.DataObject, local: bool, name: str) -> None:
         there = {each.rank for each in self.living() if each.student_id == name}
         missing = [rank for rank in range(self.student_dp) if rank not in there]
-        self.admit(name, drawn(data, missing or range(self.student_dp)), local=local)
+        if missing:
+            self.admit(name, drawn(data, missing), local=local)
+            return
+        with pytest.raises(SessionRefusedError, match="rank_taken"):
+            self.admit(name, drawn(data, range(self.student_dp)), local=local)
 
     def living(self) -> list[Reader]:
         return [reader for reader in self.readers if not reader.closed]

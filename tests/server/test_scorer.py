@@ -837,7 +837,7 @@ class TestRefusals:
         # R07: K = the whole vocabulary over 100,000 tokens would take tens of megabytes here.
         service = Service(max_request_tokens=200_000, pool_size_bytes=1 << 20)
         job = service.job(service.session(top_k=VOCABULARY), [[1] * 50] * 2000)
-        with pytest.raises(PoolFullError, match=r"never.*--pool-size") as told:
+        with pytest.raises(PayloadInvalidError, match=r"never.*--pool-size") as told:
             service.scorer.submit(job)
         assert int(told.value.facts["need_bytes"]) > 100_000 * VOCABULARY * 8
         assert service.ledger.view().pool.committed_bytes == 0

@@ -215,7 +215,7 @@ class TestReadiness:
 
             assert readiness["pid"] == served.process.pid
             assert readiness["vocabulary_size"] == 50
-            assert readiness["transports"] == ["local", "shared_memory", "stream"]
+            assert readiness["transports"] == ["cuda_ipc", "local", "shared_memory", "stream"]
 
     def test_is_told_by_a_file_that_is_there_while_the_server_is(self, tmp_path: Path) -> None:
         place = tmp_path / "ready"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from teacher_logits.errors import PoolFullError
+from teacher_logits.errors import PayloadInvalidError, PoolFullError
 from teacher_logits.pool import PAGE_BYTES as PAGE
 from teacher_logits.pool import SLOTS_PER_SLAB, Growth, Pool
 from teacher_logits.slab import WriterSlab, is_retired
@@ -149,7 +149,7 @@ def test_a_slab_in_use_does_not_make_way(slabs: ServerSlabs) -> None:
 def test_what_can_never_fit_is_refused_before_memory_is_asked_for(
     slabs: ServerSlabs, memory: Memory
 ) -> None:
-    with pytest.raises(PoolFullError, match="never"):
+    with pytest.raises(PayloadInvalidError, match="never"):
         slabs.room_for(PoolLedger(), 17 * PAGE)
 
     assert memory.asked == []

@@ -282,6 +282,28 @@ class TestLosses:
 
         assert steps.had(0) is not None
 
+    def test_what_was_reserved_and_never_sealed_is_lost_too(self) -> None:
+        steps = Steps()
+        sealed(steps, claim(0, 0, of=2))
+        steps.reserve(claim(0, 1, of=2))
+        steps.lose("p0.1")
+
+        with pytest.raises(ProducerLostError, match=r"shard 1: .* before it was sealed"):
+            steps.had(0)
+        sealed(steps, claim(0, 1, of=2, payload_id="q", session_id="new"))
+
+        assert steps.had(0) is not None
+
+    def test_a_lost_reservation_keeps_its_place_in_the_order_of_room(self) -> None:
+        steps = Steps()
+        steps.reserve(claim(0))
+        steps.reserve(claim(1))
+        steps.lose("p0.0")
+        assert steps.lowest_open_step == steps.lowest_without(0) == 0
+
+        sealed(steps, claim(0, payload_id="q", session_id="new"))
+        assert steps.lowest_open_step == 1
+
     def test_a_step_whose_every_part_is_lost_fails_too(self) -> None:
         steps = Steps()
         sealed(steps, claim())
@@ -377,7 +399,7 @@ class TestRetirement:
         steps = Steps()
         steps.seats.join("s", student(readers=2))
         steps.seats.join("t", student(readers=2))
-        steps.seats.join("successor", student(readers=2))
+        steps.seats.join("successor", student(readers=2), over={"s"})
         sealed(steps, claim())
         read(steps, 0, "s")
         read(steps, 0, "successor")
@@ -427,6 +449,18 @@ class TestStudents:
         with pytest.raises(SessionRefusedError, match="student_grid_conflict"):
             steps.seats.check(student(dp=dp, readers=readers))
         steps.seats.check(student("b", dp=dp, readers=readers))
+
+    def test_hold_the_seats_of_their_rank_until_they_close(self) -> None:
+        seats = Steps().seats
+        for name, rank in (("s", 0), ("t", 0), ("u", 1)):
+            seats.join(name, student(dp=2, rank=rank, readers=2))
+
+        seats.close("s", frozenset({0}))
+        seats.join("successor", student(dp=2, readers=2))
+
+        assert seats.holders(student(dp=2, readers=2)) == ["t", "successor"]
+        assert seats.of("successor") == seats.of("s")
+        assert seats.holders(student("b")) == []
 
     def test_that_have_not_read_are_named(self) -> None:
         steps = Steps()
@@ -491,6 +525,8 @@ class Model(RuleBasedStateMachine):
         self.retired: set[int] = set()
         self.students: dict[str, Read] = {}
         self.consumed: set[tuple[int, Seat]] = set()
+        #: Sessions that have ended, of which nobody has told yet.
+        self.over: set[str] = set()
         self.asked = -1
         self.told: list[str] = []
         self.given: dict[str, int] = {}
@@ -599,7 +635,11 @@ class Model(RuleBasedStateMachine):
         rank = data.draw(st.integers(0, known.dp - 1))
         self.count += 1
         session = f"s{self.count}"
-        self.steps.seats.join(session, student(name, dp=known.dp, rank=rank, readers=known.readers))
+        profile = student(name, dp=known.dp, rank=rank, readers=known.readers)
+        living = [each for each in self.steps.seats.holders(profile) if each not in self.over]
+        if len(living) == known.readers:
+            self.over.add(data.draw(st.sampled_from(living)))
+        self.steps.seats.join(session, profile, over=self.over)
         known.sessions.add(session)
 
     @precondition(lambda self: self.students)

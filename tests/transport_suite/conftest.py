@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TypeAlias
 
 import pytest
+from tests.fake_cuda.driver import FakeCuda
 from tests.transport_suite.contents import TEMPERATURES, Content
 from tests.transport_suite.ways import WAYS, Way
 from tests.transport_suite.writing import Embedded, a_profile, embedded_server
@@ -39,10 +40,13 @@ def way(request: pytest.FixtureRequest) -> Way:
 
 
 @pytest.fixture(scope="module")
-def clients(running_server: Embedded) -> Iterator[tuple[tl.Client, tl.Client]]:
-    """Two clients of the server."""
+def clients(
+    running_server: Embedded, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[tl.Client, tl.Client]]:
+    """Two clients of the server; the first has a driver, by which it may pin pages."""
     address = running_server.address
-    with tl.connect(address) as first, tl.connect(address) as second:
+    driver = FakeCuda(tmp_path_factory.mktemp("driver"))
+    with tl.connect(address, device_memory=driver) as first, tl.connect(address) as second:
         yield first, second
 
 

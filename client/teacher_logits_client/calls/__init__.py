@@ -23,7 +23,8 @@ from teacher_logits.v1 import (
     teacher_logits_service_pb2_grpc,
 )
 from teacher_logits.wire import student_to_wire, transport_to_wire
-from teacher_logits.wire_session import lease_from_wire, refusal_to_wire, session_from_wire
+from teacher_logits.wire_session import lease_from_wire, session_from_wire
+from teacher_logits.wire_transport import probe_from_wire, refusal_to_wire
 from teacher_logits_client.calls.channels import Channels
 from teacher_logits_client.calls.failures import Waiting, error_of, stream_error_of
 from teacher_logits_client.calls.opened import OpenedSession
@@ -109,26 +110,32 @@ class Calls:
             terms=session_from_wire(reply.session),
             broker_path=reply.broker_path,
             nonce=reply.nonce,
+            device_probes=tuple(map(probe_from_wire, reply.device_probes)),
         )
 
     def prove_locality(
         self,
         session_id: str,
         *,
-        proofs: Mapping[Transport, bytes],
+        proofs: Mapping[tuple[Transport, str], bytes],
         failures: Sequence[Refusal],
         timeout: float,
     ) -> SessionTerms:
-        """Show what was read, and what could not be; return the settled terms."""
+        """Show what was read, and what could not be; return the settled terms.
+
+        ``proofs`` by transport and the writer whose memory it is; an empty one is the server.
+        """
         reply = self._call(
             self._service.ProveLocality,
             teacher_logits_service_pb2.ProveLocalityRequest(
                 session_id=session_id,
                 proofs=[
                     teacher_logits_service_pb2.LocalityProof(
-                        transport=transport_to_wire(transport), writer_id=SERVER_WRITER, mac=mac
+                        transport=transport_to_wire(transport),
+                        writer_id=writer_id or SERVER_WRITER,
+                        mac=mac,
                     )
-                    for transport, mac in proofs.items()
+                    for (transport, writer_id), mac in proofs.items()
                 ],
                 failures=[refusal_to_wire(refusal) for refusal in failures],
             ),

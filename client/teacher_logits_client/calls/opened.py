@@ -6,13 +6,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from teacher_logits.device_memory import DeviceProbe
     from teacher_logits.terms import SessionTerms
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedSession:
-    """A session that was admitted and has yet to prove where it lives."""
+    """A session that was admitted and has yet to prove where it lives.
+
+    ``device_probes`` is device memory of the writers that it needs, to be opened on trial.
+    """
 
     terms: SessionTerms
     broker_path: str
     nonce: bytes
+    device_probes: tuple[DeviceProbe, ...] = ()

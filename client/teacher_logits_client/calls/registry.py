@@ -19,15 +19,17 @@ from teacher_logits.v1 import registry_service_pb2, registry_service_pb2_grpc
 from teacher_logits.wire import sending, teacher_to_wire
 from teacher_logits.wire_session import session_from_wire
 from teacher_logits.wire_steps import reservation_from_wire
+from teacher_logits.wire_transport import probe_to_wire
 from teacher_logits_client.calls.failures import Waiting, stream_error_of
 from teacher_logits_client.calls.opened import OpenedSession
-from teacher_logits_client.line import reserve_request, seal_request
+from teacher_logits_client.write_requests import reserve_request, seal_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from google.protobuf.message import Message
 
+    from teacher_logits.device_memory import DeviceProbe
     from teacher_logits.payload import Extent, Payload
     from teacher_logits.profiles import TeacherProfile
     from teacher_logits.terms import Reservation
@@ -72,15 +74,28 @@ class RegistryCalls:
         )
 
     def open_publisher(
-        self, profile: TeacherProfile, *, request_id: str, timeout: float
+        self,
+        profile: TeacherProfile,
+        *,
+        request_id: str,
+        timeout: float,
+        probe: DeviceProbe | None = None,
+        challenge: bytes = b"",
     ) -> OpenedSession:
-        """Be admitted, or raise every broken rule."""
+        """Be admitted, or raise every broken rule.
+
+        ``probe`` is of a publisher that writes to device memory, and ``challenge`` what lies there.
+        """
         with sending("teacher profile"):
             message = teacher_to_wire(profile)
         reply = self._invoke(
             self._service.OpenPublisher,
             registry_service_pb2.OpenPublisherRequest(
-                request_id=request_id, protocol_version=PROTOCOL_VERSION, profile=message
+                request_id=request_id,
+                protocol_version=PROTOCOL_VERSION,
+                profile=message,
+                probe=None if probe is None else probe_to_wire(probe),
+                probe_challenge=challenge,
             ),
             what="the opening of a publisher",
             timeout=timeout,
@@ -149,6 +164,7 @@ class RegistryCalls:
         valid_count: int | None,
         digest: str,
         timeout: float,
+        host_copy: bool = False,
     ) -> None:
         """Make a payload readable and immutable."""
         self._invoke(
@@ -160,6 +176,7 @@ class RegistryCalls:
                 bad_row_count=bad_row_count,
                 valid_count=valid_count,
                 digest=digest,
+                host_copy=host_copy,
             ),
             what=f"the seal of payload {payload_id}",
             timeout=timeout,

@@ -17,7 +17,7 @@ from teacher_logits.errors import ConfigError
 from teacher_logits.grid import BatchGrid
 from teacher_logits.profiles import StudentProfile
 from teacher_logits.transport import PREFERENCE
-from teacher_logits_client.client import connect
+from teacher_logits_client.connecting import connect
 from teacher_logits_client.demo.config import threads_a_side
 from teacher_logits_client.demo.evaluation import HeldOut
 from teacher_logits_client.demo.smollm2 import fetch_model

@@ -1,7 +1,7 @@
 """A visit to one server: is it there, does it admit us, and how would its payloads come?
 
 The handshake is a real one, with a profile that fits every teacher (one rank, one entry a
-position), and its session is closed at once.
+position), and its session is closed at once. A teacher that is not there is not waited for.
 """
 
 from __future__ import annotations
@@ -9,15 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import ContractViolation, TeacherLogitsError
+from teacher_logits.errors import ContractViolation, TeacherLogitsError, UnknownTeacherError
 from teacher_logits.grid import BatchGrid
 from teacher_logits.profiles import PROTOCOL_VERSION, StudentProfile
 from teacher_logits.terms import Verdict as CheckVerdict
 from teacher_logits.transport import Locality, RefusalReason, Transport
-from teacher_logits_client.client import connect
+from teacher_logits_client.calls.inspection import inspect_server
+from teacher_logits_client.connecting import connect
 from teacher_logits_client.doctor.findings import Finding, Verdict
 
 if TYPE_CHECKING:
+    from teacher_logits.profiles import TeacherProfile
     from teacher_logits.transport import Refusal
     from teacher_logits_client.client import Client
     from teacher_logits_client.student import Session
@@ -79,8 +81,17 @@ def connection_findings(visit: Visit) -> list[Finding]:
 
 
 def _shake_hands(client: Client, visit: Visit) -> list[Finding]:
+    try:
+        teacher = _teacher_of(client, visit)
+    except TeacherLogitsError as error:
+        return [_failed("handshake", error, _cure_of_refusal(error))]
+    grid = teacher.batch_grid if teacher is not None else None
     profile = StudentProfile(
-        batch_grid=BatchGrid(global_batch_size=1, data_parallel_size=1, micro_batch_size=1),
+        batch_grid=BatchGrid(
+            global_batch_size=1 if grid is None else grid.global_batch_size,
+            data_parallel_size=1,
+            micro_batch_size=1,
+        ),
         teacher_id=visit.teacher_id,
         top_k=1,
         student_id="doctor",
@@ -92,6 +103,20 @@ def _shake_hands(client: Client, visit: Visit) -> list[Finding]:
         return [_failed("handshake", error, _cure_of_refusal(error))]
     with session:
         return [_handshake(session), _settled(session), *map(_refused, session.refusals)]
+
+
+def _teacher_of(client: Client, visit: Visit) -> TeacherProfile | None:
+    """Return the teacher to be visited, as the server says right now; None where it has several."""
+    teachers = inspect_server(client.address, timeout=visit.timeout).teachers
+    found = [each for each in teachers if visit.teacher_id in ("", each.teacher_id)]
+    if not found:
+        names = ", ".join(sorted(each.teacher_id for each in teachers)) or "none"
+        what = f"no teacher {visit.teacher_id!r}" if visit.teacher_id else "no teacher"
+        raise UnknownTeacherError(
+            f"there is {what} here right now (asked, and not waited for); there are: {names}",
+            facts={"teacher_id": visit.teacher_id, "teachers": names},
+        )
+    return found[0] if len(found) == 1 else None
 
 
 def _handshake(session: Session) -> Finding:
@@ -159,5 +184,5 @@ def _cure_of_refusal(error: TeacherLogitsError) -> str:
     if cures:
         return "; ".join(cures)
     if error.reason == "UNKNOWN_TEACHER":
-        return "name one of its teachers with --teacher-id"
+        return "start its publishers, or name one of its teachers with --teacher-id"
     return "the message says which rule was broken and by which number"

@@ -7,24 +7,56 @@ in ``fallback``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from teacher_logits.errors import SlabOpenError, StalePayloadError
+from teacher_logits.layout import is_on_device, round_up
+from teacher_logits.pool import PAGE_BYTES
 
 if TYPE_CHECKING:
-    from teacher_logits.payload import Extent
+    import torch
+
+    from teacher_logits.device_views import DeviceView
+    from teacher_logits.layout import Column
+    from teacher_logits.payload import Extent, Payload
     from teacher_logits.terms import LeaseTerms
     from teacher_logits.transport import Transport
 
+View: TypeAlias = "memoryview | DeviceView"
+"""An object over a column's memory, which dies with the last tensor over it."""
 
-class OpenedPayload(Protocol):
+
+class ColumnMemory(Protocol):
+    """Where a payload's columns are."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its columns over positions are; those over rows are on the host."""
+
+    def view_of(self, column: Column) -> View:
+        """Return a new object over a column's memory, from the payload's first byte on.
+
+        The tensors that are made over it keep it alive, and nothing else does.
+        """
+
+    def bytes_of(self, column: Column) -> memoryview:
+        """Return a column's bytes as they are now; a copy where they lie on a device."""
+
+
+class OpenedPayload(ColumnMemory, Protocol):
     """The memory of one lease, as its reader has it."""
-
-    buffer: memoryview
-    """The payload's bytes, from its first to its last."""
 
     copied: bool
     """Whether the bytes are the reader's own, so that the writer may reuse its room."""
+
+    def note_stream(self, stream: torch.cuda.Stream) -> None:
+        """Have ``vacate`` wait for what was given to a stream too, besides the current one."""
+
+    def finish(self, *, outlived: bool) -> None:
+        """Note, on its thread, that the owner is done; ``outlived`` where some view is not.
+
+        It is not called where the owner went without a word.
+        """
 
     def is_current(self) -> bool:
         """Say whether the bytes are still those of the lease: the exit check."""
@@ -32,7 +64,11 @@ class OpenedPayload(Protocol):
     def vacate(self) -> int:
         """Make the memory fit for its next use, now that no tensor views it.
 
-        Returns the bytes of dirtied pages that were dropped.
+        Waits until a device has done what it was given. Returns the bytes of dirtied pages that
+        were dropped.
+
+        Raises:
+            OSError, DeviceError: it is not fit, and its room must not go back.
         """
 
 
@@ -76,6 +112,17 @@ def extent_of(lease: LeaseTerms, transport: Transport) -> Extent:
             },
         )
     return extent
+
+
+def host_bytes_of(payload: Payload) -> tuple[int, int]:
+    """Return the pages of a payload in device memory that it has on the host: offset and size.
+
+    They are those of its columns over rows.
+    """
+    rows = [column for column in payload.columns if not is_on_device(column.kind)]
+    start = min((column.offset_bytes for column in rows), default=0) // PAGE_BYTES * PAGE_BYTES
+    end = max((column.end_bytes for column in rows), default=start)
+    return start, round_up(end - start, PAGE_BYTES)
 
 
 def stale(lease: LeaseTerms, *, expected: int, found: int) -> StalePayloadError:

@@ -12,6 +12,7 @@ from teacher_logits.errors import SlabOpenError
 from teacher_logits.slab import check_extent
 from teacher_logits.transport import Transport
 from teacher_logits_client.openers import extent_of, stale
+from teacher_logits_client.openers.host_payload import HostPayload
 
 if TYPE_CHECKING:
     from teacher_logits.inprocess import Resident
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
     from teacher_logits.terms import LeaseTerms
 
 
-class LocalPayload:
+class LocalPayload(HostPayload):
     """A payload in its writer's own slab."""
 
     copied = False
 
     def __init__(self, slab: WriterSlab, extent: Extent, size_bytes: int) -> None:
-        self.buffer = slab.room(extent)[:size_bytes]
+        super().__init__(slab.room(extent)[:size_bytes])
         self._slab = slab
         self._extent = extent
 

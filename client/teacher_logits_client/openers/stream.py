@@ -27,6 +27,7 @@ from teacher_logits.layout import round_up
 from teacher_logits.transport import Transport
 from teacher_logits_client.config import DEFAULT_BUFFER_BYTES
 from teacher_logits_client.fallback import pause_before_resuming
+from teacher_logits_client.openers.host_payload import HostPayload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -90,13 +91,13 @@ class BufferPool:
                 kept -= len(self._idle.pop(0))
 
 
-class StreamedPayload:
+class StreamedPayload(HostPayload):
     """A payload in a buffer of this side."""
 
     copied = True
 
     def __init__(self, buffer: mmap.mmap, size_bytes: int, pool: BufferPool) -> None:
-        self.buffer = memoryview(buffer)[:size_bytes]
+        super().__init__(memoryview(buffer)[:size_bytes])
         self._memory = buffer
         self._pool = pool
 

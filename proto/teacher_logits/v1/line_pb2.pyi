@@ -1,3 +1,4 @@
+from teacher_logits.v1 import device_pb2 as _device_pb2
 from teacher_logits.v1 import payload_pb2 as _payload_pb2
 from teacher_logits.v1 import registry_service_pb2 as _registry_service_pb2
 from teacher_logits.v1 import teacher_logits_service_pb2 as _teacher_logits_service_pb2
@@ -38,7 +39,7 @@ class LineRequest(_message.Message):
     def __init__(self, call_id: _Optional[int] = ..., hello: _Optional[_Union[HelloRequest, _Mapping]] = ..., get_slab: _Optional[_Union[GetSlabRequest, _Mapping]] = ..., acquire: _Optional[_Union[_teacher_logits_service_pb2.AcquirePayloadRequest, _Mapping]] = ..., release: _Optional[_Union[_teacher_logits_service_pb2.ReleasePayloadRequest, _Mapping]] = ..., renew: _Optional[_Union[_teacher_logits_service_pb2.RenewSessionRequest, _Mapping]] = ..., want_steps: _Optional[_Union[WantStepsRequest, _Mapping]] = ..., put_slab: _Optional[_Union[PutSlabRequest, _Mapping]] = ..., drop_slab: _Optional[_Union[DropSlabRequest, _Mapping]] = ..., reserve: _Optional[_Union[_registry_service_pb2.ReservePayloadRequest, _Mapping]] = ..., seal: _Optional[_Union[_registry_service_pb2.SealPayloadRequest, _Mapping]] = ..., abandon: _Optional[_Union[_registry_service_pb2.AbandonPayloadRequest, _Mapping]] = ...) -> None: ...
 
 class LineReply(_message.Message):
-    __slots__ = ("call_id", "status", "hello", "get_slab", "acquire", "release", "renew", "want_steps", "put_slab", "drop_slab", "reserve", "seal", "abandon", "step", "freed", "slabs_gone")
+    __slots__ = ("call_id", "status", "hello", "get_slab", "acquire", "release", "renew", "want_steps", "put_slab", "drop_slab", "reserve", "seal", "abandon", "step", "freed", "slabs_gone", "writers_came")
     CALL_ID_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +56,7 @@ class LineReply(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     FREED_FIELD_NUMBER: _ClassVar[int]
     SLABS_GONE_FIELD_NUMBER: _ClassVar[int]
+    WRITERS_CAME_FIELD_NUMBER: _ClassVar[int]
     call_id: int
     status: bytes
     hello: HelloResponse
@@ -71,7 +73,8 @@ class LineReply(_message.Message):
     step: _payload_pb2.StepGrant
     freed: RoomFreed
     slabs_gone: SlabsGone
-    def __init__(self, call_id: _Optional[int] = ..., status: _Optional[bytes] = ..., hello: _Optional[_Union[HelloResponse, _Mapping]] = ..., get_slab: _Optional[_Union[GetSlabResponse, _Mapping]] = ..., acquire: _Optional[_Union[_teacher_logits_service_pb2.AcquirePayloadResponse, _Mapping]] = ..., release: _Optional[_Union[_teacher_logits_service_pb2.ReleasePayloadResponse, _Mapping]] = ..., renew: _Optional[_Union[_teacher_logits_service_pb2.RenewSessionResponse, _Mapping]] = ..., want_steps: _Optional[_Union[WantStepsResponse, _Mapping]] = ..., put_slab: _Optional[_Union[PutSlabResponse, _Mapping]] = ..., drop_slab: _Optional[_Union[DropSlabResponse, _Mapping]] = ..., reserve: _Optional[_Union[_registry_service_pb2.ReservePayloadResponse, _Mapping]] = ..., seal: _Optional[_Union[_registry_service_pb2.SealPayloadResponse, _Mapping]] = ..., abandon: _Optional[_Union[_registry_service_pb2.AbandonPayloadResponse, _Mapping]] = ..., step: _Optional[_Union[_payload_pb2.StepGrant, _Mapping]] = ..., freed: _Optional[_Union[RoomFreed, _Mapping]] = ..., slabs_gone: _Optional[_Union[SlabsGone, _Mapping]] = ...) -> None: ...
+    writers_came: WritersCame
+    def __init__(self, call_id: _Optional[int] = ..., status: _Optional[bytes] = ..., hello: _Optional[_Union[HelloResponse, _Mapping]] = ..., get_slab: _Optional[_Union[GetSlabResponse, _Mapping]] = ..., acquire: _Optional[_Union[_teacher_logits_service_pb2.AcquirePayloadResponse, _Mapping]] = ..., release: _Optional[_Union[_teacher_logits_service_pb2.ReleasePayloadResponse, _Mapping]] = ..., renew: _Optional[_Union[_teacher_logits_service_pb2.RenewSessionResponse, _Mapping]] = ..., want_steps: _Optional[_Union[WantStepsResponse, _Mapping]] = ..., put_slab: _Optional[_Union[PutSlabResponse, _Mapping]] = ..., drop_slab: _Optional[_Union[DropSlabResponse, _Mapping]] = ..., reserve: _Optional[_Union[_registry_service_pb2.ReservePayloadResponse, _Mapping]] = ..., seal: _Optional[_Union[_registry_service_pb2.SealPayloadResponse, _Mapping]] = ..., abandon: _Optional[_Union[_registry_service_pb2.AbandonPayloadResponse, _Mapping]] = ..., step: _Optional[_Union[_payload_pb2.StepGrant, _Mapping]] = ..., freed: _Optional[_Union[RoomFreed, _Mapping]] = ..., slabs_gone: _Optional[_Union[SlabsGone, _Mapping]] = ..., writers_came: _Optional[_Union[WritersCame, _Mapping]] = ...) -> None: ...
 
 class HelloRequest(_message.Message):
     __slots__ = ("session_id", "nonce")
@@ -94,12 +97,14 @@ class GetSlabRequest(_message.Message):
     def __init__(self, slab_id: _Optional[str] = ...) -> None: ...
 
 class GetSlabResponse(_message.Message):
-    __slots__ = ("slab_id", "size_bytes")
+    __slots__ = ("slab_id", "size_bytes", "device")
     SLAB_ID_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
     slab_id: str
     size_bytes: int
-    def __init__(self, slab_id: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+    device: _device_pb2.DeviceMemory
+    def __init__(self, slab_id: _Optional[str] = ..., size_bytes: _Optional[int] = ..., device: _Optional[_Union[_device_pb2.DeviceMemory, _Mapping]] = ...) -> None: ...
 
 class WantStepsRequest(_message.Message):
     __slots__ = ("session_id", "first_step", "count")
@@ -118,12 +123,14 @@ class WantStepsResponse(_message.Message):
     def __init__(self, lacking: _Optional[str] = ...) -> None: ...
 
 class PutSlabRequest(_message.Message):
-    __slots__ = ("slab_id", "size_bytes")
+    __slots__ = ("slab_id", "size_bytes", "device")
     SLAB_ID_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
     slab_id: str
     size_bytes: int
-    def __init__(self, slab_id: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+    device: _device_pb2.DeviceMemory
+    def __init__(self, slab_id: _Optional[str] = ..., size_bytes: _Optional[int] = ..., device: _Optional[_Union[_device_pb2.DeviceMemory, _Mapping]] = ...) -> None: ...
 
 class PutSlabResponse(_message.Message):
     __slots__ = ()
@@ -146,6 +153,12 @@ class RoomFreed(_message.Message):
     payload_ids: _containers.RepeatedScalarFieldContainer[str]
     lowest_open_step: int
     def __init__(self, payload_ids: _Optional[_Iterable[str]] = ..., lowest_open_step: _Optional[int] = ...) -> None: ...
+
+class WritersCame(_message.Message):
+    __slots__ = ("probes",)
+    PROBES_FIELD_NUMBER: _ClassVar[int]
+    probes: _containers.RepeatedCompositeFieldContainer[_device_pb2.DeviceProbe]
+    def __init__(self, probes: _Optional[_Iterable[_Union[_device_pb2.DeviceProbe, _Mapping]]] = ...) -> None: ...
 
 class SlabsGone(_message.Message):
     __slots__ = ("slab_ids",)

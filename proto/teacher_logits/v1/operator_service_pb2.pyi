@@ -150,20 +150,40 @@ class StepState(_message.Message):
     def __init__(self, teacher_id: _Optional[str] = ..., step: _Optional[int] = ..., stage: _Optional[str] = ..., sealed_rows: _Optional[int] = ..., real_rows: _Optional[int] = ..., waiting_ranks: _Optional[int] = ..., waits_for: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RegisteredState(_message.Message):
-    __slots__ = ("payload_count", "payload_bytes", "slab_count", "committed_bytes", "used_bytes", "quarantined_bytes")
+    __slots__ = ("payload_count", "payload_bytes", "slab_count", "committed_bytes", "used_bytes", "quarantined_bytes", "device_slabs")
     PAYLOAD_COUNT_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     SLAB_COUNT_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_BYTES_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     QUARANTINED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_SLABS_FIELD_NUMBER: _ClassVar[int]
     payload_count: int
     payload_bytes: int
     slab_count: int
     committed_bytes: int
     used_bytes: int
     quarantined_bytes: int
-    def __init__(self, payload_count: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., slab_count: _Optional[int] = ..., committed_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ...) -> None: ...
+    device_slabs: _containers.RepeatedCompositeFieldContainer[DeviceSlabState]
+    def __init__(self, payload_count: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., slab_count: _Optional[int] = ..., committed_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., device_slabs: _Optional[_Iterable[_Union[DeviceSlabState, _Mapping]]] = ...) -> None: ...
+
+class DeviceSlabState(_message.Message):
+    __slots__ = ("slab_id", "writer_id", "session_id", "device_uuid", "size_bytes", "used_bytes", "reader_count")
+    SLAB_ID_FIELD_NUMBER: _ClassVar[int]
+    WRITER_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_UUID_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    READER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    slab_id: str
+    writer_id: str
+    session_id: str
+    device_uuid: str
+    size_bytes: int
+    used_bytes: int
+    reader_count: int
+    def __init__(self, slab_id: _Optional[str] = ..., writer_id: _Optional[str] = ..., session_id: _Optional[str] = ..., device_uuid: _Optional[str] = ..., size_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., reader_count: _Optional[int] = ...) -> None: ...
 
 class QueueState(_message.Message):
     __slots__ = ("waiting_requests", "waiting_tokens", "running_requests", "scored_requests", "scored_tokens")

@@ -79,10 +79,12 @@ class Lease(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., writer_id: _Optional[str] = ..., slab: _Optional[_Union[SlabSource, _Mapping]] = ..., stream: _Optional[_Union[StreamSource, _Mapping]] = ...) -> None: ...
 
 class SlabSource(_message.Message):
-    __slots__ = ("extent",)
+    __slots__ = ("extent", "on_device")
     EXTENT_FIELD_NUMBER: _ClassVar[int]
+    ON_DEVICE_FIELD_NUMBER: _ClassVar[int]
     extent: Extent
-    def __init__(self, extent: _Optional[_Union[Extent, _Mapping]] = ...) -> None: ...
+    on_device: bool
+    def __init__(self, extent: _Optional[_Union[Extent, _Mapping]] = ..., on_device: bool = ...) -> None: ...
 
 class StreamSource(_message.Message):
     __slots__ = ()

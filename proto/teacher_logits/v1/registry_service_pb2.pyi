@@ -1,3 +1,4 @@
+from teacher_logits.v1 import device_pb2 as _device_pb2
 from teacher_logits.v1 import payload_pb2 as _payload_pb2
 from teacher_logits.v1 import profile_pb2 as _profile_pb2
 from teacher_logits.v1 import session_pb2 as _session_pb2
@@ -10,14 +11,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class OpenPublisherRequest(_message.Message):
-    __slots__ = ("request_id", "protocol_version", "profile")
+    __slots__ = ("request_id", "protocol_version", "profile", "probe", "probe_challenge")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
+    PROBE_CHALLENGE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     protocol_version: int
     profile: _profile_pb2.TeacherProfile
-    def __init__(self, request_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., profile: _Optional[_Union[_profile_pb2.TeacherProfile, _Mapping]] = ...) -> None: ...
+    probe: _device_pb2.DeviceProbe
+    probe_challenge: bytes
+    def __init__(self, request_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., profile: _Optional[_Union[_profile_pb2.TeacherProfile, _Mapping]] = ..., probe: _Optional[_Union[_device_pb2.DeviceProbe, _Mapping]] = ..., probe_challenge: _Optional[bytes] = ...) -> None: ...
 
 class OpenPublisherResponse(_message.Message):
     __slots__ = ("session", "broker_path", "nonce")
@@ -44,14 +49,16 @@ class ReservePayloadRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., request_id: _Optional[str] = ..., payload: _Optional[_Union[_payload_pb2.Payload, _Mapping]] = ..., row_positions: _Optional[_Iterable[int]] = ..., real_rows: _Optional[int] = ...) -> None: ...
 
 class ReservePayloadResponse(_message.Message):
-    __slots__ = ("payload_id", "is_repeat", "lowest_open_step")
+    __slots__ = ("payload_id", "is_repeat", "lowest_open_step", "host_copy")
     PAYLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     IS_REPEAT_FIELD_NUMBER: _ClassVar[int]
     LOWEST_OPEN_STEP_FIELD_NUMBER: _ClassVar[int]
+    HOST_COPY_FIELD_NUMBER: _ClassVar[int]
     payload_id: str
     is_repeat: bool
     lowest_open_step: int
-    def __init__(self, payload_id: _Optional[str] = ..., is_repeat: bool = ..., lowest_open_step: _Optional[int] = ...) -> None: ...
+    host_copy: bool
+    def __init__(self, payload_id: _Optional[str] = ..., is_repeat: bool = ..., lowest_open_step: _Optional[int] = ..., host_copy: bool = ...) -> None: ...
 
 class WritePayloadRequest(_message.Message):
     __slots__ = ("session_id", "payload_id", "offset_bytes", "crc32c", "data")
@@ -74,20 +81,22 @@ class WritePayloadResponse(_message.Message):
     def __init__(self, offset_bytes: _Optional[int] = ...) -> None: ...
 
 class SealPayloadRequest(_message.Message):
-    __slots__ = ("session_id", "payload_id", "extent", "bad_row_count", "valid_count", "digest")
+    __slots__ = ("session_id", "payload_id", "extent", "bad_row_count", "valid_count", "digest", "host_copy")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     EXTENT_FIELD_NUMBER: _ClassVar[int]
     BAD_ROW_COUNT_FIELD_NUMBER: _ClassVar[int]
     VALID_COUNT_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    HOST_COPY_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     payload_id: str
     extent: _payload_pb2.Extent
     bad_row_count: int
     valid_count: int
     digest: str
-    def __init__(self, session_id: _Optional[str] = ..., payload_id: _Optional[str] = ..., extent: _Optional[_Union[_payload_pb2.Extent, _Mapping]] = ..., bad_row_count: _Optional[int] = ..., valid_count: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
+    host_copy: bool
+    def __init__(self, session_id: _Optional[str] = ..., payload_id: _Optional[str] = ..., extent: _Optional[_Union[_payload_pb2.Extent, _Mapping]] = ..., bad_row_count: _Optional[int] = ..., valid_count: _Optional[int] = ..., digest: _Optional[str] = ..., host_copy: bool = ...) -> None: ...
 
 class SealPayloadResponse(_message.Message):
     __slots__ = ()

@@ -1,3 +1,4 @@
+from teacher_logits.v1 import device_pb2 as _device_pb2
 from teacher_logits.v1 import payload_pb2 as _payload_pb2
 from teacher_logits.v1 import profile_pb2 as _profile_pb2
 from teacher_logits.v1 import session_pb2 as _session_pb2
@@ -21,14 +22,16 @@ class OpenSessionRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., profile: _Optional[_Union[_profile_pb2.StudentProfile, _Mapping]] = ...) -> None: ...
 
 class OpenSessionResponse(_message.Message):
-    __slots__ = ("session", "broker_path", "nonce")
+    __slots__ = ("session", "broker_path", "nonce", "device_probes")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     BROKER_PATH_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_PROBES_FIELD_NUMBER: _ClassVar[int]
     session: _session_pb2.Session
     broker_path: str
     nonce: bytes
-    def __init__(self, session: _Optional[_Union[_session_pb2.Session, _Mapping]] = ..., broker_path: _Optional[str] = ..., nonce: _Optional[bytes] = ...) -> None: ...
+    device_probes: _containers.RepeatedCompositeFieldContainer[_device_pb2.DeviceProbe]
+    def __init__(self, session: _Optional[_Union[_session_pb2.Session, _Mapping]] = ..., broker_path: _Optional[str] = ..., nonce: _Optional[bytes] = ..., device_probes: _Optional[_Iterable[_Union[_device_pb2.DeviceProbe, _Mapping]]] = ...) -> None: ...
 
 class LocalityProof(_message.Message):
     __slots__ = ("transport", "writer_id", "mac")

@@ -92,7 +92,8 @@ class TeacherLogitsServiceServicer(object):
 
     def ProveLocality(self, request, context):
         """Takes the client's proofs that it shares memory with the writers, and
-        settles the session's transports, once.
+        settles the session's transports, once. Called again, it takes proofs and failures
+        of named writers' device memory, and settles those writers anew.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

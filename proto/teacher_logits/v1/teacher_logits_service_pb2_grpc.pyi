@@ -43,7 +43,8 @@ class TeacherLogitsServiceStub:
     """
     ProveLocality: _grpc.UnaryUnaryMultiCallable[_teacher_logits_service_pb2.ProveLocalityRequest, _teacher_logits_service_pb2.ProveLocalityResponse]
     """Takes the client's proofs that it shares memory with the writers, and
-    settles the session's transports, once.
+    settles the session's transports, once. Called again, it takes proofs and failures
+    of named writers' device memory, and settles those writers anew.
     """
     RenewSession: _grpc.UnaryUnaryMultiCallable[_teacher_logits_service_pb2.RenewSessionRequest, _teacher_logits_service_pb2.RenewSessionResponse]
     """Extends a session and, with it, every lease it holds. A session that has
@@ -79,7 +80,8 @@ class TeacherLogitsServiceAsyncStub(TeacherLogitsServiceStub):
     """
     ProveLocality: _aio.UnaryUnaryMultiCallable[_teacher_logits_service_pb2.ProveLocalityRequest, _teacher_logits_service_pb2.ProveLocalityResponse]  # type: ignore[assignment]
     """Takes the client's proofs that it shares memory with the writers, and
-    settles the session's transports, once.
+    settles the session's transports, once. Called again, it takes proofs and failures
+    of named writers' device memory, and settles those writers anew.
     """
     RenewSession: _aio.UnaryUnaryMultiCallable[_teacher_logits_service_pb2.RenewSessionRequest, _teacher_logits_service_pb2.RenewSessionResponse]  # type: ignore[assignment]
     """Extends a session and, with it, every lease it holds. A session that has
@@ -124,7 +126,8 @@ class TeacherLogitsServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_teacher_logits_service_pb2.ProveLocalityResponse, _abc.Awaitable[_teacher_logits_service_pb2.ProveLocalityResponse]]:
         """Takes the client's proofs that it shares memory with the writers, and
-        settles the session's transports, once.
+        settles the session's transports, once. Called again, it takes proofs and failures
+        of named writers' device memory, and settles those writers anew.
         """
 
     @_abc_1.abstractmethod

@@ -22,19 +22,20 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from teacher_logits.v1 import device_pb2 as teacher__logits_dot_v1_dot_device__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!teacher_logits/v1/transport.proto\x12\x11teacher_logits.v1\"d\n\x10TransportRefusal\x12/\n\ttransport\x18\x01 \x01(\x0e\x32\x1c.teacher_logits.v1.Transport\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"\x8d\x01\n\x10SettledTransport\x12\x11\n\twriter_id\x18\x01 \x01(\t\x12/\n\ttransport\x18\x02 \x01(\x0e\x32\x1c.teacher_logits.v1.Transport\x12\x35\n\x08refusals\x18\x03 \x03(\x0b\x32#.teacher_logits.v1.TransportRefusal*\xa0\x01\n\tTransport\x12\x19\n\x15TRANSPORT_UNSPECIFIED\x10\x00\x12\x13\n\x0fTRANSPORT_LOCAL\x10\x01\x12\x16\n\x12TRANSPORT_CUDA_IPC\x10\x02\x12\x1b\n\x17TRANSPORT_SHARED_MEMORY\x10\x03\x12\x18\n\x14TRANSPORT_RAY_OBJECT\x10\x04\x12\x14\n\x10TRANSPORT_STREAM\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!teacher_logits/v1/transport.proto\x12\x11teacher_logits.v1\x1a\x1eteacher_logits/v1/device.proto\"w\n\x10TransportRefusal\x12/\n\ttransport\x18\x01 \x01(\x0e\x32\x1c.teacher_logits.v1.Transport\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x11\n\twriter_id\x18\x04 \x01(\t\"\xbc\x01\n\x10SettledTransport\x12\x11\n\twriter_id\x18\x01 \x01(\t\x12/\n\ttransport\x18\x02 \x01(\x0e\x32\x1c.teacher_logits.v1.Transport\x12\x35\n\x08refusals\x18\x03 \x03(\x0b\x32#.teacher_logits.v1.TransportRefusal\x12-\n\x05probe\x18\x04 \x01(\x0b\x32\x1e.teacher_logits.v1.DeviceProbe*\xa0\x01\n\tTransport\x12\x19\n\x15TRANSPORT_UNSPECIFIED\x10\x00\x12\x13\n\x0fTRANSPORT_LOCAL\x10\x01\x12\x16\n\x12TRANSPORT_CUDA_IPC\x10\x02\x12\x1b\n\x17TRANSPORT_SHARED_MEMORY\x10\x03\x12\x18\n\x14TRANSPORT_RAY_OBJECT\x10\x04\x12\x14\n\x10TRANSPORT_STREAM\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'teacher_logits.v1.transport_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TRANSPORT']._serialized_start=303
-  _globals['_TRANSPORT']._serialized_end=463
-  _globals['_TRANSPORTREFUSAL']._serialized_start=56
-  _globals['_TRANSPORTREFUSAL']._serialized_end=156
-  _globals['_SETTLEDTRANSPORT']._serialized_start=159
-  _globals['_SETTLEDTRANSPORT']._serialized_end=300
+  _globals['_TRANSPORT']._serialized_start=401
+  _globals['_TRANSPORT']._serialized_end=561
+  _globals['_TRANSPORTREFUSAL']._serialized_start=88
+  _globals['_TRANSPORTREFUSAL']._serialized_end=207
+  _globals['_SETTLEDTRANSPORT']._serialized_start=210
+  _globals['_SETTLEDTRANSPORT']._serialized_end=398
 # @@protoc_insertion_point(module_scope)

@@ -1,3 +1,4 @@
+from teacher_logits.v1 import device_pb2 as _device_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -23,21 +24,25 @@ TRANSPORT_RAY_OBJECT: Transport
 TRANSPORT_STREAM: Transport
 
 class TransportRefusal(_message.Message):
-    __slots__ = ("transport", "reason", "message")
+    __slots__ = ("transport", "reason", "message", "writer_id")
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    WRITER_ID_FIELD_NUMBER: _ClassVar[int]
     transport: Transport
     reason: str
     message: str
-    def __init__(self, transport: _Optional[_Union[Transport, str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+    writer_id: str
+    def __init__(self, transport: _Optional[_Union[Transport, str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., writer_id: _Optional[str] = ...) -> None: ...
 
 class SettledTransport(_message.Message):
-    __slots__ = ("writer_id", "transport", "refusals")
+    __slots__ = ("writer_id", "transport", "refusals", "probe")
     WRITER_ID_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
     writer_id: str
     transport: Transport
     refusals: _containers.RepeatedCompositeFieldContainer[TransportRefusal]
-    def __init__(self, writer_id: _Optional[str] = ..., transport: _Optional[_Union[Transport, str]] = ..., refusals: _Optional[_Iterable[_Union[TransportRefusal, _Mapping]]] = ...) -> None: ...
+    probe: _device_pb2.DeviceProbe
+    def __init__(self, writer_id: _Optional[str] = ..., transport: _Optional[_Union[Transport, str]] = ..., refusals: _Optional[_Iterable[_Union[TransportRefusal, _Mapping]]] = ..., probe: _Optional[_Union[_device_pb2.DeviceProbe, _Mapping]] = ...) -> None: ...

@@ -18,12 +18,11 @@ import torch
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import Column, ColumnKind, RowStatus
 from teacher_logits.selection import Selection, row_statuses, select_top_k
-from teacher_logits.tensors import column_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from teacher_logits.tensors import Buffer
+    from teacher_logits.payload_room import WriterRoom
     from teacher_logits_server.engines import Engine
     from teacher_logits_server.engines.requests import Request
 
@@ -45,37 +44,46 @@ class Answer:
         self,
         request: Request,
         *,
-        room: Buffer,
+        room: WriterRoom,
         columns: Sequence[Column],
         temperatures: tuple[float, ...],
         vocabulary_size: int,
     ) -> None:
         """Lay the columns over ``room``; what describes the rows is written at once.
 
+        Columns over positions may lie on a device, and so does what is computed beside them then;
+        those over rows are on the host, and what is computed from these too.
         ``columns`` are those of ``layout.top_k_columns``.
         """
         self.request = request
         self._temperatures = temperatures
         self._vocabulary_size = vocabulary_size
         self._next_ids = request.next_ids()
-        self._tensors = column_tensors(room, columns)
+        self._room = room
+        self._tensors = room.tensors(columns)
+        topk_ids = self._tensors[ColumnKind.TOPK_IDS]
         self.selection = Selection(
-            topk_ids=self._tensors[ColumnKind.TOPK_IDS],
+            topk_ids=topk_ids,
             topk_logprobs=self._tensors[ColumnKind.TOPK_LOGPROBS],
             log_tail=self._tensors[ColumnKind.LOG_TAIL],
             logsumexp=self._tensors[ColumnKind.LOGSUMEXP],
             actual_logprob=self._tensors[ColumnKind.ACTUAL_LOGPROB],
-            status=torch.zeros(request.position_count, dtype=torch.uint8),
+            status=torch.zeros(request.position_count, dtype=torch.uint8, device=topk_ids.device),
         )
         self._tensors[ColumnKind.ROW_OFFSETS].copy_(torch.tensor(request.position_starts))
         self._tensors[ColumnKind.ROW_WINDOWS].copy_(torch.tensor(request.windows))
         self._tensors[ColumnKind.ROW_DIGESTS].copy_(request.digests())
 
     def write(self, logits: torch.Tensor, first_position: int) -> None:
-        """Select from logits [c,V] of the positions that start at ``first_position``."""
+        """Select from logits [c,V] of the positions that start at ``first_position``.
+
+        Straight into the room where the logits are on its device, and by a copy elsewhere. Work
+        that is given to a device is done when ``finish`` has returned.
+        """
         part = slice(first_position, first_position + len(logits))
         out = self.selection[part]
-        beside = out if logits.device.type == "cpu" else _like(out, logits.device)
+        is_there = logits.device == out.topk_ids.device
+        beside = out if is_there else _like(out, logits.device)
         select_top_k(
             logits,
             k=out.topk_ids.shape[1],
@@ -88,26 +96,31 @@ class Answer:
             _copy(beside, out)
 
     def finish(self, *, mask: bool) -> int:
-        """Write ``row_status``; return how many rows are bad.
+        """Write ``row_status``, wait until all is written, and return how many rows are bad.
 
         With ``mask`` all positions of a bad row become canonical: ids -1, numbers 0.
 
         Raises:
             PayloadInvalidError: without ``mask``, of the first bad row.
+            DeviceError: the device of the room failed at what it was given.
         """
         offsets = self._tensors[ColumnKind.ROW_OFFSETS]
-        statuses = row_statuses(self.selection.status, offsets)
+        status = self.selection.status.cpu()
+        statuses = row_statuses(status, offsets)
         self._tensors[ColumnKind.ROW_STATUS].copy_(statuses)
         bad = (statuses != RowStatus.OK).nonzero().flatten().tolist()
         if bad and not mask:
-            raise self._refuse(bad[0], RowStatus(int(statuses[bad[0]])), len(bad))
+            raise self._refuse(bad[0], RowStatus(int(statuses[bad[0]])), len(bad), status)
         for row in bad:
             self.selection[int(offsets[row]) : int(offsets[row + 1])].blank()
+        self._room.settle()
         return len(bad)
 
-    def _refuse(self, row: int, status: RowStatus, bad_rows: int) -> PayloadInvalidError:
+    def _refuse(
+        self, row: int, status: RowStatus, bad_rows: int, of_positions: torch.Tensor
+    ) -> PayloadInvalidError:
         start, end = self.request.position_starts[row : row + 2]
-        at = int((self.selection.status[start:end] == status).nonzero()[0])
+        at = int((of_positions[start:end] == status).nonzero()[0])
         position = self.request.windows[row][0] + at
         return PayloadInvalidError(
             f"the teacher's logits of row {row} hold {_BAD[status]} at position {position} "

@@ -1,8 +1,8 @@
 """Exporters: one for each transport, on the writer's side.
 
 An exporter says how a payload's room reaches a reader: by an entry in a table of this
-process (``local``), a descriptor (``shared_memory``) or bytes (``stream``). What is read,
-by whom and for how long is the ledger's business.
+process (``local``), a handle (``cuda_ipc``), a descriptor (``shared_memory``) or bytes
+(``stream``). What is read, by whom and for how long is the ledger's business.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from teacher_logits.payload import Extent
     from teacher_logits.slab import WriterSlab
     from teacher_logits.transport import Transport
+    from teacher_logits_server.exporters.shared_memory import PassedSlab
 
 
 class Slabs(Protocol):
@@ -37,3 +38,10 @@ class Exporter(Protocol):
 
     def stop(self) -> None:
         """Take no more readers. Doing so twice is fine."""
+
+
+class SlabExporter(Exporter, Protocol):
+    """One that passes slabs over broker lines."""
+
+    def pass_slab(self, session_id: str, slab_id: str) -> PassedSlab:
+        """Return a slab for a local session; refuses what it may not open."""

@@ -17,15 +17,20 @@ from teacher_logits.transport import Transport
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from teacher_logits.device_memory import DeviceMemoryPart
     from teacher_logits_server.ledger import Ledger
 
 
 @dataclass(frozen=True, kw_only=True)
 class PassedSlab:
-    """A slab on its way to a reader. Whoever holds it closes the descriptor, a copy."""
+    """A slab on its way to a reader. Whoever holds it closes the descriptor, a copy.
+
+    ``device`` is what of it lies in device memory, for a reader that reads it there.
+    """
 
     descriptor: int
     size_bytes: int
+    device: DeviceMemoryPart | None = None
 
 
 class Descriptors(Protocol):

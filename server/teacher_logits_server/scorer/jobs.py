@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import PayloadInvalidError
-from teacher_logits.layout import Column, top_k_columns
+from teacher_logits.layout import Column, ElementType, top_k_columns
 from teacher_logits.payload import Payload
 from teacher_logits_server.engines.requests import Request, check_request, read_request
 
@@ -56,7 +56,7 @@ class ScoreJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a job will take: its rows, and the columns of its payload."""
+    """What a job will take: its rows, and the columns of its payload, and of which pool."""
 
     request: Request
     top_k: int
@@ -64,6 +64,7 @@ class Plan:
     vocabulary_size: int
     columns: tuple[Column, ...]
     size_bytes: int
+    on_device: bool = False
 
     def payload(self, *, payload_id: str, teacher: TeacherProfile, bad_rows: int) -> Payload:
         """Describe the payload that the job has become."""
@@ -133,9 +134,10 @@ def plan_job(job: ScoreJob, *, ledger: Ledger, max_request_tokens: int) -> Plan:
         position_count=request.position_count,
         top_k=profile.top_k,
         temperature_count=len(temperatures),
-        value_type=profile.value_type,
+        value_type=profile.value_type or ElementType.FLOAT16,
     )
-    ledger.check_fits(size_bytes)
+    on_device = ledger.scores_on_device(job.session_id)
+    ledger.check_fits(size_bytes, on_device=on_device)
     return Plan(
         request=request,
         top_k=profile.top_k,
@@ -143,6 +145,7 @@ def plan_job(job: ScoreJob, *, ledger: Ledger, max_request_tokens: int) -> Plan:
         vocabulary_size=terms.vocabulary_size,
         columns=columns,
         size_bytes=size_bytes,
+        on_device=on_device,
     )
 
 

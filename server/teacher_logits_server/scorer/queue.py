@@ -89,7 +89,13 @@ class JobQueue:
                 raise self._closed()
             ticket = next(self._tickets)
             tokens = plan.request.computed_tokens()
-            self._batching.add(ticket, tokens, deadline=job.deadline, size_bytes=plan.size_bytes)
+            self._batching.add(
+                ticket,
+                tokens,
+                deadline=job.deadline,
+                size_bytes=plan.size_bytes,
+                pool="device" if plan.on_device else "host",
+            )
             work = Work(ticket=ticket, job=job, plan=plan, submitted_at=self._clock.now())
             self._works[ticket] = self._by_key[work.key] = work
             self._changed.notify()

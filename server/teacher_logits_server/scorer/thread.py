@@ -26,13 +26,13 @@ from teacher_logits.errors import DrainingError, EngineError, PoolFullError, Tea
 from teacher_logits_server.batching import Batching
 from teacher_logits_server.engines.answers import Answer, Part, fill
 from teacher_logits_server.scorer.jobs import BadRows, ScoreJob, Work, plan_job
+from teacher_logits_server.scorer.places import Places, Slabs
 from teacher_logits_server.scorer.queue import JobQueue, too_late
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from teacher_logits.clock import Clock
-    from teacher_logits.payload import Extent
     from teacher_logits.terms import LeaseTerms
     from teacher_logits.views import QueueView
     from teacher_logits_server.engines import Engine
@@ -58,20 +58,6 @@ class Limits(Protocol):
         """Most requests that wait."""
 
 
-class Slabs(Protocol):
-    """Where payloads are written; ``slabs.ServerSlabs``."""
-
-    def room_for(self, ledger: Ledger, size_bytes: int) -> Extent:
-        """Reserve room, and create a slab for it where none has any.
-
-        Raises:
-            PoolFullError: there is none now.
-        """
-
-    def room(self, extent: Extent) -> memoryview:
-        """Return the extent's bytes, writable."""
-
-
 class Scorer:
     """One engine and its thread.
 
@@ -87,7 +73,7 @@ class Scorer:
     ) -> None:
         self._engine = engine
         self._ledger = ledger
-        self._slabs = slabs
+        self._places = Places(ledger=ledger, slabs=slabs)
         self._config = config
         self._clock = clock
         batching = Batching(
@@ -184,17 +170,8 @@ class Scorer:
         if not self._queue.may_seat(work):
             return None
         freed_count = self._queue.freed_count()
-        plan = work.plan
         try:
-            self._ledger.profile(work.job.session_id)  # it may have ended since
-            work.extent = self._slabs.room_for(self._ledger, plan.size_bytes)
-            work.answer = Answer(
-                plan.request,
-                room=self._slabs.room(work.extent),
-                columns=plan.columns,
-                temperatures=plan.temperatures,
-                vocabulary_size=plan.vocabulary_size,
-            )
+            answer = self._places.take(work)
         except PoolFullError as error:
             work.room_error = error
             self._queue.park(work, freed_count=freed_count)
@@ -203,7 +180,7 @@ class Scorer:
             self._end(work, error)
             return None
         self._queue.seat(work)
-        return work.answer
+        return answer
 
     def _compute(self, parts: Sequence[tuple[Work, Part]]) -> None:
         """Run one pass, and publish what is complete with it."""
@@ -249,20 +226,13 @@ class Scorer:
             self._end(work, too_late(work, now, for_room=False))
             return
         try:
+            mask = job.bad_rows is BadRows.MASK
             payload = work.plan.payload(
                 payload_id=keys.new_id("p", self._ledger.epoch),
                 teacher=self._ledger.teacher,
-                bad_rows=work.answer.finish(mask=job.bad_rows is BadRows.MASK),
+                bad_rows=self._places.finish(work.answer, mask=mask),
             )
-            # From here on the room is the ledger's, whatever it answers.
-            extent, work.extent, work.answer = work.extent, None, None
-            lease = self._ledger.publish(
-                session_id=job.session_id,
-                request_id=job.request_id,
-                payload=payload,
-                extent=extent,
-                digest=job.digest,
-            )
+            lease = self._places.hand_over(work, payload)
         except Exception as error:
             self._end(work, error)
             return
@@ -272,9 +242,7 @@ class Scorer:
 
     def _end(self, work: Work, error: Exception | None) -> None:
         """Give a job's room back, and tell those who wait for it why it came to nothing."""
-        extent, work.extent, work.answer = work.extent, None, None
-        if extent is not None:
-            self._ledger.give_back(extent)
+        self._places.give_back(work)
         if error is None:
             return
         if not isinstance(error, TeacherLogitsError):

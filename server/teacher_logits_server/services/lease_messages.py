@@ -44,7 +44,7 @@ class LeaseMessages:
         """Return the message of a lease."""
         payload = lease.payload
         message = self._payloads.get(payload.payload_id)
-        if message is None or message.row_count != payload.row_count:  # a cut of it
+        if message is None or lease.extent is None:  # it is streamed, maybe as a cut of it
             return lease_to_wire(lease)
         if message.bad_row_count != payload.bad_row_count:  # known since the seal
             message.bad_row_count = payload.bad_row_count

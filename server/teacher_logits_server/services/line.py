@@ -26,12 +26,13 @@ from teacher_logits.terms import StepGrant
 from teacher_logits.transport import Refusal, RefusalReason, Transport
 from teacher_logits.v1 import line_pb2
 from teacher_logits.wire_errors import to_status
+from teacher_logits.wire_transport import part_to_wire
 from teacher_logits_server.lines import MAX_PACKET_BYTES, Answer, Flaw, Line
 from teacher_logits_server.services.mail_packets import failure_of, mail_packets
 from teacher_logits_server.services.student import PUBLISHER, acquire, release, renew
 
 if TYPE_CHECKING:
-    from teacher_logits_server.exporters.shared_memory import SharedMemoryExporter
+    from teacher_logits_server.exporters import SlabExporter
     from teacher_logits_server.ledger import Ledger
     from teacher_logits_server.services.publishing import PublisherCalls
 
@@ -49,7 +50,7 @@ class LineDesk:
         self,
         *,
         ledger: Ledger,
-        exporter: SharedMemoryExporter,
+        exporter: SlabExporter,
         publishing: PublisherCalls,
         allowed_uids: tuple[int, ...],
     ) -> None:
@@ -259,6 +260,8 @@ class LineDesk:
         reply = line_pb2.LineReply(call_id=request.call_id)
         reply.get_slab.slab_id = slab_id
         reply.get_slab.size_bytes = passed.size_bytes
+        if passed.device is not None:
+            reply.get_slab.device.CopyFrom(part_to_wire(passed.device))
         return Answer(reply.SerializeToString(), passed.descriptor)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import NotAvailable
-from teacher_logits.terms import RoomFreed, SlabsGone, StepFailure
+from teacher_logits.terms import RoomFreed, SlabsGone, StepFailure, WritersCame
 from teacher_logits.wire_steps import mail_to_wire
 from teacher_logits_server.lines import MAX_PACKET_BYTES
 
@@ -18,6 +18,8 @@ MAX_FREED = 1000
 """Payload ids of one packet."""
 MAX_GONE = 250
 """Slab ids of one packet: publishers choose them, and they may be long."""
+MAX_CAME = 100
+"""Probes of one packet: each has a handle, a UUID, and a host's name of the publisher's choice."""
 
 
 def mail_packets(mail: Mail, messages: LeaseMessages) -> list[bytes]:
@@ -30,6 +32,10 @@ def mail_packets(mail: Mail, messages: LeaseMessages) -> list[bytes]:
         some = [SlabsGone(slab_ids=mail.slab_ids[:MAX_GONE])]
         some.append(SlabsGone(slab_ids=mail.slab_ids[MAX_GONE:]))
         return [packet for each in some for packet in mail_packets(each, messages)]
+    if isinstance(mail, WritersCame) and len(mail.probes) > MAX_CAME:
+        parts = [WritersCame(probes=mail.probes[:MAX_CAME])]
+        parts.append(WritersCame(probes=mail.probes[MAX_CAME:]))
+        return [packet for each in parts for packet in mail_packets(each, messages)]
     return [mail_to_wire(mail, lease_message=messages.lease).SerializeToString()]
 
 

@@ -9,6 +9,7 @@ differs is refused before any student sees it, and its reservation has ended.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from teacher_logits import keys
@@ -19,8 +20,9 @@ from teacher_logits.v1 import registry_service_pb2 as messages
 from teacher_logits.wire import check_count
 from teacher_logits.wire_session import extent_from_wire, payload_from_wire
 from teacher_logits.wire_steps import reservation_to_wire
+from teacher_logits.wire_transport import part_from_wire
 from teacher_logits_server.foreign import check_descriptor
-from teacher_logits_server.row_checks import check_rows
+from teacher_logits_server.row_checks import check_filled, check_rows
 from teacher_logits_server.services.lease_messages import LeaseMessages
 
 if TYPE_CHECKING:
@@ -62,11 +64,16 @@ class PublisherCalls:
             raise RequestInvalidError(
                 f"put_slab comes with the descriptor of slab {slab_id}, and none came"
             )
-        room = check_descriptor(descriptor, slab_id=slab_id, size_bytes=request.size_bytes)
+        device = None
+        if request.HasField("device"):
+            device = part_from_wire(request.device, slab_id=slab_id)
+        room = check_descriptor(
+            descriptor, slab_id=slab_id, size_bytes=request.size_bytes, device=device
+        )
         # In this order: the ledger says when a slab that it knows is to be closed.
         self._foreign.add(slab_id, descriptor)
         try:
-            self._ledger.add_foreign_slab(session_id, slab_id, room)
+            self._ledger.add_foreign_slab(session_id, slab_id, room, device=device)
         except BaseException:
             self._foreign.drop([slab_id])
             raise
@@ -101,8 +108,8 @@ class PublisherCalls:
         draft = self._ledger.reserved(session_id, payload_id)
         if draft is not None:  # else it was sealed, or has ended: the ledger says so
             # Nothing is read that is not this publisher's own.
-            self._ledger.check_place(session_id, payload_id, extent)
-            self._check_rows(draft, extent, request.bad_row_count)
+            self._ledger.check_place(session_id, payload_id, extent, host_copy=request.host_copy)
+            self._check_rows(draft, extent, request)
         if draft is not None and request.digest:
             self._seal_compared(request, extent, may_digest=may_digest)
         else:
@@ -129,6 +136,7 @@ class PublisherCalls:
             valid_count=request.valid_count if request.HasField("valid_count") else None,
             digest=request.digest,
             repeated_digest=repeated_digest,
+            host_copy=request.host_copy,
         )
 
     def _seal_compared(
@@ -145,7 +153,9 @@ class PublisherCalls:
             digest = "" if repeated is None else self._digest(repeated)
             self._seal(request, extent, digest)
 
-    def _check_rows(self, draft: Draft, extent: Extent | None, bad_row_count: int) -> None:
+    def _check_rows(
+        self, draft: Draft, extent: Extent | None, request: messages.SealPayloadRequest
+    ) -> None:
         where = draft.extent if extent is None else extent
 
         def read(offset_bytes: int, size_bytes: int) -> bytes:
@@ -157,7 +167,15 @@ class PublisherCalls:
                 return bytes(room[offset_bytes : offset_bytes + size_bytes])
 
         try:
-            check_rows(draft.payload, draft.row_positions, bad_row_count=bad_row_count, read=read)
+            if extent is not None and self._foreign.is_sparse(extent.slab_id):
+                hole = partial(self._foreign.hole, extent)
+                check_filled(draft.payload, host_copy=request.host_copy, hole=hole)
+            check_rows(
+                draft.payload,
+                draft.row_positions,
+                bad_row_count=request.bad_row_count,
+                read=read,
+            )
         except KeyError:
             return  # there is no such slab; likewise
         except PayloadInvalidError:

@@ -28,7 +28,9 @@ from teacher_logits.v1 import registry_service_pb2 as messages
 from teacher_logits.v1 import registry_service_pb2_grpc as stubs
 from teacher_logits.wire import teacher_from_wire
 from teacher_logits.wire_session import session_to_wire
+from teacher_logits.wire_transport import probe_from_wire
 from teacher_logits_server.capability import check_protocol
+from teacher_logits_server.device_offers import DeviceOffer
 from teacher_logits_server.services.patience import Patience
 from teacher_logits_server.services.uploads import Upload
 
@@ -85,6 +87,7 @@ class RegistryService(stubs.RegistryServiceServicer):
                 request_id=request.request_id,
                 protocol_version=request.protocol_version,
                 profile=profile,
+                offer=_offer(request),
             )
         except TeacherLogitsError as error:
             _log.warning(
@@ -238,6 +241,12 @@ async def _next(
             f"{reached}: the stream is over; go on from there while the reservation lasts",
             facts={"waited_seconds": stall, "offset_bytes": reached},
         ) from None
+
+
+def _offer(request: messages.OpenPublisherRequest) -> DeviceOffer | None:
+    if not request.HasField("probe"):
+        return None
+    return DeviceOffer(probe=probe_from_wire(request.probe), challenge=request.probe_challenge)
 
 
 def _publisher(profile: TeacherProfile) -> dict[str, str | int]:

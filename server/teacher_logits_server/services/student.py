@@ -1,8 +1,8 @@
 """The service of student ranks: admission, proof, renewal, leases, steps; the first three are
 publishers' too.
 
-A student that comes before its teacher waits for it, and so does a step that is asked for before
-it is complete: as long as the call's deadline and ``default_wait`` allow.
+A student that comes before its teacher waits for it (``opening``), and so does a step that is asked
+for before it is complete: as long as the call's deadline and ``default_wait`` allow.
 
 ``renew``, ``acquire`` and ``release`` are one implementation for two ways in: RPCs here, and
 the same messages on a broker line (``line``).
@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING
 from teacher_logits.clock import span_text
 from teacher_logits.errors import (
     DeadlinePassedError,
-    DrainingError,
     NoCommonTransportError,
-    NotAvailable,
     RequestInvalidError,
     SessionRefusedError,
     TeacherLogitsError,
 )
 from teacher_logits.terms import SERVER_WRITER
+from teacher_logits.transport import Transport
 from teacher_logits.v1 import teacher_logits_service_pb2 as messages
 from teacher_logits.v1 import teacher_logits_service_pb2_grpc as stubs
-from teacher_logits.wire import student_from_wire, transport_from_wire
-from teacher_logits.wire_session import lease_to_wire, refusal_from_wire, session_to_wire
+from teacher_logits.wire import check_count, student_from_wire, transport_from_wire
+from teacher_logits.wire_session import lease_to_wire, session_to_wire
 from teacher_logits.wire_steps import grant_to_wire
+from teacher_logits.wire_transport import probe_to_wire, refusal_from_wire
 from teacher_logits_server.capability import check_protocol
-from teacher_logits_server.publishers import WAITABLE
+from teacher_logits_server.services.opening import Opening
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
     from teacher_logits.profiles import StudentProfile
     from teacher_logits.terms import SessionTerms, StepGrant
-    from teacher_logits.transport import Transport
-    from teacher_logits_server.ledger import Ledger, OpenedSession
+    from teacher_logits_server.ledger import Ledger
     from teacher_logits_server.services.waiting import Waiting
 
-MAX_FAILURES = 16
+MAX_FAILURES = 1024
+"""Proofs, or failures, of one call: a few, and one a writer of device memory."""
 PUBLISHER = "publisher"
 """Kind of a session that writes."""
 
@@ -69,7 +69,7 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
     ) -> messages.OpenSessionResponse:
         """Admit a student rank, or refuse it with every rule that it breaks.
 
-        Where its teacher is not all there, wait for that.
+        For what it waits see ``opening``.
         """
         # First of all: another release's words are not known here, and its version says why.
         violations = check_protocol(request.protocol_version)
@@ -77,7 +77,12 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
             raise SessionRefusedError(violations)
         profile = student_from_wire(request.profile)
         try:
-            opened = await self._open(request, profile, self._waiting.seconds_for(context))
+            opened = await Opening(
+                ledger=self._ledger,
+                request_id=request.request_id,
+                protocol_version=request.protocol_version,
+                profile=profile,
+            ).wait(self._waiting, self._waiting.seconds_for(context))
         except SessionRefusedError as error:
             _log_refused(_student(profile), error)
             raise
@@ -89,6 +94,7 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
             session=session_to_wire(opened.terms),
             broker_path=self._broker_path,
             nonce=opened.nonce,
+            device_probes=map(probe_to_wire, opened.probes),
         )
 
     async def ProveLocality(
@@ -98,16 +104,15 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
     ) -> messages.ProveLocalityResponse:
         """Settle the session's transports by what was proven."""
         who = self._ledger.describe(request.session_id)
-        if len(request.failures) > MAX_FAILURES:
-            raise RequestInvalidError(
-                f"{len(request.failures)} failures were reported; at most {MAX_FAILURES} can be",
-                facts={"failures": len(request.failures), "limit": MAX_FAILURES},
-            )
+        check_count(request.failures, MAX_FAILURES, field="failures")
+        check_count(request.proofs, MAX_FAILURES, field="proofs")
+        proofs, device_proofs = _proofs(request)
         try:
             terms = self._ledger.prove_locality(
                 request.session_id,
-                proofs=_proofs(request),
+                proofs=proofs,
                 failures=[refusal_from_wire(failure) for failure in request.failures],
+                device_proofs=device_proofs,
             )
         except (SessionRefusedError, NoCommonTransportError) as error:
             _log_refused(who, error)
@@ -177,42 +182,6 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
         """Return a lease; doing so twice is fine."""
         return release(self._ledger, request)
 
-    async def _open(
-        self, request: messages.OpenSessionRequest, profile: StudentProfile, seconds: float
-    ) -> OpenedSession:
-        """Open a session once its teacher is there."""
-        lacking: list[TeacherLogitsError] = []
-
-        async def look() -> OpenedSession | None:
-            try:
-                return self._ledger.open_session(
-                    request_id=request.request_id,
-                    protocol_version=request.protocol_version,
-                    profile=profile,
-                )
-            except WAITABLE as error:
-                if self._ledger.draining:
-                    raise DrainingError(
-                        f"the server is shutting down, and {error.message}: try another, or this "
-                        "one again once it is back"
-                    ) from None
-                lacking[:] = [error]
-                return None
-
-        def too_late(waited: float) -> TeacherLogitsError:
-            (error,) = lacking
-            if not isinstance(error, NotAvailable):  # nobody at all has come
-                return error
-            return DeadlinePassedError(
-                f"the teacher is not all there after {span_text(waited)} (the shorter of the "
-                f"call's deadline and --default-wait): {error.message}",
-                facts={**error.facts, "waited_seconds": waited},
-            )
-
-        return await self._waiting.until(
-            look, bell=self._waiting.teachers, seconds=seconds, too_late=too_late
-        )
-
 
 def renew(ledger: Ledger, request: messages.RenewSessionRequest) -> messages.RenewSessionResponse:
     """Extend a session that has not ended."""
@@ -243,17 +212,25 @@ def release(
     return messages.ReleasePayloadResponse()
 
 
-def _proofs(request: messages.ProveLocalityRequest) -> dict[Transport, bytes]:
+def _proofs(
+    request: messages.ProveLocalityRequest,
+) -> tuple[dict[Transport, bytes], dict[str, bytes]]:
+    """Return what proves the server's own memory, and the device memory of writers."""
     proofs: dict[Transport, bytes] = {}
+    device_proofs: dict[str, bytes] = {}
     for proof in request.proofs:
-        if proof.writer_id != SERVER_WRITER:
+        transport = transport_from_wire(proof.transport)
+        if transport is Transport.CUDA_IPC:
+            device_proofs[proof.writer_id] = proof.mac
+        elif proof.writer_id != SERVER_WRITER:
             raise RequestInvalidError(
-                f"a proof names writer {proof.writer_id[:128]!r}; the one writer here is "
-                f"{SERVER_WRITER!r}",
+                f"a proof of {transport.value} names writer {proof.writer_id[:128]!r}; the one "
+                f"writer of it here is {SERVER_WRITER!r}",
                 facts={"writer_id": proof.writer_id[:128]},
             )
-        proofs[transport_from_wire(proof.transport)] = proof.mac
-    return proofs
+        else:
+            proofs[transport] = proof.mac
+    return proofs, device_proofs
 
 
 def _student(profile: StudentProfile) -> dict[str, str | int]:

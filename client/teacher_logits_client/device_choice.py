@@ -1,0 +1,58 @@
+"""The choice of a device: from what a user writes to a driver and one of its devices.
+
+A driver is looked for only when somebody names a device: whoever uses none pays for none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from teacher_logits.device_memory import device_names, find_device
+from teacher_logits.errors import ConfigError
+from teacher_logits.grid import is_whole
+
+if TYPE_CHECKING:
+    import torch
+
+    from teacher_logits.device_memory import Device, DeviceMemory
+
+
+DeviceName: TypeAlias = "torch.device | str | int"
+"""``"cuda"``, ``"cuda:1"``, an ordinal, or a UUID as ``nvidia-smi -L`` prints it."""
+
+
+def choose_device(given: DeviceName, memory: DeviceMemory | None) -> tuple[DeviceMemory, Device]:
+    """Return the driver and the device that ``given`` names.
+
+    Args:
+        given: ``cuda`` alone is the first device.
+        memory: the driver; the machine's own where None.
+
+    Raises:
+        ConfigError: there is no driver, or no such device, with those that there are.
+        DeviceError: the driver refuses to say.
+    """
+    driver = memory if memory is not None else _find()
+    if driver is None:
+        raise ConfigError(
+            f"device {str(given)!r} was asked for, and this machine has no CUDA driver: leave the "
+            "device out to keep payloads on the host",
+            facts={"device": str(given)},
+        )
+    devices = driver.devices()
+    found = None if isinstance(given, bool) else find_device(str(given), devices)
+    if found is not None:
+        return driver, found
+    has = device_names(devices)
+    kind = "" if is_whole(given) or isinstance(given, str) else f", a {type(given).__name__}"
+    raise ConfigError(
+        f"device {str(given)!r}{kind} is none that this process sees ({has}): name one of these, "
+        "or look at CUDA_VISIBLE_DEVICES",
+        facts={"device": str(given), "devices": has},
+    )
+
+
+def _find() -> DeviceMemory | None:
+    from teacher_logits.cuda_memory import find_driver  # loads a driver's libraries
+
+    return find_driver()

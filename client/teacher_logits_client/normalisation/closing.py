@@ -1,0 +1,115 @@
+"""How a step is closed: one reduction to a report, and one rescale by what it says.
+
+The vector that is reduced has the same length on every rank and in every step, whatever came in:
+
+    per loss [ bad counts | counts[B] | sums[B] ]
+
+Promises that what is wrong is found in the reduced numbers, so by all ranks at once, before any
+gradient is touched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from teacher_logits.errors import PayloadInvalidError
+from teacher_logits_client.normalisation.gradients import (
+    RescaleOrder,
+    divide_gradients,
+    multiply_gradients,
+)
+from teacher_logits_client.normalisation.reductions import sum_over_ranks
+from teacher_logits_client.normalisation.reports import LossReport, StepReport
+from teacher_logits_client.normalisation.tally import weighted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from teacher_logits_client.normalisation.reductions import Reduction
+    from teacher_logits_client.normalisation.step_losses import StepLoss
+    from teacher_logits_client.normalisation.tally import Tally
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What all steps of a normaliser have in common; the same on every rank but for parameters."""
+
+    losses: tuple[StepLoss, ...]
+    reduction: Reduction | None
+    averaged_over: int
+    order: RescaleOrder
+
+    def said(self) -> str:
+        """What all ranks have to say alike."""
+        losses = [(each.name, each.weight, each.bin_weights) for each in self.losses]
+        return f"losses {losses}, averaged over {self.averaged_over}, {self.order.value}"
+
+
+def reduce_step(
+    settings: Settings, tallies: Sequence[Tally], *, step: int, attempt: int
+) -> StepReport:
+    """Reduce the tallies over all ranks, once.
+
+    Raises:
+        RequestInvalidError: the ranks are at different steps, or have different losses.
+        PayloadInvalidError: some rank had a count below 0, or one that is not finite.
+    """
+    values = [value for tally in tallies for value in tally.values()]
+    agreed = f"attempt {attempt} of step {step} with {settings.said()}"
+    sums, ranks = sum_over_ranks(values, settings.reduction, agreed=agreed)
+    losses: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {}
+    for loss in settings.losses:
+        bad, *both = sums[: 1 + 2 * loss.bins]
+        sums = sums[1 + 2 * loss.bins :]
+        if bad:
+            raise PayloadInvalidError(
+                f"{bad:.0f} counts of the loss {loss.name!r} in step {step} were below 0 or not "
+                "finite, over all ranks; a count is the sum of a mask that is at least 0",
+                facts={"loss": loss.name, "step": step, "bad_counts": int(bad)},
+            )
+        losses[loss.name] = tuple(both[loss.bins :]), tuple(both[: loss.bins])
+    reports = _reports(settings, losses)
+    return StepReport(
+        step=step,
+        attempt=attempt,
+        ranks=ranks,
+        loss=sum(each.weight * reports[each.name].mean for each in settings.losses),
+        losses=reports,
+        should_step=any(each.denominator > 0 for each in reports.values()),
+    )
+
+
+def _reports(
+    settings: Settings, losses: dict[str, tuple[tuple[float, ...], tuple[float, ...]]]
+) -> dict[str, LossReport]:
+    reports = {}
+    for loss in settings.losses:
+        sums, counts = losses[loss.name]
+        denominator = weighted(loss, counts)
+        # Sums over no count are 0, or what was masked got into them.
+        counted = denominator > 0
+        reports[loss.name] = LossReport(
+            sums=sums if counted else (0.0,) * loss.bins,
+            counts=counts,
+            denominator=denominator,
+            mean=weighted(loss, sums) / denominator if counted else 0.0,
+        )
+    return reports
+
+
+def rescale_gradients(settings: Settings, report: StepReport) -> None:
+    """Bring the gradients of raw sums to those of the means, in place."""
+    averaged = settings.averaged_over
+    if settings.order is RescaleOrder.DIRECT:
+        for loss in settings.losses:
+            denominator = report.losses[loss.name].denominator
+            divide_gradients(loss.parameters, denominator / averaged)
+        return
+    first, *others = settings.losses
+    policy_count = report.losses[first.name].denominator
+    for loss in settings.losses:
+        multiply_gradients(loss.parameters, averaged / policy_count if policy_count > 0 else 0.0)
+    for loss in others:
+        own = report.losses[loss.name].denominator
+        multiply_gradients(loss.parameters, policy_count / own if own > 0 else 0.0)

@@ -1,0 +1,40 @@
+"""What a finished step says: the sums, counts and means of all its ranks, the same on each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossReport:
+    """One loss over the whole step, reduced over its ranks.
+
+    ``sums`` and ``counts`` [B] have one number a bin. ``denominator`` is Σ w_b C_b, and ``mean``
+    is Σ w_b S_b over it; it and ``sums`` are 0 where nothing counted.
+    """
+
+    sums: tuple[float, ...]
+    counts: tuple[float, ...]
+    denominator: float
+    mean: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """A step over all its ranks. Each of the ``ranks`` of the reduction has the same one.
+
+    ``loss`` is the weighted sum of the losses' means. ``should_step`` is False where no loss
+    counted anything: all gradients are 0 then, and an optimizer that has momentum or decays
+    weights would move the parameters all the same.
+    """
+
+    step: int
+    attempt: int
+    ranks: int
+    loss: float
+    losses: Mapping[str, LossReport]
+    should_step: bool

@@ -1,0 +1,92 @@
+"""The losses of a step: what each is called, how its bins weigh, and which parameters it trains.
+
+Promises that every parameter has one denominator. Refuses losses of one name, a parameter that
+two losses name, and weights that no mean can be made of.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from teacher_logits.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StepLoss:
+    """One loss of a step, with a denominator of its own.
+
+    ``parameters`` are those whose gradients are divided by this loss's count; no other loss may
+    reach them, so detach what a draft loss takes from the policy. None for an evaluation, and
+    on a rank that holds none of them.
+    ``weight`` multiplies the loss where gradients are made of it, and in ``StepReport.loss``;
+    its own mean is reported without it.
+    ``bin_weights`` [B], at least 0 and one of them above, weigh the sums and the counts of bins
+    (passes, slots, teachers) alike: the mean is Σ w_b S_b / Σ w_b C_b. One bin unless more are
+    given.
+
+    Raises:
+        ConfigError: weights that no mean can be made of.
+    """
+
+    name: str = "loss"
+    parameters: Iterable[torch.Tensor] = ()
+    weight: float = 1.0
+    bin_weights: Sequence[float] = (1.0,)
+
+    def __post_init__(self) -> None:
+        # Tied parameters are named twice and have one gradient.
+        each = {id(parameter): parameter for parameter in self.parameters}
+        object.__setattr__(self, "parameters", tuple(each.values()))
+        object.__setattr__(self, "bin_weights", tuple(float(each) for each in self.bin_weights))
+        for number, weight in enumerate(self.bin_weights):
+            if not (math.isfinite(weight) and weight >= 0):
+                raise ConfigError(
+                    f"bin_weights: bin {number} of the loss {self.name!r} weighs {weight}; "
+                    "weights are finite and at least 0",
+                    facts={"loss": self.name, "bin": number, "weight": weight},
+                )
+        if not any(self.bin_weights) or not math.isfinite(self.weight):
+            raise ConfigError(
+                f"the loss {self.name!r} has the weight {self.weight} and "
+                f"{len(self.bin_weights)} bins, of which none weighs more than 0 or its own "
+                "weight is not finite; give a finite weight and one bin above 0",
+                facts={
+                    "loss": self.name,
+                    "weight": self.weight,
+                    "bins": len(self.bin_weights),
+                },
+            )
+
+    @property
+    def bins(self) -> int:
+        """How many bins its sums and counts have."""
+        return len(self.bin_weights)
+
+
+def check_losses(losses: Sequence[StepLoss]) -> None:
+    """Raise ConfigError where two losses have one name or one parameter."""
+    owners: dict[int, str] = {}
+    names: set[str] = set()
+    for loss in losses:
+        if loss.name in names:
+            raise ConfigError(
+                f"losses: two are called {loss.name!r}; give each a name of its own",
+                facts={"loss": loss.name},
+            )
+        names.add(loss.name)
+        for parameter in loss.parameters:
+            other = owners.setdefault(id(parameter), loss.name)
+            if other != loss.name:
+                raise ConfigError(
+                    f"parameters: one of shape {tuple(parameter.shape)} is named by the losses "
+                    f"{other!r} and {loss.name!r}; a gradient has one denominator, so name it "
+                    "once, and detach what the other loss takes from it",
+                    facts={"loss": loss.name, "other": other},
+                )

@@ -1,0 +1,82 @@
+"""The sums and counts of one loss, as its micro batches come in on this rank.
+
+Promises float64 whatever the loss computes in (fp32 counts lose whole tokens above 2**24), and
+no wait for a device before the step is finished. A count that is not finite or below 0 is
+remembered, and travels with the sums: so all ranks refuse the step together, and none is left
+waiting for the rank that saw it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from teacher_logits.errors import PayloadInvalidError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from teacher_logits_client.normalisation.step_losses import StepLoss
+
+
+class Tally:
+    """What one loss has summed and counted so far, [B] each."""
+
+    def __init__(self, loss: StepLoss) -> None:
+        self.loss = loss
+        self._sums = torch.zeros(loss.bins, dtype=torch.float64)
+        self._counts = torch.zeros(loss.bins, dtype=torch.float64)
+        self._bad_counts = torch.zeros(1, dtype=torch.float64)
+        self._numbers: set[int | str] = set()
+
+    def has(self, number: int | str) -> bool:
+        """Whether this micro batch was added already."""
+        return number in self._numbers
+
+    def add(self, number: int | str, loss_sum: torch.Tensor, count: torch.Tensor | float) -> None:
+        """Add a micro batch.
+
+        Raises:
+            PayloadInvalidError: not one number a bin; nothing was added.
+        """
+        sums, counts = loss_sum.detach().reshape(-1), torch.as_tensor(count).detach().reshape(-1)
+        if not (len(sums) == len(counts) == self.loss.bins and sums.is_floating_point()):
+            raise PayloadInvalidError(
+                f"micro batch {number} has a sum of shape {tuple(loss_sum.shape)} in "
+                f"{loss_sum.dtype} and {len(counts)} counts for the loss {self.loss.name!r} of "
+                f"{self.loss.bins} bins; give one floating-point sum and one count a bin",
+                facts={
+                    "micro_batch": number,
+                    "sums": len(sums),
+                    "counts": len(counts),
+                    "bins": self.loss.bins,
+                },
+            )
+        counts = counts.to(sums.device, torch.float64)
+        bad = ~(counts.isfinite() & (counts >= 0))
+        self._sums = self._sums.to(sums.device) + sums.double()
+        self._counts = self._counts.to(sums.device) + counts
+        self._bad_counts = self._bad_counts.to(sums.device) + bad.sum()
+        self._numbers.add(number)
+
+    def values(self) -> list[float]:
+        """Return [bad counts, counts[B], sums[B]], always as many: zeros on an idle rank."""
+        found: list[float] = torch.cat([self._bad_counts, self._counts, self._sums]).tolist()
+        return found
+
+
+def weighted(loss: StepLoss, each: Sequence[float]) -> float:
+    """Return Σ w_b x_b; a bin that weighs 0 is left out, whatever it holds."""
+    return sum(w * x for w, x in zip(loss.bin_weights, each, strict=True) if w > 0)
+
+
+def weighted_loss(loss: StepLoss, loss_sum: torch.Tensor) -> torch.Tensor:
+    """Return the scalar to call ``backward`` on: the loss's weight times Σ w_b S_b, undivided."""
+    parts = [
+        part if weight == 1 else part * weight
+        for part, weight in zip(loss_sum.reshape(-1), loss.bin_weights, strict=True)
+        if weight > 0
+    ]
+    whole = parts[0] if len(parts) == 1 else torch.stack(parts).sum()
+    return whole if loss.weight == 1 else whole * loss.weight

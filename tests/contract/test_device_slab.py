@@ -1,0 +1,279 @@
+"""Device slabs: a device part and a host twin at the same offsets, and when their memory goes."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import fcntl
+import gc
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.fake_cuda.driver import FakeCuda
+from tests.fake_cuda.log import done, faults
+
+from teacher_logits import host_memory
+from teacher_logits.device_memory import DeviceError, MemoryKind
+from teacher_logits.device_ranges import check_device_column
+from teacher_logits.device_slab import DeviceSlab
+from teacher_logits.errors import PoolFullError, SlabOpenError
+from teacher_logits.layout import Column, ColumnKind, ElementType
+from teacher_logits.left_over import free_left_over, open_lock
+from teacher_logits.payload import Extent
+from teacher_logits.tensors import column_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PAGE = 4096
+SIZE = 64 * PAGE
+EXTENT = Extent(slab_id="slab", offset_bytes=PAGE, size_bytes=2 * PAGE, slot=3, generation=2)
+IDS = Column(
+    kind=ColumnKind.TOPK_IDS, element_type=ElementType.INT32, shape=(16, 8), offset_bytes=256
+)
+ROWS = Column(
+    kind=ColumnKind.ROW_STATUS, element_type=ElementType.UINT8, shape=(4,), offset_bytes=1024
+)
+
+
+@pytest.fixture
+def cuda(tmp_path: Path) -> FakeCuda:
+    return FakeCuda(tmp_path)
+
+
+def made(cuda: FakeCuda, size: int = SIZE, **more: int) -> DeviceSlab:
+    return DeviceSlab("slab", size, memory=cuda, device=cuda.devices()[0], **more)
+
+
+@pytest.fixture
+def slab(cuda: FakeCuda) -> Iterator[DeviceSlab]:
+    slab = made(cuda)
+    yield slab
+    slab.close()
+
+
+class TestTheTwin:
+    def test_has_the_room_and_takes_none_of_it(self, slab: DeviceSlab) -> None:
+        taken = os.fstat(slab.fd).st_blocks * 512
+
+        assert slab.size_bytes == SIZE
+        assert os.fstat(slab.fd).st_size == slab.total_bytes
+        assert taken == slab.total_bytes - SIZE
+
+    def test_has_the_slots(self, slab: DeviceSlab) -> None:
+        slab.mark(3, 2)
+
+        assert slab.generation(3) == 2
+
+    def test_takes_what_is_written_into_it(self, slab: DeviceSlab) -> None:
+        before = os.fstat(slab.fd).st_blocks
+        slab.room(EXTENT)[ROWS.offset_bytes : ROWS.end_bytes] = b"abcd"
+
+        assert (os.fstat(slab.fd).st_blocks - before) * 512 == PAGE
+
+    def test_is_larger_than_registered_memory(self, cuda: FakeCuda) -> None:
+        device = cuda.devices()[0]
+        address = cuda.allocate(PAGE + 10, device=device)
+        slab = made(cuda, PAGE + 10, address=address, row_bytes=100)
+
+        assert slab.device_bytes == PAGE + 10
+        assert slab.size_bytes == 3 * PAGE
+        slab.close()
+
+
+class TestTheDevicePart:
+    def test_is_exported_as_it_lies_in_its_allocation(self, cuda: FakeCuda) -> None:
+        address = cuda.allocate(4 * PAGE, device=cuda.devices()[0])
+        slab = made(cuda, PAGE, address=address + 2 * PAGE)
+
+        assert slab.exported.base_offset_bytes == 2 * PAGE
+        assert slab.exported.allocation_bytes == 4 * PAGE
+        assert slab.exported.device_uuid == cuda.devices()[0].uuid
+        slab.close()
+
+    def test_holds_a_column_at_the_offset_of_its_extent(self, slab: DeviceSlab) -> None:
+        tensor = column_tensor(slab.device_view(EXTENT, IDS), IDS)
+        tensor.copy_(torch.arange(128).view(16, 8))
+
+        at = slab.address + EXTENT.offset_bytes + IDS.offset_bytes
+        assert ctypes.string_at(at, 8) == b"\0\0\0\0\1\0\0\0"
+
+    def test_can_be_copied_to_the_host(self, slab: DeviceSlab) -> None:
+        column_tensor(slab.device_view(EXTENT, IDS), IDS).fill_(3)
+
+        assert slab.read_device(EXTENT, IDS) == b"\3\0\0\0" * 128
+
+    def test_that_the_driver_does_not_export_leaves_nothing(
+        self, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(address: int) -> None:
+            raise DeviceError("no", number=1, name="INVALID_VALUE", call="export")
+
+        monkeypatch.setattr(cuda, "export", refuse)
+        descriptors = os.listdir("/proc/self/fd")
+
+        with pytest.raises(DeviceError, match="no"):
+            made(cuda)
+
+        assert len(done(cuda.log.operations, "free")) == 1
+        assert os.listdir("/proc/self/fd") == descriptors
+
+    @pytest.mark.parametrize("kind", [MemoryKind.POOL, MemoryKind.VIRTUAL, MemoryKind.MANAGED])
+    def test_cannot_be_memory_without_a_handle(self, cuda: FakeCuda, kind: MemoryKind) -> None:
+        address = cuda.allocate(SIZE, device=cuda.devices()[0], kind=kind)
+
+        with pytest.raises(DeviceError):
+            made(cuda, address=address)
+
+
+class TestColumns:
+    @given(
+        extent=st.tuples(st.integers(-1, 2**64), st.integers(-1, 2**64)),
+        column=st.tuples(st.integers(-1, 2**64), st.integers(-1, 2**40)),
+        device=st.sampled_from([1, SIZE, 2**40, 2**63 - 1]),
+    )
+    def test_lie_in_their_extent_and_on_the_device(
+        self, extent: tuple[int, int], column: tuple[int, int], device: int
+    ) -> None:
+        there = dataclasses.replace(EXTENT, offset_bytes=extent[0], size_bytes=extent[1])
+        wanted = dataclasses.replace(IDS, offset_bytes=column[0], shape=(column[1], 1))
+        end = column[0] + 4 * column[1]
+        is_inside = (
+            min(*extent, *column) >= 0 and end <= extent[1] and extent[0] + end <= device < 2**63
+        )
+        if is_inside:
+            assert check_device_column(there, wanted, device_bytes=device) == end
+        else:
+            with pytest.raises(SlabOpenError, match=f"{device} bytes"):
+                check_device_column(there, wanted, device_bytes=device)
+
+    def test_over_rows_are_not_on_the_device(self, slab: DeviceSlab) -> None:
+        with pytest.raises(SlabOpenError, match="row_status"):
+            slab.device_view(EXTENT, ROWS)
+
+    def test_may_have_an_extent_that_ends_behind_the_device(self, cuda: FakeCuda) -> None:
+        address = cuda.allocate(PAGE, device=cuda.devices()[0])
+        slab = made(cuda, PAGE, address=address, row_bytes=PAGE)
+        extent = dataclasses.replace(EXTENT, offset_bytes=0)
+
+        assert slab.device_view(extent, IDS).size_bytes == IDS.end_bytes
+        beyond = dataclasses.replace(IDS, offset_bytes=PAGE)
+        with pytest.raises(SlabOpenError, match=str(PAGE)):
+            slab.device_view(extent, beyond)
+        slab.close()
+
+
+class TestHostCopies:
+    def test_lie_at_the_same_offsets(self, slab: DeviceSlab) -> None:
+        column_tensor(slab.device_view(EXTENT, IDS), IDS).fill_(9)
+        slab.room(EXTENT)[ROWS.offset_bytes : ROWS.end_bytes] = b"abcd"
+
+        slab.copy_to_twin(EXTENT, [IDS, ROWS])
+
+        room = slab.room(EXTENT)
+        assert bytes(room[IDS.offset_bytes : IDS.end_bytes]) == b"\x09\0\0\0" * 128
+        assert bytes(room[ROWS.offset_bytes : ROWS.end_bytes]) == b"abcd"
+
+    def test_ask_for_memory_before_they_take_it_and_only_once(
+        self, slab: DeviceSlab, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[int] = []
+        monkeypatch.setattr(
+            host_memory, "check_memory", lambda need, *, way_out: asked.append(need)
+        )
+
+        slab.copy_to_twin(EXTENT, [IDS])
+        slab.copy_to_twin(EXTENT, [IDS])
+
+        assert asked == [IDS.size_bytes]
+
+    def test_are_not_made_where_there_is_no_memory(
+        self, slab: DeviceSlab, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(need: int, *, way_out: str) -> None:
+            raise PoolFullError(f"{need}: {way_out}")
+
+        monkeypatch.setattr(host_memory, "check_memory", refuse)
+        before = os.fstat(slab.fd).st_blocks
+
+        with pytest.raises(PoolFullError, match="cuda_ipc"):
+            slab.copy_to_twin(EXTENT, [IDS])
+
+        assert os.fstat(slab.fd).st_blocks == before
+
+    def test_of_a_column_elsewhere_are_refused_before_any_is_made(self, slab: DeviceSlab) -> None:
+        beyond = dataclasses.replace(IDS, kind=ColumnKind.TOPK_LOGITS, offset_bytes=2 * PAGE)
+
+        with pytest.raises(SlabOpenError):
+            slab.copy_to_twin(EXTENT, [IDS, beyond])
+
+        assert not any(slab.room(EXTENT)[:PAGE])
+
+
+class TestClosing:
+    def test_gives_the_memory_back(self, cuda: FakeCuda, slab: DeviceSlab) -> None:
+        slab.close()
+        slab.close()
+
+        assert slab.fd == -1
+        assert len(done(cuda.log.operations, "free")) == 1
+
+    def test_waits_for_the_last_view(self, cuda: FakeCuda, slab: DeviceSlab) -> None:
+        tensor = column_tensor(slab.device_view(EXTENT, IDS), IDS)
+        slab.close()
+        assert not done(cuda.log.operations, "free")
+
+        tensor.fill_(1)
+        del tensor
+        gc.collect()
+
+        assert free_left_over() == 0
+        assert len(done(cuda.log.operations, "free")) == 1
+
+    def test_waits_for_the_readers(self, cuda: FakeCuda, slab: DeviceSlab) -> None:
+        reader = open_lock(slab.fd)
+        fcntl.flock(reader, fcntl.LOCK_SH)
+        slab.close()
+        assert not done(cuda.log.operations, "free")
+
+        os.close(reader)
+
+        assert free_left_over() == 0
+        assert len(done(cuda.log.operations, "free")) == 1
+        assert not faults(cuda.log.operations)
+
+    def test_leaves_alone_what_somebody_may_yet_open(
+        self, cuda: FakeCuda, slab: DeviceSlab
+    ) -> None:
+        slab.close(in_use=True)
+
+        assert free_left_over() == 0
+        assert not done(cuda.log.operations, "free")
+
+    def test_leaves_registered_memory_to_its_owner_and_says_when_it_is_read(
+        self, cuda: FakeCuda
+    ) -> None:
+        slab = made(cuda, PAGE, address=cuda.allocate(PAGE, device=cuda.devices()[0]))
+        reader = open_lock(slab.fd)
+        fcntl.flock(reader, fcntl.LOCK_SH)
+
+        slab.close()
+
+        assert slab.is_open_elsewhere()
+        os.close(reader)
+        assert not slab.is_open_elsewhere()
+        assert not done(cuda.log.operations, "free")
+
+    def test_gives_all_descriptors_back(self, cuda: FakeCuda) -> None:
+        before = os.listdir("/proc/self/fd")
+        slab = made(cuda)
+        slab.close()
+        del slab
+        gc.collect()
+
+        assert os.listdir("/proc/self/fd") == before

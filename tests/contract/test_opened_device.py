@@ -1,0 +1,200 @@
+"""A device slab as its reader has it: checked, opened once, and closed after the last view."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.fake_cuda.child import Child, child
+from tests.fake_cuda.driver import FakeCuda
+from tests.fake_cuda.log import done, faults, read_log
+from tests.fake_cuda.spec import Spec
+
+from teacher_logits.device_memory import DeviceError, ExportedMemory
+from teacher_logits.device_ranges import check_exported
+from teacher_logits.errors import SlabOpenError
+from teacher_logits.layout import Column, ColumnKind, ElementType
+from teacher_logits.left_over import is_locked, open_lock
+from teacher_logits.opened_device import OpenedDevice
+from teacher_logits.payload import Extent
+from teacher_logits.slab import WriterSlab
+from teacher_logits.tensors import column_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PAGE = 4096
+EXTENT = Extent(slab_id="slab", offset_bytes=PAGE, size_bytes=PAGE, slot=0, generation=2)
+IDS = Column(kind=ColumnKind.TOPK_IDS, element_type=ElementType.INT32, shape=(2, 1), offset_bytes=0)
+EXPORTED = ExportedMemory(
+    handle=bytes(64), device_uuid="GPU-x", base_offset_bytes=256, allocation_bytes=512
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("node")
+
+
+@pytest.fixture(scope="module")
+def writer(folder: Path) -> Iterator[Child]:
+    with child(Spec(folder=str(folder))) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def exported(writer: Child) -> ExportedMemory:
+    """Two pages of a writer's, from the second page of its allocation on."""
+    address = writer.number("allocate", 4 * PAGE)
+    writer.ask("write", address + 2 * PAGE, b"\5\0\0\0\6\0\0\0", device=None)
+    return writer.export(address + PAGE)
+
+
+@pytest.fixture
+def cuda(folder: Path) -> FakeCuda:
+    return FakeCuda(folder)
+
+
+@pytest.fixture
+def twin() -> Iterator[WriterSlab]:
+    twin = WriterSlab("slab", 2 * PAGE, is_sparse=True)
+    yield twin
+    twin.close()
+
+
+def opened(
+    cuda: FakeCuda, twin: WriterSlab, exported: ExportedMemory, size: int = 2 * PAGE
+) -> OpenedDevice:
+    return OpenedDevice(
+        "slab", exported, size, twin_fd=twin.fd, memory=cuda, device=cuda.devices()[0]
+    )
+
+
+class TestOpening:
+    def test_shows_what_the_writer_wrote(
+        self, cuda: FakeCuda, twin: WriterSlab, exported: ExportedMemory
+    ) -> None:
+        device = opened(cuda, twin, exported)
+
+        assert column_tensor(device.view(EXTENT, IDS), IDS).flatten().tolist() == [5, 6]
+        device.close()
+
+    def test_locks_the_twin_until_it_is_closed(
+        self, cuda: FakeCuda, twin: WriterSlab, exported: ExportedMemory
+    ) -> None:
+        lock = open_lock(twin.fd)
+        device = opened(cuda, twin, exported)
+        assert is_locked(lock)
+
+        device.close()
+
+        assert not is_locked(lock)
+
+    def test_is_refused_once_the_writer_has_retired_the_slab(
+        self, cuda: FakeCuda, twin: WriterSlab, exported: ExportedMemory
+    ) -> None:
+        fd = open_lock(twin.fd)
+        twin.close()
+
+        with pytest.raises(SlabOpenError, match="retired"):
+            OpenedDevice("slab", exported, PAGE, twin_fd=fd, memory=cuda, device=cuda.devices()[0])
+
+        assert not done(cuda.log.operations, "open")
+
+    def test_that_the_driver_refuses_leaves_nothing(
+        self, cuda: FakeCuda, twin: WriterSlab, exported: ExportedMemory
+    ) -> None:
+        lock = open_lock(twin.fd)
+        strange = dataclasses.replace(exported, handle=bytes(64))
+
+        with pytest.raises(DeviceError):
+            opened(cuda, twin, strange)
+
+        assert not is_locked(lock)
+
+    def test_believes_the_driver_and_not_the_writer(
+        self, cuda: FakeCuda, twin: WriterSlab, exported: ExportedMemory
+    ) -> None:
+        boasting = dataclasses.replace(exported, allocation_bytes=64 * PAGE)
+
+        with pytest.raises(SlabOpenError) as caught:
+            opened(cuda, twin, boasting, size=4 * PAGE)
+
+        assert caught.value.facts["allocation_bytes"] == 4 * PAGE
+        del caught
+        gc.collect()
+        assert len(done(cuda.log.operations, "close")) == 1
+
+    @given(
+        start=st.integers(-1, 2**64),
+        size=st.integers(-1, 2**64),
+        whole=st.integers(-1, 2**64),
+        handle_bytes=st.sampled_from([0, 63, 64, 65]),
+    )
+    def test_is_refused_for_numbers_that_cannot_be(
+        self, start: int, size: int, whole: int, handle_bytes: int
+    ) -> None:
+        said = dataclasses.replace(
+            EXPORTED,
+            base_offset_bytes=start,
+            allocation_bytes=whole,
+            handle=bytes(handle_bytes),
+        )
+        is_fine = (
+            handle_bytes == 64 and start >= 0 and size > 0 and start + size <= min(whole, 2**63 - 1)
+        )
+        try:
+            check_exported("slab", said, size)
+        except SlabOpenError:
+            assert not is_fine
+        else:
+            assert is_fine
+
+
+class TestClosing:
+    def test_waits_for_the_last_view(
+        self, cuda: FakeCuda, twin: WriterSlab, exported: ExportedMemory
+    ) -> None:
+        device = opened(cuda, twin, exported)
+        tensor = column_tensor(device.view(EXTENT, IDS), IDS)
+
+        device.close()
+        device.close()
+
+        assert not done(cuda.log.operations, "close")
+        assert tensor.flatten().tolist() == [5, 6]
+        del tensor
+        gc.collect()
+        assert len(done(cuda.log.operations, "close")) == 1
+
+    def test_waits_for_the_device(
+        self, cuda: FakeCuda, twin: WriterSlab, exported: ExportedMemory
+    ) -> None:
+        device = opened(cuda, twin, exported)
+        did: list[str] = []
+        cuda.enqueue(lambda: did.append("a late read"), device=cuda.devices()[0])
+
+        device.close()
+
+        assert did == ["a late read"]
+
+    def test_ends_the_views(
+        self, cuda: FakeCuda, twin: WriterSlab, exported: ExportedMemory
+    ) -> None:
+        device = opened(cuda, twin, exported)
+        device.close()
+
+        with pytest.raises(SlabOpenError, match="closed"):
+            device.view(EXTENT, IDS)
+
+    def test_leaves_no_fault_and_as_many_closes_as_opens(self, folder: Path) -> None:
+        gc.collect()
+        log = read_log(folder)
+
+        assert len(done(log, "open")) == len(done(log, "close"))
+        assert not faults(log)

@@ -1,0 +1,305 @@
+"""A driver without a device: the rules of CUDA's memory hand-over, over memfds, between processes.
+
+``FakeCuda`` is a ``DeviceMemory``. Each process makes one with the devices that it sees and the
+folder that all processes of one pretended node share. "Device" memory is a memfd that is mapped
+in each process, so tensors over it are tensors on the CPU (DLPack ``kDLCPU``), and whoever has the
+address reads the very bytes.
+
+What it enforces, as CUDA does:
+
+* a handle is 64 bytes and names a whole allocation; an inner address exports its base and offset
+* no process opens a handle of its own (201)
+* a handle opened again gives the same address and counts; as many closes as opens; one more is
+  refused (1)
+* a handle reaches nobody in another PID namespace, and nobody once its exporter is dead (201, or
+  1 before it is reaped); a freed allocation's handle opens nothing (1), although address and
+  descriptor are used anew
+* a device is a process's own number for a UUID: another process's ``Device`` is refused (101);
+  memory of a device that the reader does not see is refused (1), memory of one without peer access
+  too (217, or 101), and MIG devices hand nothing over (801)
+* memory of pools, virtual, managed and host memory is told apart, and not exported (1)
+* what is given to a stream is done only when somebody waits for the stream or for an event behind
+  it: a reader let in without a wait sees the bytes of before
+* a freed or closed range reads as 0xDD, and the next allocation or mapping of its size gets its
+  address
+* a context is made at a device's first use, and is noted; nothing works in a forked child (3)
+
+What only a log can hold against the caller is a *fault* in it: memory that was freed while a
+reader had it open, private memory that was pinned.
+
+What it cannot prove
+--------------------
+That a real driver keeps these rules: they are read, not measured (``make gpu-check`` does that).
+Order: writes here become visible at once and in program order, while a device's may not; work can
+be delayed by ``enqueue`` alone, since torch's own work on these tensors is done when the call
+returns: a wait that is missing behind it does not show. Copies and access from device to device,
+peer access that is switched on lazily, MIG as it is, a driver that leaks or dies. What becomes of
+an importer's address when the exporter frees it or dies: undefined there, 0xDD or unchanged here.
+Costs of any kind; device memory that is tight, or shared with an allocator. Whether torch takes a
+capsule of a CUDA device: here it takes one of the CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from tests.fake_cuda.addresses import AddressBook
+from tests.fake_cuda.allocations import Allocation, Handle, open_exported
+from tests.fake_cuda.log import Log
+from tests.fake_cuda.numbers import refusal
+from tests.fake_cuda.pinning import Pinned
+from tests.fake_cuda.streams import FakeEvent, FakeStream, Streams
+from tests.fake_cuda.visible import ONE_GPU, Visible
+
+from teacher_logits.device_memory import ExportedMemory, MemoryKind, Whereabouts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from tests.fake_cuda.allocations import Memory, Opened
+    from tests.fake_cuda.visible import VisibleDevice
+
+    from teacher_logits.device_memory import Device
+
+_CPU = (1, 0)
+
+
+class FakeCuda:
+    """One process's driver. ``log`` is what it was asked, and the folder has it from all."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        devices: Sequence[VisibleDevice] = (ONE_GPU,),
+        no_peer_access: Iterable[tuple[str, str]] = (),
+        peer_error: int = 217,
+        pid_namespace: int | None = None,
+        memory_bytes: int | None = None,
+    ) -> None:
+        """``no_peer_access``: pairs of UUIDs; ``pid_namespace``: pretend to be in another one;
+        ``memory_bytes``: what all allocations together may take, else out of memory (2).
+        """
+        self._visible = Visible(devices, no_peer_access=no_peer_access, peer_error=peer_error)
+        self._namespace = pid_namespace or os.stat("/proc/self/ns/pid").st_ino
+        self._memory_bytes = memory_bytes
+        self.log = Log(folder)
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._addresses = AddressBook()
+        self._allocations: dict[int, Allocation] = {}
+        self._opened: dict[tuple[bytes, str], Opened] = {}
+        self._pinned = Pinned(self.log)
+        self._contexts: set[str] = set()
+        self._streams = Streams()
+
+    def devices(self) -> tuple[Device, ...]:
+        """Return the devices that this process sees."""
+        return self._visible.devices
+
+    # --- memory -------------------------------------------------------------
+
+    def allocate(
+        self, size_bytes: int, *, device: Device, kind: MemoryKind = MemoryKind.PLAIN
+    ) -> int:
+        """Return the address of new memory; the tests may ask for another kind of it."""
+        with self._asked("allocate", device, size_bytes=size_bytes) as note:
+            taken = sum(each.size_bytes for each in self._allocations.values())
+            if size_bytes <= 0:
+                raise refusal(1, "allocate", f"{size_bytes} bytes")
+            if self._memory_bytes is not None and taken + size_bytes > self._memory_bytes:
+                raise refusal(2, "allocate", f"{taken} of {self._memory_bytes} bytes are taken")
+            made = Allocation.make(size_bytes, uuid=device.uuid, kind=kind)
+            made.address = self._addresses.map(made.fd, size_bytes)
+            self._allocations[made.address] = made
+            note(made.serial, made.address)
+            return made.address
+
+    def free(self, address: int, *, device: Device) -> None:
+        """Give memory back; a fault is noted if a living process has it open."""
+        with self._asked("free", device, address=address) as note:
+            made = self._allocations.get(address)
+            if made is None or made.uuid != device.uuid:
+                raise refusal(1, "free", f"nothing was allocated at {address:#x} of {device.uuid}")
+            note(made.serial, address)
+            if made.is_open_elsewhere():
+                self.log.fault("free", "freed while a reader has it open", serial=made.serial)
+            del self._allocations[address]
+            made.spoil()
+            self._addresses.give_back(address, made.size_bytes)
+
+    def locate(self, address: int) -> Whereabouts:
+        """Return what lies at an address: allocated here, opened here, pinned, or unknown."""
+        with self._lock:
+            base, size_bytes = self._pinned.around(address)
+            kind = MemoryKind.HOST if size_bytes else MemoryKind.UNKNOWN
+            uuid = ""
+            for each in self._mapped():
+                if each.address <= address < each.address + each.size_bytes:
+                    base, size_bytes, kind = each.address, each.size_bytes, each.kind
+                    uuid = "" if kind is MemoryKind.HOST else each.uuid
+        return Whereabouts(
+            kind=kind, device=self._visible.find(uuid), base=base, allocation_bytes=size_bytes
+        )
+
+    # --- hand-over ----------------------------------------------------------
+
+    def export(self, address: int) -> ExportedMemory:
+        """Return the handle of the allocation around an address, and where in it that lies."""
+        made = self._allocation_at(address)
+        device = self._visible.find(made.uuid) if made else None
+        with self._asked("export", device, address=address) as note:
+            if made is None:
+                raise refusal(1, "export", f"nothing that was allocated here is at {address:#x}")
+            note(made.serial, address)
+            if made.kind is not MemoryKind.PLAIN:
+                raise refusal(1, "export", f"{made.kind.value} has no handle")
+            if device is not None and device.is_mig:
+                raise refusal(801, "export", f"{made.uuid} is a MIG device")
+            handle = Handle(
+                pid=self._pid,
+                fd=made.fd,
+                pid_namespace=self._namespace,
+                serial=made.serial,
+            )
+            return ExportedMemory(
+                handle=handle.pack(),
+                device_uuid=made.uuid,
+                base_offset_bytes=address - made.address,
+                allocation_bytes=made.size_bytes,
+            )
+
+    def open(self, handle: bytes, *, device: Device) -> int:
+        """Return the address of an exported allocation's first byte, in this process."""
+        with self._asked("open", device) as note:
+            named = Handle.unpack(handle)
+            note(named.serial, 0)
+            if (named.pid, named.pid_namespace) == (self._pid, self._namespace):
+                raise refusal(201, "open", "a process cannot open a handle of its own")
+            key = (named.serial, device.uuid)
+            if opened := self._opened.get(key):
+                opened.count += 1
+                note(named.serial, opened.address)
+                return opened.address
+            opened = open_exported(named, pid_namespace=self._namespace)
+            try:
+                self._visible.check_reach(opened.uuid, device)
+            except BaseException:
+                opened.let_go()
+                raise
+            opened.address = self._addresses.map(opened.fd, opened.size_bytes)
+            self._opened[key] = opened
+            note(named.serial, opened.address)
+            return opened.address
+
+    def close(self, address: int, *, device: Device) -> None:
+        """Undo one ``open``; the last one unmaps."""
+        with self._asked("close", device, address=address) as note:
+            for key, opened in self._opened.items():
+                if opened.address == address and key[1] == device.uuid:
+                    break
+            else:
+                raise refusal(1, "close", f"nothing is open at {address:#x} of {device.uuid}")
+            note(key[0], address)
+            opened.count -= 1
+            if not opened.count:
+                del self._opened[key]
+                opened.let_go()
+                self._addresses.give_back(address, opened.size_bytes)
+
+    # --- copies and order ---------------------------------------------------
+
+    def copy_to_host(self, target: memoryview, address: int, *, device: Device) -> None:
+        """Fill ``target``. Waits for no stream: what still is to be written is not there."""
+        with self._asked("copy_to_host", device, address=address, size_bytes=target.nbytes):
+            self._check_range("copy_to_host", address, target.nbytes)
+            target.cast("B")[:] = self._addresses.bytes_at(address, target.nbytes)
+
+    def copy_to_device(self, address: int, source: memoryview, *, device: Device) -> None:
+        """Write ``source``, at once."""
+        with self._asked("copy_to_device", device, address=address, size_bytes=source.nbytes):
+            self._check_range("copy_to_device", address, source.nbytes)
+            self._addresses.bytes_at(address, source.nbytes)[:] = source.cast("B")
+
+    def enqueue(self, work: Callable[[], None], *, device: Device) -> None:
+        """Give the current stream something to do: done once somebody waits for it.
+
+        Not of ``DeviceMemory``: the tests' stand-in for a kernel that takes long.
+        """
+        with self._asked("enqueue", device):
+            self._streams.current(device.uuid).push(work)
+
+    def new_stream(self, *, device: Device) -> FakeStream:
+        """Return another stream of a device (not of ``DeviceMemory``)."""
+        return self._streams.new(device.uuid)
+
+    def in_stream(self, stream: FakeStream) -> AbstractContextManager[None]:
+        """Make a stream this thread's current one for the block (not of ``DeviceMemory``)."""
+        return self._streams.use(stream)
+
+    def record(self, *, device: Device) -> FakeEvent:
+        """Return the point behind all work in this thread's current stream of a device."""
+        with self._asked("record", device):
+            return self._streams.current(device.uuid).event()
+
+    def synchronise(self, *, device: Device) -> None:
+        """Do what was given to any stream of a device."""
+        with self._asked("synchronise", device):
+            streams = self._streams.all(device.uuid)
+        for stream in streams:
+            stream.event().wait()
+
+    def pin(self, address: int, size_bytes: int) -> None:
+        """Note pages of host memory as pinned; a fault is noted if they are private ones."""
+        with self._asked("pin", None, address=address, size_bytes=size_bytes):
+            self._pinned.pin(address, size_bytes)
+
+    def unpin(self, address: int) -> None:
+        """Undo ``pin``."""
+        with self._asked("unpin", None, address=address):
+            self._pinned.unpin(address)
+
+    def view_device(self, device: Device) -> tuple[int, int]:
+        """Return DLPack's CPU: the memory is mapped here."""
+        del device
+        return _CPU
+
+    # --- within -------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _asked(
+        self, call: str, device: Device | None, **about: int
+    ) -> Iterator[Callable[[bytes, int], None]]:
+        """Write one call to the log, as it went; make the context of its device."""
+        uuid = device.uuid if device else ""
+        with self._lock, self.log.asked(call, uuid=uuid, **about) as note:
+            if os.getpid() != self._pid:
+                raise refusal(3, call, "a forked child has no context of its own")
+            if device is not None:
+                self._visible.check(call, device)
+                if uuid not in self._contexts:
+                    self._contexts.add(uuid)
+                    self.log.note("context", uuid=uuid)
+            yield note
+
+    def _check_range(self, call: str, address: int, size_bytes: int) -> None:
+        """Refuse bytes that do not lie in one allocation that is had here."""
+        for each in self._mapped():
+            if each.address <= address and address + size_bytes <= each.address + each.size_bytes:
+                return
+        raise refusal(1, call, f"{size_bytes} bytes at {address:#x} are in no allocation")
+
+    def _mapped(self) -> list[Memory]:
+        return [*self._allocations.values(), *self._opened.values()]
+
+    def _allocation_at(self, address: int) -> Allocation | None:
+        with self._lock:
+            for made in self._allocations.values():
+                if made.address <= address < made.address + made.size_bytes:
+                    return made
+        return None

@@ -1,0 +1,149 @@
+"""The GPU check itself, where there is no GPU: its report, its exits, and its stages over the fake.
+
+What the stages find on the fake proves nothing of a device; it proves that each of them runs, looks
+at what it says, and can fail.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.fake_cuda.faulty import Fault
+from tests.fake_cuda.log import faults, read_log
+from tests.fake_cuda.spec import Spec
+from tests.gpu import driver_stages, vmm
+from tests.gpu.check import STAGES, main, why_not
+from tests.gpu.rig import CUDA, Failed, Rig, Stage
+
+from teacher_logits.device_memory import DeviceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).parents[2]
+QUICK = {"own_handle", "event_order", "hand_over"}
+
+
+def check(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tests.gpu.check", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Spec:
+    return Spec(folder=str(tmp_path))
+
+
+@pytest.fixture
+def rig_of() -> Callable[[Spec], Rig]:
+    def make(spec: Spec) -> Rig:
+        rig = Rig.of(spec.dumps(), ordinal=0, other_pythons=())
+        assert rig is not None
+        return rig
+
+    return make
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_passes_on_a_gpu() -> None:
+    if why := why_not(CUDA, 0):
+        pytest.skip(why)
+
+    done = check()
+
+    assert done.returncode == 0, done.stdout
+
+
+def test_says_so_where_there_is_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--device", "4711"]) == 2
+
+    said = capsys.readouterr()
+    assert "there is no CUDA device 4711 here" in said.err
+    assert said.out == ""
+
+
+def test_says_so_where_a_driver_does_not_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(driver: str) -> None:
+        raise DeviceError("cuInit: 999", number=999, name="UNKNOWN", call="cuInit")
+
+    monkeypatch.setattr("tests.gpu.check.memory_of", fail)
+
+    assert main([]) == 2
+    assert "cuInit: 999" in capsys.readouterr().err
+
+
+def test_knows_its_stages(capsys: pytest.CaptureFixture[str], spec: Spec) -> None:
+    assert main(["--driver", spec.dumps(), "--only", "raw_ipc,of_tomorrow"]) == 2
+    assert "no stage of_tomorrow" in capsys.readouterr().err
+
+
+def test_reports_each_stage_and_goes_on_behind_one_that_fails(spec: Spec) -> None:
+    broken = replace(spec, faults=(Fault(call="allocate", error=999),))
+
+    done = check("--driver", broken.dumps(), "--only", "own_handle,torch_versions")
+
+    report = json.loads(done.stdout)
+    stages = report["stages"]
+    assert done.returncode == 1
+    assert report["result"] == "failed"
+    assert "fake" in report["driver"]
+    assert stages["own_handle"]["result"] == "failed"
+    assert "999" in stages["own_handle"]["why"]
+    assert stages["torch_versions"]["result"] == "skipped"
+    assert "--other-python" in stages["torch_versions"]["why"]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "stage",
+    [
+        pytest.param(stage, id=stage.name, marks=() if stage.name in QUICK else pytest.mark.slow)
+        for stage in STAGES
+        if stage.on_fake and stage.name != "torch_versions"
+    ],
+)
+def test_runs_over_the_fake_and_does_nothing_undefined(
+    spec: Spec, rig_of: Callable[[Spec], Rig], stage: Stage
+) -> None:
+    assert stage.run(rig_of(spec))
+    assert faults(read_log(Path(spec.folder))) == []
+
+
+def test_asks_for_virtual_memory_with_structures_of_the_drivers_sizes() -> None:
+    assert ctypes.sizeof(vmm.Properties) == 32
+    assert ctypes.sizeof(vmm.Access) == 12
+
+
+class TestAStageFails:
+    def test_where_a_driver_opens_its_own_handle(
+        self, spec: Spec, rig_of: Callable[[Spec], Rig], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rig = rig_of(spec)
+        monkeypatch.setattr(rig.memory, "open", lambda handle, *, device: 4096)
+
+        with pytest.raises(Failed, match="its own process"):
+            driver_stages.own_handle(rig)
+
+    def test_where_other_bytes_are_read(
+        self, spec: Spec, rig_of: Callable[[Spec], Rig], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(driver_stages, "OFFSET_BYTES", 0)
+        monkeypatch.setattr(driver_stages, "fill", lambda words, *, seed: words.fill_(seed))
+
+        with pytest.raises(Failed, match="behind the event"):
+            driver_stages.event_order(rig_of(spec))

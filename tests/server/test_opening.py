@@ -1,0 +1,164 @@
+"""How long a student waits to be let in: for its teacher, and for the seat of a dead reader."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.server.registry_rig import ROWS, TOP_K, a_student, a_teacher, serving
+
+from teacher_logits.clock import MonotonicClock
+from teacher_logits.errors import (
+    DeadlinePassedError,
+    SessionRefusedError,
+    UnknownTeacherError,
+)
+from teacher_logits.v1 import teacher_logits_service_pb2 as messages
+from teacher_logits_server.peers import is_gone
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.server.registry_rig import Wire
+
+READER = f"""
+import sys
+import teacher_logits_client as tl
+
+grid = tl.BatchGrid(global_batch_size={ROWS}, data_parallel_size=1, micro_batch_size=1)
+profile = tl.StudentProfile(batch_grid=grid, top_k={TOP_K}, student_id=sys.argv[2])
+with tl.connect(sys.argv[1]) as client, client.open_session(profile) as session:
+    print(session.transport.value, flush=True)
+    input()
+"""
+"""Reads a rank until it is killed."""
+
+TTL, RENEWAL = timedelta(seconds=1.5), timedelta(seconds=0.5)
+
+
+@pytest.fixture(scope="module")
+def wire(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
+    folder: Path = tmp_path_factory.mktemp("s")
+    with serving(folder, session_ttl=TTL, renew_interval=RENEWAL) as wire:
+        wire.publisher(a_teacher())
+        yield wire
+
+
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
+    """A server where no call waits for long."""
+    folder: Path = tmp_path_factory.mktemp("h")
+    with serving(folder, default_wait=timedelta(seconds=0.2)) as wire:
+        wire.publisher(a_teacher())
+        yield wire
+
+
+class TestARankThatIsRead:
+    def test_is_refused_at_once_where_the_kernel_says_that_its_reader_lives(
+        self, wire: Wire
+    ) -> None:
+        profile = a_student(student_id="lives")
+        wire.student(profile)
+        began = MonotonicClock().now()
+
+        with pytest.raises(SessionRefusedError, match="rank_taken"):
+            wire.student(profile, timeout=600)
+        assert MonotonicClock().now() - began < 600
+
+    def test_is_had_at_once_when_its_reader_has_closed(self, wire: Wire) -> None:
+        profile = a_student(student_id="closes")
+        reader = wire.student(profile)
+        wire.students.CloseSession(
+            messages.CloseSessionRequest(session_id=reader.session_id), timeout=30
+        )
+
+        wire.student(profile)
+
+    def test_is_had_at_once_when_the_process_that_read_it_was_killed(self, wire: Wire) -> None:
+        profile = a_student(student_id="killed")
+        child = subprocess.Popen(
+            [sys.executable, "-c", READER, wire.address, profile.student_id],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "shared_memory\n"
+            with pytest.raises(SessionRefusedError, match=f"read by process {child.pid} on"):
+                wire.student(profile)
+            child.kill()
+            child.wait()
+
+            wire.student(profile, timeout=30)  # it may not even have been told dead yet
+
+    def test_is_refused_with_the_next_sign_of_life_of_a_reader_elsewhere(self, wire: Wire) -> None:
+        profile = a_student(student_id="renews")
+        reader = wire.student(profile, streams=True)
+        stop = threading.Event()
+
+        def renew() -> None:
+            while not stop.wait(RENEWAL.total_seconds()):
+                request = messages.RenewSessionRequest(session_id=reader.session_id)
+                wire.students.RenewSession(request, timeout=30)
+
+        heart = threading.Thread(target=renew)
+        heart.start()
+        try:
+            with pytest.raises(SessionRefusedError, match="rank_taken"):
+                wire.student(profile, streams=True)
+        finally:
+            stop.set()
+            heart.join()
+
+    def test_is_had_when_the_time_of_a_silent_reader_elsewhere_is_over(self, wire: Wire) -> None:
+        profile = a_student(student_id="silent")
+        wire.student(profile, streams=True)
+
+        wire.student(profile, streams=True)
+
+    def test_says_how_long_a_silent_reader_keeps_it_where_the_call_cannot_wait(
+        self, hasty: Wire
+    ) -> None:
+        profile = a_student(student_id="short")
+        hasty.student(profile, streams=True)
+
+        with pytest.raises(SessionRefusedError, match=r"free within \d") as refusal:
+            hasty.student(profile, streams=True)
+        left = refusal.value.facts["free_within_seconds"]
+        assert isinstance(left, float)
+        assert 0 < left < 30
+        assert refusal.value.retry_after is not None
+
+
+class TestATeacherThatDoesNotCome:
+    def test_was_waited_for_and_the_error_says_so(self, hasty: Wire) -> None:
+        with pytest.raises(
+            UnknownTeacherError, match=r"waited for.*start its publishers"
+        ) as raised:
+            hasty.student(a_student(teacher_id="absent"))
+
+        assert raised.value.facts["teachers"] == "published"
+        assert raised.value.facts["waited_seconds"]
+
+    def test_is_named_with_the_shards_that_lack(self, hasty: Wire) -> None:
+        hasty.publisher(a_teacher(0, of=2, teacher_id="half"))
+
+        with pytest.raises(DeadlinePassedError, match="shard 1"):
+            hasty.student(a_student(teacher_id="half"))
+
+
+def test_a_process_that_is_over_is_gone_and_one_that_nobody_saw_is_not() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with child:
+        with open(f"/proc/{child.pid}/stat") as stat:
+            started = int(stat.read().rpartition(")")[2].split()[19])
+        assert not is_gone(child.pid, started)
+        assert is_gone(child.pid, started + 1)
+        assert not is_gone(child.pid, 0)
+    assert is_gone(child.pid, started)
