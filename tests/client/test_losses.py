@@ -14,8 +14,9 @@ from tests.client.losses_by_definition import Loss, normal, targets_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from teacher_logits.errors import PayloadInvalidError
-from teacher_logits_client.losses import Tail, forward_kl, reverse_kl
-from teacher_logits_client.targets import Targets
+from teacher_logits.layout import ColumnKind
+from teacher_logits_client.losses import Tail, forward_kl, reverse_kl, skew_reverse_kl
+from teacher_logits_client.targets import Targets, make_targets
 
 WIDTH = 30
 
@@ -476,6 +477,35 @@ class TestRefusals:
             forward_kl(torch.zeros(4, WIDTH), targets, temperature=1.0)
 
 
+@pytest.mark.parametrize(
+    ("logits", "says"),
+    [
+        (torch.zeros(2, 5, dtype=torch.int64), "dense floats"),
+        (torch.zeros(2, 5, dtype=torch.complex64), "dense floats"),
+        (torch.zeros(2, 5).to_sparse(), "dense floats"),
+        (torch.tensor(1.0), "shape"),
+    ],
+)
+def test_logits_are_dense_floats(logits: torch.Tensor, says: str) -> None:
+    with pytest.raises(PayloadInvalidError, match=says):
+        forward_kl(logits, targets_of(torch.zeros(2, 5), k=3))
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [[True, True], torch.ones(2).numpy(), torch.ones(2) * 1j, torch.ones(2).to_sparse(), "x"],
+)
+def test_a_mask_is_a_dense_tensor(mask: torch.Tensor) -> None:
+    with pytest.raises(PayloadInvalidError, match="the mask is a"):
+        forward_kl(torch.zeros(2, 5), targets_of(torch.zeros(2, 5), k=3), mask)
+
+
+def test_a_skew_that_is_lost_in_one_is_the_divergence_without_it() -> None:
+    logits, targets = torch.arange(10.0).view(2, 5), targets_of(torch.zeros(2, 5), k=3)
+    skewed, _ = skew_reverse_kl(logits, targets, alpha=1e-30)
+    assert skewed == pytest.approx(reverse_kl(logits, targets)[0])
+
+
 def test_losses_import_no_transport() -> None:
     program = """
 import sys
@@ -487,3 +517,36 @@ print(sorted({"grpc", "google.protobuf", "teacher_logits.v1", "ray"} & set(sys.m
     )
 
     assert printed.stdout.strip() == "[]"
+
+
+def test_rows_of_padding_behind_the_others_may_be_left_out_of_the_logits() -> None:
+    targets = make_targets(
+        {
+            ColumnKind.TOPK_IDS: torch.tensor([[1], [2], [0]], dtype=torch.int32),
+            ColumnKind.TOPK_LOGPROBS: torch.full((3, 1), -0.5),
+            ColumnKind.LOG_TAIL: torch.full((3, 1), -0.93),
+            ColumnKind.ROW_OFFSETS: torch.tensor([0, 3, 3, 3]),
+        }
+    )
+    logits = torch.randn(3, 5, 8)
+    whole = forward_kl(logits, targets)
+    for rows in (1, 2):
+        cut = forward_kl(logits[:rows], targets)
+        assert torch.equal(cut[0], whole[0])
+        assert torch.equal(cut[1], whole[1])
+    with pytest.raises(PayloadInvalidError, match="positions"):
+        forward_kl(logits[:0], targets)
+
+
+@pytest.mark.parametrize("wrong", [-100, -1, 2, 523, float("nan"), -0.5])
+def test_a_mask_of_labels_or_worse_is_refused(wrong: float) -> None:
+    targets = make_targets(
+        {
+            ColumnKind.TOPK_IDS: torch.tensor([[1], [2]], dtype=torch.int32),
+            ColumnKind.TOPK_LOGPROBS: torch.full((2, 1), -0.5),
+            ColumnKind.LOG_TAIL: torch.full((2, 1), -0.93),
+            ColumnKind.ROW_OFFSETS: torch.tensor([0, 2]),
+        }
+    )
+    with pytest.raises(PayloadInvalidError, match=r"at position 1 .* labels_mask"):
+        forward_kl(torch.randn(2, 8), targets, torch.tensor([1, wrong]))

@@ -48,7 +48,8 @@ def forward_kl(
     is at ``[i, p]``, or ``[i, first + p]`` where ``targets.row_firsts`` says that the row was
     scored from ``first`` on. What is left of a row is padding: neither its logits nor ``mask``
     there are read. Where every row has exactly S positions they are the S places, whatever
-    the firsts: those are logits of the window alone. Logits [P,V] hold positions and no padding.
+    the firsts: those are logits of the window alone. Rows of padding behind the others may be left
+    out. Logits [P,V] hold positions and no padding.
 
     Both sides are taken at ``targets.temperature`` T, the logits divided by it in here, and
     the sum is multiplied by T², which keeps the gradient's size independent of T; at T = 1 it

@@ -31,7 +31,7 @@ def sum_over_positions(
     Raises:
         PayloadInvalidError, ConfigError, LeaseLostError: see ``forward_kl``.
     """
-    _check_kinds(student_logits, targets)
+    _check_kinds(student_logits, targets, mask)
     targets.check_open()
     width = targets.topk_ids.shape[-1]
     check_tail(tail, width=width, at_reverse_kl=divergence is slopes.reverse_kl)
@@ -59,11 +59,18 @@ def sum_over_positions(
 
 
 def _places(student_logits: torch.Tensor, targets: Targets) -> torch.Tensor | None:
-    """Return each position's row in the flat logits, int64 [P]; None where those are in order."""
+    """Return each position's row in the flat logits, int64 [P]; None where those are in order.
+
+    Rows behind the others that have no position, as those of padding, may be left out of logits.
+    """
     shape, counts = tuple(student_logits.shape), targets.row_offsets.diff()
+    if len(shape) == 3 and shape[0] < len(counts) and not bool(counts[shape[0] :].any()):
+        counts = counts[: shape[0]]
     if len(shape) != 3 or shape[0] != len(counts) or bool((counts == shape[1]).all()):
         return None
-    firsts = torch.zeros_like(counts) if targets.row_firsts is None else targets.row_firsts
+    firsts = torch.zeros_like(counts)
+    if targets.row_firsts is not None:
+        firsts = targets.row_firsts[: len(counts)]
     beyond = ((firsts + counts > shape[1]) & (counts > 0)).nonzero()
     if len(beyond):
         row = int(beyond[0])
@@ -75,7 +82,7 @@ def _places(student_logits: torch.Tensor, targets: Targets) -> torch.Tensor | No
             facts={"row": row, "first": first, "positions": count, "room": shape[1]},
         )
     rows = torch.arange(len(counts), device=counts.device)
-    starts = rows * shape[1] + firsts - targets.row_offsets[:-1]
+    starts = rows * shape[1] + firsts - targets.row_offsets[: len(counts)]
     places = starts.repeat_interleave(counts)
     places += torch.arange(len(places), device=places.device)
     return places.to(student_logits.device)
@@ -106,8 +113,25 @@ def _weights(valid: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tens
     if mask is None:
         return valid, valid.sum()
     weights = torch.where(valid, mask, torch.zeros_like(mask))
+    _check_weights(weights)
     # fp32 counts lose whole tokens above 2**24.
     return weights, weights.sum(dtype=torch.float64 if mask.is_floating_point() else torch.int64)
+
+
+def _check_weights(weights: torch.Tensor) -> None:
+    """Refuse a mask that holds something else, such as labels."""
+    if weights.dtype == torch.bool:
+        return
+    most = torch.inf if weights.is_floating_point() else 1
+    wrong = (~((weights >= 0) & (weights <= most))).nonzero()
+    if len(wrong):
+        position = int(wrong[0])
+        raise PayloadInvalidError(
+            f"the mask holds {weights[position].item()} at position {position} ({len(wrong)} such "
+            "positions): give truth values, whole numbers 0 and 1, or weights as floats from 0 on; "
+            "labels_mask makes a mask of labels",
+            facts={"position": position, "wrong_positions": len(wrong)},
+        )
 
 
 def _flat_logits(
@@ -115,7 +139,7 @@ def _flat_logits(
 ) -> torch.Tensor:
     """Return the student's logits as [P,V] or, where they have padding, [N*S,V], if they fit."""
     shape = tuple(student_logits.shape)
-    columns = shape[-1]
+    columns = shape[-1] if shape else 0
     positions = math.prod(shape[:-1]) if places is None else len(places)
     if len(shape) not in (2, 3) or positions != len(ids):
         raise PayloadInvalidError(
@@ -134,13 +158,26 @@ def _flat_logits(
     return student_logits.reshape(-1, columns)
 
 
-def _check_kinds(student_logits: object, targets: object) -> None:
+def _check_kinds(student_logits: object, targets: object, mask: object) -> None:
     if not isinstance(student_logits, torch.Tensor) or not isinstance(targets, Targets):
         given = [type(each).__name__ for each in (student_logits, targets)]
         raise PayloadInvalidError(
             f"a loss takes the student's logits, a Tensor, and then Targets, and was given "
             f"{given[0]} and {given[1]}; pass payload.targets as the second argument",
             facts={"student_logits": given[0], "targets": given[1]},
+        )
+    if not student_logits.is_floating_point() or student_logits.layout is not torch.strided:
+        kind = f"{student_logits.dtype} ({student_logits.layout})"
+        raise PayloadInvalidError(
+            f"student logits are {kind}: give dense floats", facts={"student_logits": kind}
+        )
+    if mask is not None and (
+        not isinstance(mask, torch.Tensor) or mask.is_complex() or mask.layout is not torch.strided
+    ):
+        kind = str(mask.dtype) if isinstance(mask, torch.Tensor) else type(mask).__name__
+        raise PayloadInvalidError(
+            f"the mask is a {kind}: give a dense tensor of truth values or numbers",
+            facts={"mask": kind},
         )
 
 

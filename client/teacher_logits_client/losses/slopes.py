@@ -68,7 +68,7 @@ def skew_reverse_kl(alpha: float) -> Divergence:
 
     def divergence(log_p: torch.Tensor, log_q: torch.Tensor) -> TermsAndSlopes:
         q = log_q.exp()
-        ratio = log_q - _log_mixture(1 - alpha, log_p, log_q)
+        ratio = log_q - _log_mixture(alpha, log_q, log_p)
         terms = torch.where(q == 0, 0.0, q * ratio)
         return terms, torch.where(q == 0, 0.0, q * (ratio + 1 - alpha * ratio.exp()))
 
