@@ -19,7 +19,7 @@ from benchmarks.report import report
 
 from teacher_logits import keys
 from teacher_logits.clock import MonotonicClock
-from teacher_logits.errors import PoolFullError
+from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.grid import BatchGrid
 from teacher_logits.profiles import PROTOCOL_VERSION, StudentProfile, TeacherProfile
 from teacher_logits.transport import Transport
@@ -74,7 +74,7 @@ def main(argv: list[str]) -> int:
         started = time.perf_counter()
         try:
             submit(input_ids, lengths)
-        except PoolFullError:
+        except PayloadInvalidError:
             milliseconds.append((time.perf_counter() - started) * 1e3)
     if len(milliseconds) < options.rounds or committed_bytes():
         raise SystemExit("a request that no pool can hold was taken")

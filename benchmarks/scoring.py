@@ -201,6 +201,7 @@ def _all_at_once(run: Run) -> Callable[[list[int]], object]:
 
 def _chunked(run: Run) -> Callable[[list[int]], object]:
     from teacher_logits.layout import ElementType, top_k_columns
+    from teacher_logits.payload_room import HostRoom
     from teacher_logits_server.engines.answers import Answer, Part, fill
     from teacher_logits_server.engines.requests import read_request
     from teacher_logits_server.engines.transformers import load_engine
@@ -219,7 +220,7 @@ def _chunked(run: Run) -> Callable[[list[int]], object]:
         )
         answer = Answer(
             request,
-            room=bytearray(size_bytes),
+            room=HostRoom(memoryview(bytearray(size_bytes))),
             columns=columns,
             temperatures=(1.0,),
             vocabulary_size=engine.profile.vocabulary_size,

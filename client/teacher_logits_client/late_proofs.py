@@ -17,6 +17,7 @@ import logging
 import queue
 import threading
 import time
+from concurrent.futures import CancelledError
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -130,4 +131,6 @@ class LateProofs:
         except TeacherLogitsError as error:
             _log.debug("session %s: not settled anew: %s", self._agreed.terms.session_id, error)
             return
+        except CancelledError:
+            return  # the client was closed meanwhile, and its calls with it
         self._settle(terms.settlements)

@@ -50,20 +50,20 @@ class Work:
         self._rank = 0
         self._batches: dict[int, tl.Batch] = {}
         self._kept: dict[str, torch.Tensor] = {}
-        self._late: list[torch.Tensor] = []
+        self._late: dict[int, torch.Tensor] = {}
         self.scores = Scoring()
 
     # --- both sides ---------------------------------------------------------
 
-    def connect(self, address: str, spec: str | None) -> None:
+    def connect(self, address: str, spec: str | None, timeout: float = PATIENCE_SECONDS) -> None:
         """Connect, with a driver that a spec describes, or none."""
-        given: Facts = {}
+        given: Facts = {"timeout": timeout}
         if spec is not None:
             told = Spec.loads(spec)
             self.fake = told.fake()
             given["device_memory"] = told.around(self.fake)
         self._client = self._stack.enter_context(
-            tl.connect(address, timeout=PATIENCE_SECONDS, **given)  # type: ignore[arg-type]
+            tl.connect(address, **given)  # type: ignore[arg-type]
         )
 
     def stop_reading(self) -> None:
@@ -363,25 +363,32 @@ class Work:
 
     def read_late(self, step: int, name: str) -> None:
         """Give the stream a read of a held step's column; it is done when it is waited for."""
-        self._enqueue_read(self._batches[step].columns[name])
+        self._enqueue_read(step, self._batches[step].columns[name])
 
-    def read_late_kept(self, name: str) -> None:
+    def read_late_kept(self, step: int, name: str) -> None:
         """Give the stream a read of a kept view."""
-        self._enqueue_read(self._kept[name])
+        self._enqueue_read(step, self._kept[name])
 
-    def _enqueue_read(self, column: torch.Tensor) -> None:
+    def _enqueue_read(self, step: int, column: torch.Tensor) -> None:
         # By address, as a kernel has it: what a stream was given keeps no tensor alive.
         address, size, dtype = column.data_ptr(), column.nbytes, column.dtype
 
         def read() -> None:
             raw = bytearray(ctypes.string_at(address, size))
-            self._late.append(torch.frombuffer(raw, dtype=dtype))
+            self._late[step] = torch.frombuffer(raw, dtype=dtype)
 
         self.driver.enqueue(read, device=self.device)
 
+    def check_late(self, step: int, name: str) -> None:
+        """Wait for such a read, and hold what it saw against the bits."""
+        self.driver.synchronise(device=self.device)
+        right = self.teaching.right(step, range(self.teaching.rows))[name]
+        seen = self._late.pop(step)
+        assert torch.equal(seen, right.flatten()), f"step {step}: {name} was read as {seen}"
+
     def late(self) -> list[list[float]]:
-        """Return what such reads saw."""
-        return [each.flatten().tolist() for each in self._late]
+        """Return what such reads that were done saw."""
+        return [each.tolist() for each in self._late.values()]
 
     def release(self, step: int) -> None:
         """Close a held step."""

@@ -14,6 +14,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from teacher_logits.layout import ElementType, top_k_columns
+from teacher_logits.payload_room import HostRoom
 from teacher_logits_server.engines import EngineProfile
 from teacher_logits_server.engines.answers import Answer, Part, fill
 from teacher_logits_server.engines.head import chunk_positions
@@ -59,7 +60,7 @@ def peak_of(engine: TransformersEngine, tokens: int) -> int:
     room = bytearray(b"\1" * size_bytes)  # touched: a slab is there before the teacher runs
     answer = Answer(
         request,
-        room=room,
+        room=HostRoom(memoryview(room)),
         columns=columns,
         temperatures=(1.0,),
         vocabulary_size=VOCABULARY_SIZE,

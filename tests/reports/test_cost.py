@@ -14,7 +14,6 @@ from tests.transport_suite.writing import a_profile
 
 from teacher_logits.errors import (
     PayloadInvalidError,
-    PoolFullError,
     SessionRefusedError,
     TeacherLogitsError,
 )
@@ -65,7 +64,7 @@ def test_r07_k_of_the_vocabulary_is_refused_at_the_door(tried: Tried) -> None:
     ("rows", "kind", "facts"),
     [
         (25, PayloadInvalidError, {"tokens": 25 * MAX_ROW_TOKENS, "limit": 65536}),
-        (16, PoolFullError, {"budget_bytes": POOL_BYTES}),
+        (16, PayloadInvalidError, {"budget_bytes": POOL_BYTES}),
     ],
     ids=["100k-tokens", "64k-tokens-of-1024-entries"],
 )

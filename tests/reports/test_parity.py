@@ -1,10 +1,12 @@
 """`inspect --parity`: a teacher that agrees with itself, held against a second opinion (R28)."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +14,13 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
-from tests.client.publishing import a_teacher, some_rows
+from tests.client.publishing import a_student, a_teacher, some_rows
 from tests.transport_suite.dense_teacher import VOCABULARY_SIZE, DenseTeacher, head_logits
 from tests.transport_suite.writing import Embedded, a_profile, embedded_server
 from tokenizers import Tokenizer, models
 
 import teacher_logits_client as tl
-from teacher_logits.errors import AlignmentError, ConfigError, SessionRefusedError
+from teacher_logits.errors import ConfigError
 from teacher_logits_client import cli
 from teacher_logits_server.engines import Row
 from teacher_logits_server.engines.transformers import load_engine
@@ -26,9 +28,13 @@ from teacher_logits_server.engines.transformers import load_engine
 MIB = 1 << 20
 ROWS = ([3, 1, 4, 1, 5, 9, 2, 6, 5, 3], [14, 7, 1498, 77], [8, 2, 8, 1, 8, 2, 8])
 WIDTH = max(map(len, ROWS))
+LEFT = np.array([[column >= WIDTH - len(row) for column in range(WIDTH)] for row in ROWS])
+PROBABILITIES = np.ones((len(ROWS), WIDTH, VOCABULARY_SIZE), dtype=np.float32)
+PROBABILITIES[..., 1:] = 0
 
 Ran = tuple[int, str]
 Run = Callable[..., Ran]
+Complain = Callable[..., str]
 
 
 class DoubtfulTeacher(DenseTeacher):
@@ -78,6 +84,20 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     return inspect
 
 
+@pytest.fixture
+def complain(capsys: pytest.CaptureFixture[str]) -> Complain:
+    """Run the command, which cannot compare: what it says of that, and nothing else."""
+
+    def inspect(*argv: str) -> str:
+        capsys.readouterr()
+        code = cli.inspect(argv)
+        out, said = capsys.readouterr()
+        assert (code, out) == (2, "")
+        return said
+
+    return inspect
+
+
 def save(path: Path, arrays: Mapping[str, object]) -> None:
     """Write a .npz."""
     np.savez(path, **arrays)  # type: ignore[arg-type]
@@ -107,10 +127,12 @@ def test_r28_the_same_numbers_are_called_so(server: Embedded, run: Run, referenc
     code, text = run(server.address, "--parity", reference)
     assert code == 0
     assert "max abs diff" in text
-    assert "verdict     the same numbers" in text
+    assert "verdict      the same numbers" in text
+    values = [line[13:] for line in text.splitlines()]
+    assert all(line[12] == " " and value[0] != " " for line, value in zip(text.splitlines(), values))
     code, text = run(server.address, "--parity", reference, "--json")
     said = json.loads(text)
-    assert (code, said["holds"], said["cause"]) == (0, True, "")
+    assert (code, said["holds"], said["cause"], said["notes"]) == (0, True, "", [])
     assert said["rows"] == len(ROWS)
     assert said["positions"] == sum(map(len, ROWS))
     assert said["max_abs_diff"] < 0.01  # what fp16 rounds
@@ -132,6 +154,23 @@ def test_r28_a_teacher_that_is_one_token_late_is_found_which_no_guard_of_a_paylo
     _, text = run(server.address, "--parity", reference)
     assert "DIFFERENT" in text
     assert "1 token late" in text
+
+
+def test_r28_a_server_that_is_not_there_is_no_other_numbers(
+    complain: Complain, reference: str, tmp_path: Path
+) -> None:
+    """A script must not take `could not compare` for a teacher that is wrong."""
+    complain("127.0.0.1:9", "--parity", reference, "--timeout", "5")
+
+
+def test_a_teacher_of_a_batch_grid_is_compared_too(
+    doubtful: DoubtfulTeacher, run: Run, reference: str, tmp_path: Path
+) -> None:
+    grid = tl.BatchGrid(global_batch_size=6, data_parallel_size=1, micro_batch_size=2)
+    with embedded_server(
+        tmp_path, pool_bytes=8 * MIB, engine=doubtful, batch_grid=grid
+    ) as gridded:
+        assert run(gridded.address, "--parity", reference)[0] == 0
 
 
 def test_r28_a_script_learns_it_from_the_exit_code(
@@ -174,6 +213,32 @@ def test_entries_alone_are_compared_where_both_name_them(
     assert json.loads(text)["entries"] == 20 * sum(map(len, ROWS))
     code, text = run(server.address, "--parity", str(path), "--json", "--rows", "2")
     assert json.loads(text)["positions"] == len(ROWS[0]) + len(ROWS[1])
+    _, text = run(server.address, "--parity", str(path))
+    assert re.search(r"of the \d+ ids of a position are among the reference's own first 20\n", text)
+
+
+def test_rows_are_cut_by_the_mask_in_their_file(
+    server: Embedded, run: Run, tmp_path: Path
+) -> None:
+    given = of_rows(head_logits)
+    lengths = given.pop("lengths")
+    for kind in (torch.bool, torch.int64):
+        mask = (torch.arange(WIDTH) < lengths.unsqueeze(1)).to(kind)
+        save(tmp_path / "masked.npz", {**given, "attention_mask": mask})
+        code, text = run(server.address, "--parity", str(tmp_path / "masked.npz"), "--json")
+        assert (code, json.loads(text)["positions"]) == (0, sum(map(len, ROWS)))
+
+
+def test_rows_that_look_padded_and_have_no_lengths_are_named_beside_a_difference(
+    server: Embedded, run: Run, tmp_path: Path
+) -> None:
+    given = {**of_rows(head_logits), "lengths": None}
+    given["logits"] = given["logits"].nan_to_num(0.0)
+    save(tmp_path / "padded.npz", {name: a for name, a in given.items() if a is not None})
+    code, text = run(server.address, "--parity", str(tmp_path / "padded.npz"))
+    assert code == 1
+    assert "2 of 3 rows end in id 0 repeated" in text
+    assert "lengths" in text
 
 
 @pytest.fixture(scope="module")
@@ -201,8 +266,56 @@ class TestAStep:
                 code, text = run(*asked, str(step), "--json")
                 assert (code, json.loads(text)["holds"]) == (int(wrong), not wrong)
 
+    def test_that_no_student_has_come_for_goes_with_the_command_which_says_so_first(
+        self, registry: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        ids, lengths, logits = some_rows(3)
+        path = tmp_path / "step.npz"
+        save(path, {"input_ids": ids, "lengths": lengths, "logits": logits})
+        asked = (registry, "--teacher-id", "lonely", "--parity", str(path), "--step")
+        with (
+            tl.connect(registry) as client,
+            client.open_publisher(a_teacher("lonely")) as publisher,
+        ):
+            for step, has_student in enumerate((False, True)):
+                with publisher.reserve(step, input_ids=ids, lengths=lengths) as draft:
+                    tl.select_top_k(logits, out=draft)
+                with ExitStack() as stack:
+                    if has_student:
+                        stack.enter_context(client.open_session(a_student("lonely"), prefetch=0))
+                    assert cli.inspect((*asked, str(step))) == 0
+                told = capsys.readouterr().err
+                assert ("step 0 goes with it" in told) == (not has_student)
+
+    def test_is_asked_for_where_the_teacher_is_published(
+        self, registry: str, complain: Complain, tmp_path: Path
+    ) -> None:
+        ids, lengths, logits = some_rows(1)
+        path = tmp_path / "step.npz"
+        save(path, {"input_ids": ids, "lengths": lengths, "logits": logits})
+        with tl.connect(registry) as client, client.open_publisher(a_teacher("asks")):
+            with pytest.raises(ConfigError, match=r"is published.* give --step"):
+                cli.inspect((registry, "--teacher-id", "asks", "--parity", str(path)))
+
+    def test_whose_file_forgot_its_lengths_is_told_so(
+        self, registry: str, complain: Complain, tmp_path: Path
+    ) -> None:
+        ids, lengths, logits = some_rows(4)
+        ids[torch.arange(ids.shape[1]) >= lengths.unsqueeze(1)] = 0
+        path = tmp_path / "step.npz"
+        save(path, {"input_ids": ids, "logits": logits})
+        asked = (registry, "--teacher-id", "forgets", "--parity", str(path), "--step", "0")
+        with (
+            tl.connect(registry) as client,
+            client.open_publisher(a_teacher("forgets")) as publisher,
+        ):
+            with publisher.reserve(0, input_ids=ids, lengths=lengths) as draft:
+                tl.select_top_k(logits, out=draft)
+            said = complain(*asked)
+        assert "end in id 0 repeated, and the file has no lengths" in said
+
     def test_without_its_last_token_is_refused_before_anything_is_compared(
-        self, registry: str, run: Run, tmp_path: Path
+        self, registry: str, complain: Complain, tmp_path: Path
     ) -> None:
         ids, lengths, logits = some_rows(2)
         path = tmp_path / "step.npz"
@@ -213,8 +326,8 @@ class TestAStep:
         ):
             with publisher.reserve(0, input_ids=ids, lengths=lengths - 1) as draft:
                 tl.select_top_k(logits, out=draft)
-            with pytest.raises(AlignmentError, match="without its last token"):
-                run(registry, "--parity", str(path), "--step", "0", "--teacher-id", "drops")
+            asked = ("--parity", str(path), "--step", "0", "--teacher-id", "drops")
+            assert "without its last token" in complain(registry, *asked)
 
 
 @pytest.fixture(scope="module")
@@ -269,13 +382,12 @@ class TestALocalModel:
         assert "weights" in text
 
     def test_of_another_tokenizer_is_refused(
-        self, address: str, run: Run, folder: Path, tmp_path: Path
+        self, address: str, complain: Complain, folder: Path, tmp_path: Path
     ) -> None:
         other = shutil.copytree(folder, tmp_path / "other")
         bare = Tokenizer(models.WordLevel({f"w{99 - i}": i for i in range(100)}, unk_token="w0"))
         transformers.PreTrainedTokenizerFast(tokenizer_object=bare).save_pretrained(other)
-        with pytest.raises(SessionRefusedError, match="tokenizer"):
-            run(address, "--parity", str(other))
+        assert "tokenizer" in complain(address, "--parity", str(other))
 
 
 class TestWhatCannotBeAsked:
@@ -287,6 +399,13 @@ class TestWhatCannotBeAsked:
             ({"logits": np.zeros((3, 4, 9))}, r"has logits float64 \[3, 4, 9\] beside input_ids"),
             ({"lengths": np.array([0, 1, 2])}, "has lengths that are not"),
             ({"logits": np.array([{}], dtype=object)}, "cannot be read"),
+            ({"length": np.array([10, 4, 7])}, "has length, which is not read here"),
+            ({"attention_mask": LEFT}, "has lengths and attention_mask: give one"),
+            ({"attention_mask": LEFT, "lengths": None}, "row 1 of attention_mask .*first token"),
+            ({"attention_mask": LEFT[:2], "lengths": None}, r"attention_mask has shape \(2, 10\)"),
+            ({"logits": None, "logprobs": PROBABILITIES}, "has probabilities .*logarithm"),
+            ({"logits": None, "logprobs": 40 * (PROBABILITIES - 0.5)}, "up to 20: .*as logits"),
+            ({"logits": np.zeros((3, 10, 9))}, "has 9 columns, and the teacher 1,500 ids"),
         ],
     )
     def test_a_file_that_says_something_else_is_refused_by_its_flag(
@@ -297,9 +416,14 @@ class TestWhatCannotBeAsked:
         with pytest.raises(ConfigError, match=f"--parity .*{said}"):
             run(server.address, "--parity", str(tmp_path / "bad.npz"))
 
-    @pytest.mark.parametrize("name", ["nowhere", "nowhere.npz", "nowhere.safetensors"])
-    def test_nothing_there_is_said(self, server: Embedded, run: Run, name: str) -> None:
-        with pytest.raises(ConfigError, match=f"--parity '{name}'"):
+    @pytest.mark.parametrize(
+        ("name", "said"),
+        [("nowhere", ".* a .gguf"), ("nowhere.npz", ""), ("nowhere.safetensors", "")],
+    )
+    def test_nothing_there_is_said(
+        self, server: Embedded, run: Run, name: str, said: str
+    ) -> None:
+        with pytest.raises(ConfigError, match=f"--parity '{name}'{said}"):
             run(server.address, "--parity", name)
 
     @pytest.mark.parametrize(

@@ -1,4 +1,8 @@
-"""The transports that the suite runs over. A new one is a line of `WAYS`, and passes as it is."""
+"""The transports that the suite runs over. A new one is a line of `WAYS`, and passes as it is.
+
+But for `cuda_ipc`, whose writer and reader are never one process: what is asked here of the others
+is asked of it in `tests/cuda/test_conformance.py`.
+"""
 
 from dataclasses import dataclass
 
