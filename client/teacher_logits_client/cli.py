@@ -1,7 +1,8 @@
 """The client side's commands: ``demo``, ``doctor`` and ``inspect``, each ``(argv) -> exit code``.
 
-Exit codes: 0 done (and nothing worse than a warning), 1 failed, 2 called wrongly. Errors of
-the tree are raised to the entry point, which writes their message. What a command needs
+Exit codes: 0 done (and nothing worse than a warning), 1 failed, 2 called wrongly, or nothing could
+be compared (``--parity``). Errors of the tree are raised to the entry point, which writes their
+message. What a command needs
 beyond the standard library is imported when it runs, so that ``--help`` is quick.
 """
 
@@ -12,6 +13,7 @@ import math
 import sys
 from typing import TYPE_CHECKING
 
+from teacher_logits.errors import ConfigError, TeacherLogitsError
 from teacher_logits.transport import Locality
 from teacher_logits_client.config import (
     DEFAULT_TIMEOUT_SECONDS,
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 EXIT_OK = 0
 EXIT_FAILED = 1
+EXIT_NOT_COMPARED = 2
 
 _DOCTOR = """\
 Find what stands in the way of sharing memory between teacher and student on this machine,
@@ -66,17 +69,19 @@ With --parity it compares the teacher's numbers with some that were computed els
   teacher-logits inspect ADDRESS --parity mine.npz --step 7     a step that is registered
 
 A model is run here, on the CPU, in the teacher's arithmetic type, over rows of drawn ids. A file
-(.npz or .safetensors) has input_ids [N,S], lengths [N] if rows are padded (on the right), and
-logits or logprobs [N,S,V], or topk_ids and topk_logprobs [N,S,K]; position s is about token s+1.
+(.npz or .safetensors) has input_ids [N,S], lengths [N] or attention_mask [N,S] if rows are padded
+(on the right), and logits or logprobs [N,S,V], or topk_ids and topk_logprobs [N,S,K], and nothing
+else; position s is about token s+1. What publishers brought is compared with --step only.
 Written are the largest difference of log-probabilities at the ids that the service hands out,
 where it is, the loss by both, and whether a shift of positions or a temperature explains it."""
 
 _INSPECT_END = """\
 The JSON has stable keys, sizes in bytes and spans in seconds. A reader whose lease was
 reclaimed raises StalePayloadError when it closes it, and must discard the step. Whoever compares
-a step is one more student of its teacher meanwhile. Exit codes: 0 shown, done, or the same
-numbers, 1 other numbers, or the server could not be asked, or has no such lease, 2 called
-wrongly."""
+a step is one more student of its teacher meanwhile; where it is the only one, the step goes with
+it. Exit codes: 0 shown, done, or the same numbers; 1 other numbers, or, without --parity, the
+server could not be asked, or has no such lease; 2 called wrongly, or, with --parity, nothing
+could be compared."""
 
 
 def demo(argv: Sequence[str]) -> int:
@@ -135,7 +140,6 @@ def inspect(argv: Sequence[str]) -> int:
         ConfigError: the address or a flag is wrong.
         ServerUnreachableError, DeadlinePassedError: the server could not be asked.
         SessionExpiredError, LeaseLostError: there is nothing of that name to reclaim.
-        TeacherLogitsError: see ``find_parity``, for --parity.
     """
     parser = _parser("inspect", _INSPECT, _INSPECT_END)
     parser.add_argument("address", help="where the server is: unix:/path or host:port")
@@ -177,7 +181,15 @@ def _compare(address: Address, flags: argparse.Namespace, *, timeout: float) -> 
         tolerance=flags.tolerance,
         teacher_id=flags.teacher_id,
     )
-    found = find_parity(address, question, insecure=flags.insecure, timeout=timeout)
+    try:
+        found = find_parity(
+            address, question, insecure=flags.insecure, timeout=timeout, warn=_complain
+        )
+    except ConfigError:
+        raise
+    except TeacherLogitsError as error:
+        _complain(error.message)
+        return EXIT_NOT_COMPARED
     _write(found.to_json() if flags.json else found.to_text())
     return EXIT_OK if found.parity.holds else EXIT_FAILED
 
@@ -213,8 +225,8 @@ def _add_parity(parser: argparse.ArgumentParser) -> None:
         type=_nats_of,
         default=DEFAULT_TOLERANCE_NATS,
         metavar="NATS",
-        help="how far a log-probability may be off (default: %(default)g; 0.01 where both sides "
-        "compute in fp32)",
+        help="how far a log-probability may be off (default: %(default)g; where both sides compute "
+        "in fp32, 0.01 is fair)",
     )
     parser.add_argument("--teacher-id", default="", metavar="ID", help="the teacher to compare")
 
@@ -270,6 +282,11 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="allow an address on another host; nothing is encrypted",
     )
+
+
+def _complain(text: str) -> None:
+    sys.stderr.write(f"teacher-logits inspect: {text}\n")
+    sys.stderr.flush()
 
 
 def _write(text: str) -> None:

@@ -45,9 +45,12 @@ def choose_device(given: DeviceName, memory: DeviceMemory | None) -> tuple[Devic
         return driver, found
     has = device_names(devices)
     kind = "" if is_whole(given) or isinstance(given, str) else f", a {type(given).__name__}"
+    way = "or look at CUDA_VISIBLE_DEVICES"
+    if str(given) == "cpu":
+        kind, way = "", "or none: host memory is used where device= is left out"
     raise ConfigError(
         f"device {str(given)!r}{kind} is none that this process sees ({has}): name one of these, "
-        "or look at CUDA_VISIBLE_DEVICES",
+        f"{way}",
         facts={"device": str(given), "devices": has},
     )
 

@@ -19,15 +19,18 @@ import secrets
 import time
 from typing import TYPE_CHECKING, TypeAlias
 
+import torch
+
 from teacher_logits.device_memory import MemoryKind
 from teacher_logits.errors import RequestInvalidError
 from teacher_logits.pool import PAGE_BYTES
+from teacher_logits_client.config import check_timeout
 from teacher_logits_client.device_slab_maker import PublishedDeviceSlab
 from teacher_logits_client.own_slabs import OwnSlabs
 from teacher_logits_client.placed_columns import Registered
 
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Iterable
 
     from teacher_logits.device_memory import Device, DeviceMemory
     from teacher_logits_client.claims import Way
@@ -51,11 +54,12 @@ _WAYS_OUT = {
 class OwnBuffer:
     """Device memory that its owner registered; ``Publisher.register`` makes one."""
 
-    def __init__(self, registered: Registered, *, device: Device, way: OwnSlabs) -> None:
+    def __init__(self, slab: PublishedDeviceSlab, *, way: OwnSlabs) -> None:
         """Take over a slab that was passed to the server."""
-        self.slab_id = registered.slab_id
-        self.size_bytes = registered.size_bytes
-        self.device_uuid = device.uuid
+        self.slab_id = slab.slab_id
+        self.size_bytes = slab.device_bytes
+        self.device_uuid = slab.device.uuid
+        self._slab = slab
         self._way = way
 
     def wait_free(self, *, timeout: float = 60.0) -> None:
@@ -64,16 +68,26 @@ class OwnBuffer:
         Raises:
             DeadlinePassedError: somebody reads it after ``timeout`` seconds, with whom.
         """
-        self._way.room.wait_free(self.slab_id, until=time.monotonic() + timeout)
+        until = time.monotonic() + check_timeout(timeout, what="wait_free")
+        if self.slab_id in self._way.registered:
+            self._way.room.wait_free(self.slab_id, until=until)
 
     def close(self, *, timeout: float = 60.0) -> None:
-        """Wait until nobody reads it, and have readers let go of it: then it may be freed.
+        """Wait until nobody reads it, and have readers let go of it; again is fine.
+
+        A reader that is idle lets go with its next step, or with its session. To free the memory
+        before is undefined: see ``is_open_elsewhere``.
 
         Raises:
             DeadlinePassedError: as for ``wait_free``; it stays registered.
         """
-        self.wait_free(timeout=timeout)
-        self._way.unregister(self.slab_id)
+        until = time.monotonic() + check_timeout(timeout, what="close")
+        self._way.unregister(self.slab_id, until=until)
+
+    @property
+    def is_open_elsewhere(self) -> bool:
+        """Whether some reader has it open: what was closed may be freed once none has."""
+        return self._slab.is_open_elsewhere()
 
     def __repr__(self) -> str:
         return f"<OwnBuffer {self.slab_id} of {self.size_bytes} bytes on {self.device_uuid}>"
@@ -93,6 +107,12 @@ def register(way: Way, storage: Storage) -> OwnBuffer:
             "device= (and see its `refusals`, where it was)"
         )
     memory, device = way.probe.memory, way.probe.device
+    if not isinstance(storage, torch.Tensor) or storage.layout is not torch.strided:
+        kind = type(storage).__name__
+        raise RequestInvalidError(
+            f"a {kind} was given: give a dense torch.Tensor over all of the buffer",
+            facts={"given": kind},
+        )
     if not storage.is_contiguous() or storage.nbytes == 0:
         raise RequestInvalidError(
             f"a buffer of shape {tuple(storage.shape)} with strides {storage.stride()} was given: "
@@ -101,6 +121,7 @@ def register(way: Way, storage: Storage) -> OwnBuffer:
             facts={"size_bytes": storage.nbytes},
         )
     _check_place(storage, memory=memory, device=device)
+    _check_apart(storage, way.registered.values())
     slab = PublishedDeviceSlab(
         f"slab-{secrets.token_hex(6)}-own",
         storage.nbytes,
@@ -116,7 +137,20 @@ def register(way: Way, storage: Storage) -> OwnBuffer:
         room_bytes=slab.size_bytes,
     )
     way.register(slab, registered)
-    return OwnBuffer(registered, device=device, way=way)
+    return OwnBuffer(slab, way=way)
+
+
+def _check_apart(storage: Storage, others: Iterable[Registered]) -> None:
+    """Refuse memory of which some is registered: neither would know what lies in the other."""
+    start, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes
+    for other in others:
+        if start < other.address + other.size_bytes and other.address < end:
+            raise RequestInvalidError(
+                f"{storage.nbytes} bytes at {start:#x} were given, and {other.size_bytes} at "
+                f"{other.address:#x} are registered as {other.slab_id}: register each buffer "
+                "once, or close that one first",
+                facts={"size_bytes": storage.nbytes, "slab_id": other.slab_id},
+            )
 
 
 def _check_place(storage: Storage, *, memory: DeviceMemory, device: Device) -> None:

@@ -71,6 +71,9 @@ class OwnRoom:
             why: PoolFullError | None
             if isinstance(answer, Growth):
                 why = self.shelf.grow(answer.size_bytes, size, since=grown)
+                if why is not None:
+                    with self.lock:
+                        self.table.note_no_growth()
             else:
                 why = self.table.full_error(size, step=claim.step, full=answer, place=claim.place)
             if why is not None and not self._line.wait(partial(self._has_news, news), until):

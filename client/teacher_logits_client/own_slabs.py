@@ -196,12 +196,22 @@ class OwnSlabs:
     def register(self, slab: PublisherSlab, registered: Registered) -> None:
         """Take in memory that its owner keeps; see ``own_buffers``."""
         self.room.shelf.register(slab)
-        self.registered = {**self.registered, slab.slab_id: registered}
+        with self.room.lock:
+            self.registered = {**self.registered, slab.slab_id: registered}
 
-    def unregister(self, slab_id: str) -> None:
-        """Let go of it, if nothing lies there."""
-        self.room.shelf.drop([slab_id])
-        self.registered = {k: v for k, v in self.registered.items() if k != slab_id}
+    def unregister(self, slab_id: str, *, until: float) -> None:
+        """Let go of it once nothing lies there; again is fine.
+
+        Raises:
+            DeadlinePassedError: something does after ``until``; it stays registered.
+        """
+        while slab_id in self.registered:
+            self.room.wait_free(slab_id, until=until)
+            self.room.shelf.drop([slab_id])
+            with self.room.lock:
+                if slab_id not in self.room.shelf:  # else room was taken there meanwhile
+                    left = {k: v for k, v in self.registered.items() if k != slab_id}
+                    self.registered = left
 
     # Claims
 

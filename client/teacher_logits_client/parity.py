@@ -50,8 +50,8 @@ class Parity:
 
     ``positions`` and ``entries`` were compared; ``differing_positions`` have an entry that is
     further off than ``tolerance``, ``first_difference`` is the first of them (None without one),
-    and ``worst`` the entry that is furthest off. ``shared_ids`` is the share of the ids that are
-    among the reference's own first K, 0 to 1.
+    and ``worst`` the entry that is furthest off. ``shared_ids`` is the share, 0 to 1, of the
+    ``top_k`` ids of a position that are among the reference's own first ``reference_ids``.
     ``shift`` d: each position has what the reference says d positions on in its row (-1: the
     service is one token late). ``temperature``: what the reference gives at this one. Both None
     where they explain nothing. ``served_loss`` and ``reference_loss`` are the means of
@@ -67,6 +67,8 @@ class Parity:
     first_difference: Place | None
     worst: Place
     shared_ids: float
+    top_k: int
+    reference_ids: int
     shift: int | None
     temperature: float | None
     served_loss: float | None
@@ -116,8 +118,8 @@ def compare_with_reference(
     ``EntryReference``, of some ids alone. Columns from ``vocabulary_size`` on are left out, as
     the service leaves out what pads a head (``session.teacher.vocabulary_size``). ``next_ids``
     [P], -1 where none comes next, has the losses compared too (at temperature 1, where targets
-    have ``actual_logprob``). ``tolerance`` in nats is how far off an entry may be: 0.01 where
-    both compute in fp32, 0.1 beside bf16.
+    have ``actual_logprob``). ``tolerance`` in nats is how far off an entry may be: the default
+    suits bf16, and 0.01 is fair where both compute in fp32.
 
     Raises:
         PayloadInvalidError: shapes that do not fit, an id that the reference has no column for,
@@ -149,6 +151,8 @@ def compare_with_reference(
         first_difference=view.place(diff, int(off.nonzero()[0])) if differs else None,
         worst=view.place(diff, int(diff.nan_to_num(-1.0).amax(1).argmax())),
         shared_ids=view.shared_ids(),
+        top_k=diff.shape[1],
+        reference_ids=view.reference.first_ids(diff.shape[1]),
         shift=view.shift(mean) if differs else None,
         temperature=view.temperature(targets.temperature) if differs else None,
         served_loss=served_loss,
@@ -190,7 +194,7 @@ class _View:
         return cls(ids, served, reference, targets.row_offsets.cpu())
 
     def shared_ids(self) -> float:
-        """Return the share of the ids that are among the reference's own first K."""
+        """Return the share of the ids that are among the reference's own first."""
         return float(self.reference.shared(self._ids)[self._ids >= 0].float().mean())
 
     def diff(self, shift: int) -> torch.Tensor:

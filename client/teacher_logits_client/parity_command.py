@@ -2,7 +2,8 @@
 
 Rows are scored by the service as a student has them scored, or a registered step of theirs is
 acquired; then ``compare_with_reference``. Promises: it is a student like any other, of its own
-name, and leaves as soon as it has read. What a student would refuse it refuses too.
+name, and leaves as soon as it has read. What a student would refuse it refuses too. It says
+beforehand that a step goes with it, where no other student is there for which the step is kept.
 """
 
 from __future__ import annotations
@@ -13,17 +14,31 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from teacher_logits.errors import ConfigError, UnknownTeacherError
+from teacher_logits.errors import (
+    AlignmentError,
+    ConfigError,
+    PayloadInvalidError,
+    UnknownTeacherError,
+)
 from teacher_logits.grid import BatchGrid
 from teacher_logits.profiles import StudentProfile
 from teacher_logits_client.calls.inspection import inspect_server
 from teacher_logits_client.connecting import connect
 from teacher_logits_client.labels import next_token_labels
 from teacher_logits_client.parity import compare_with_reference
-from teacher_logits_client.parity_sources import FLAG, LocalModel, is_file_of_tensors, read_file
+from teacher_logits_client.parity_sources import (
+    FLAG,
+    LocalModel,
+    is_file_of_tensors,
+    read_file,
+    refusal,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from teacher_logits.profiles import TeacherProfile
+    from teacher_logits.views import ServerView
     from teacher_logits_client.config import Address
     from teacher_logits_client.parity import Parity, Place
     from teacher_logits_client.parity_sources import Computed
@@ -35,6 +50,8 @@ ROW_TOKENS = 64
 """Rows that are drawn for a local model, and their tokens."""
 _TOP_K = 64
 _STUDENT_ID = "inspect-parity"
+_LEFT = ("closed", "died", "ended")
+"""States of a session for which no step is kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +71,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What came of it."""
+    """What came of it. ``notes``: what the reader of a difference should know."""
 
     address: str
     teacher_id: str
@@ -63,6 +80,7 @@ class Found:
     reference: str
     transport: str
     rows: int
+    notes: tuple[str, ...]
     parity: Parity
 
     def to_json(self) -> str:
@@ -84,9 +102,9 @@ class Found:
             f"{self.transport}",
             f"reference    {self.reference}",
             f"compared     {own.entries:,} log-probabilities at {own.positions:,} positions of "
-            f"{self.rows:,} rows; {100 * own.shared_ids:.1f} % of the ids are among the "
-            "reference's own first",
-            f"difference  max abs diff {own.max_abs_diff:.4g} nats, mean {own.mean_abs_diff:.4g}; "
+            f"{self.rows:,} rows; {100 * own.shared_ids:.1f} % of the {own.top_k} ids of a "
+            f"position are among the reference's own first {own.reference_ids}",
+            f"difference   max abs diff {own.max_abs_diff:.4g} nats, mean {own.mean_abs_diff:.4g}; "
             f"tolerance {own.tolerance:g}",
             f"worst        {_place_text(own.worst)}",
         ]
@@ -96,43 +114,58 @@ class Found:
                 "reference (mean -log p of the token that comes next, in nats)"
             )
         if own.first_difference is None:
-            return "\n".join([*lines, "verdict     the same numbers"])
+            return "\n".join([*lines, "verdict      the same numbers"])
         return "\n".join(
             [
                 *lines,
                 f"verdict      DIFFERENT at {own.differing_positions:,} of {own.positions:,} "
                 f"positions, first {_place_text(own.first_difference)}",
                 f"cause        {own.cause}",
+                *(f"note         {each}" for each in self.notes),
             ]
         )
 
 
-def find_parity(address: Address, question: Question, *, insecure: bool, timeout: float) -> Found:
+def find_parity(
+    address: Address,
+    question: Question,
+    *,
+    insecure: bool,
+    timeout: float,
+    warn: Callable[[str], None],
+) -> Found:
     """Ask the server and compare.
 
+    Args:
+        warn: told what is to be known before anything is read, or beside what is raised.
+
     Raises:
-        ConfigError: the reference cannot be read, or belongs to no step that is asked for.
+        ConfigError: the reference cannot be read, has too few columns, or belongs to no step that
+            is asked for.
         SessionRefusedError: the teacher refuses such a student, for its tokenizer for one.
         AlignmentError, PayloadInvalidError: what a student would refuse, or that cannot be
             compared.
         NotAvailable: the server did not answer, or has no such step.
     """
-    teacher = _teacher(address, question.teacher_id, timeout)
+    view = inspect_server(address, timeout=timeout)
+    teacher = _teacher(view, address, question.teacher_id)
+    _check_step(view, teacher, question)
     computed, fingerprint = _compute(question, teacher)
-    grid = teacher.batch_grid
-    size = 1 if grid is None or question.step is None else grid.global_batch_size
-    profile = StudentProfile(
-        batch_grid=BatchGrid(global_batch_size=size, data_parallel_size=1, micro_batch_size=size),
-        teacher_id=teacher.teacher_id,
-        tokenizer_fingerprint=fingerprint,
-        top_k=min(_TOP_K, teacher.top_k),
-        student_id=_STUDENT_ID,
-    )
+    if question.step is not None and not _has_student(view, teacher):
+        warn(
+            f"no student of teacher {teacher.teacher_id!r} is there: step {question.step} goes "
+            "with it once this command has read it, and is not there for students that come later"
+        )
     with (
         connect(str(address), timeout=timeout, insecure=insecure) as client,
-        client.open_session(profile, prefetch=0) as session,
+        client.open_session(_profile(teacher, fingerprint), prefetch=0) as session,
     ):
-        transport, parity = _ask(session, computed, question, timeout)
+        try:
+            transport, parity = _ask(session, computed, question, timeout)
+        except (AlignmentError, PayloadInvalidError):
+            for note in computed.notes:
+                warn(note)
+            raise
     return Found(
         address=str(address),
         teacher_id=teacher.teacher_id,
@@ -141,14 +174,29 @@ def find_parity(address: Address, question: Question, *, insecure: bool, timeout
         reference=computed.name,
         transport=transport,
         rows=len(computed.rows),
+        notes=computed.notes,
         parity=parity,
+    )
+
+
+def _profile(teacher: TeacherProfile, fingerprint: str) -> StudentProfile:
+    grid = teacher.batch_grid
+    size = 1 if grid is None else grid.global_batch_size
+    return StudentProfile(
+        batch_grid=BatchGrid(global_batch_size=size, data_parallel_size=1, micro_batch_size=size),
+        teacher_id=teacher.teacher_id,
+        tokenizer_fingerprint=fingerprint,
+        top_k=min(_TOP_K, teacher.top_k),
+        student_id=_STUDENT_ID,
     )
 
 
 def _compute(question: Question, teacher: TeacherProfile) -> tuple[Computed, str]:
     """Return the reference, and the fingerprint of its tokenizer, empty where it has none."""
     if is_file_of_tensors(question.reference):
-        return read_file(question.reference, row_limit=question.row_count), ""
+        computed = read_file(question.reference, row_limit=question.row_count)
+        _check_columns(computed, teacher)
+        return computed, ""
     if question.step is not None:
         raise ConfigError(
             f"{FLAG} with --step needs the step's own rows and what they should say: write them "
@@ -161,7 +209,42 @@ def _compute(question: Question, teacher: TeacherProfile) -> tuple[Computed, str
         row_tokens=min(ROW_TOKENS, teacher.max_row_tokens),
         id_count=teacher.vocabulary_size,
     )
+    _check_columns(computed, teacher)
     return computed, model.fingerprint
+
+
+def _check_columns(computed: Computed, teacher: TeacherProfile) -> None:
+    """Refuse logits of fewer ids than the teacher has: they are normalised over others."""
+    given = computed.reference
+    if isinstance(given, torch.Tensor) and given.shape[-1] < teacher.vocabulary_size:
+        raise refusal(
+            computed.name,
+            f"has {given.shape[-1]:,} columns, and the teacher {teacher.vocabulary_size:,} ids: "
+            "give whole rows of the head",
+        )
+
+
+def _check_step(view: ServerView, teacher: TeacherProfile, question: Question) -> None:
+    """Refuse to have rows scored by a teacher that is published: before it sees a student."""
+    if question.step is not None:
+        return
+    steps = sorted(each.step for each in view.steps if each.teacher_id == teacher.teacher_id)
+    publishers = [each for each in view.sessions if each.kind == "publisher"]
+    if steps or teacher.teacher_id in {each.teacher_id for each in publishers}:
+        there = f"{steps[0]} to {steps[-1]}" if steps else "none"
+        raise ConfigError(
+            f"teacher {teacher.teacher_id!r} is published, and nobody here scores rows for it: "
+            f"give --step, and the step's own rows in a file with {FLAG} (steps there: {there})",
+            facts={"flag": "--step", "teacher_id": teacher.teacher_id, "steps": there},
+        )
+
+
+def _has_student(view: ServerView, teacher: TeacherProfile) -> bool:
+    """Whether a step of this teacher is kept for somebody else."""
+    return any(
+        each.kind == "student" and each.teacher_id == teacher.teacher_id and each.state not in _LEFT
+        for each in view.sessions
+    )
 
 
 def _ask(
@@ -189,9 +272,9 @@ def _compare(targets: Targets, computed: Computed, session: Session, question: Q
     )
 
 
-def _teacher(address: Address, teacher_id: str, timeout: float) -> TeacherProfile:
+def _teacher(view: ServerView, address: Address, teacher_id: str) -> TeacherProfile:
     """Return what the server says of the teacher; it needs no name where there is but one."""
-    teachers = inspect_server(address, timeout=timeout).teachers
+    teachers = view.teachers
     fitting = [each for each in teachers if teacher_id in ("", each.teacher_id)]
     if len(fitting) == 1:
         return fitting[0]

@@ -29,8 +29,11 @@ class Reference(Protocol):
     def at(self, ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """Return the log-probabilities [p,K] of ``ids`` [p,K] at the positions ``places`` [p]."""
 
+    def first_ids(self, count: int) -> int:
+        """Return how many of its own first ids ``shared`` looks at, for ``count`` ids."""
+
     def shared(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return which of ``ids`` [P,K] are among the reference's own first K, bool [P,K]."""
+        """Return which of ``ids`` [P,K] are among the reference's own first, bool [P,K]."""
 
 
 class DenseReference:
@@ -83,9 +86,13 @@ class DenseReference:
         logprobs = picked / self._temperature - self._normaliser[places].unsqueeze(1)
         return logprobs.clamp_min(ABSENT_LOGPROB).masked_fill(ids < 0, torch.nan)
 
+    def first_ids(self, count: int) -> int:
+        """Return as many, where it has them."""
+        return min(count, self._values.shape[1])
+
     def shared(self, ids: torch.Tensor) -> torch.Tensor:
         """Return which ids have a value that is no smaller than the K-th largest."""
-        width = min(ids.shape[1], self._values.shape[1])
+        width = self.first_ids(ids.shape[1])
         least = [p.topk(width, 1).values[:, -1:] for p in self._values.split(self._pieces)]
         own = self._values.gather(1, ids.clamp_min(0))
         return (own >= torch.cat(least)) & (ids >= 0) if least else ids >= 0
@@ -98,12 +105,12 @@ class EntryReference:
         """Take the tensors.
 
         Raises:
-            PayloadInvalidError: they are not of one shape [P,K].
+            PayloadInvalidError: they are not of one shape [P,K], or K is 0.
         """
-        if ids.dim() != 2 or ids.shape != logprobs.shape:
+        if ids.dim() != 2 or ids.shape != logprobs.shape or not ids.shape[1]:
             raise PayloadInvalidError(
                 f"the reference's ids have shape {tuple(ids.shape)} and its log-probabilities "
-                f"{tuple(logprobs.shape)}: give both as [P,K]",
+                f"{tuple(logprobs.shape)}: give both as [P,K], K at least 1",
                 facts={"ids": str(tuple(ids.shape)), "logprobs": str(tuple(logprobs.shape))},
             )
         self._ids = ids
@@ -124,6 +131,10 @@ class EntryReference:
             values = self._logprobs[at].gather(1, match.int().argmax(2))
             found.append(values.masked_fill(~named, torch.nan))
         return torch.cat(found) if found else self._logprobs.new_zeros(ids.shape)
+
+    def first_ids(self, count: int) -> int:
+        """Return how many it names at a position, whatever was asked."""
+        return self._ids.shape[1]
 
     def shared(self, ids: torch.Tensor) -> torch.Tensor:
         """Return which ids the reference names."""

@@ -13,8 +13,11 @@ Refuses tensors that are not what the profile promises, with both sides' numbers
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
+
+import torch
 
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import ALIGNMENT_BYTES, Column, is_on_device, lay_out, round_up
@@ -23,9 +26,7 @@ from teacher_logits.tensors import DTYPES
 from teacher_logits_client.placed_room import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    import torch
+    from collections.abc import Sequence
 
     from teacher_logits.errors import Fact
 
@@ -68,6 +69,7 @@ def place_columns(
             contiguous, not all in one of ``buffers``, or start at no multiple of 256 bytes.
     """
     over_positions = {c.kind.value: c for c in promised if is_on_device(c.kind)}
+    _check_kinds(tensors)
     if tensors.keys() != over_positions.keys():
         raise _invalid(
             f"columns has {_names(tensors)}, and the payload's columns over positions are "
@@ -118,6 +120,22 @@ def _in_order(like: Mapping[str, Column], starts: Mapping[str, int], base: int) 
     return placed
 
 
+def _check_kinds(given: object) -> None:
+    if not isinstance(given, Mapping):
+        kind = type(given).__name__
+        raise _invalid(
+            f"columns is a {kind}: give a mapping of columns' names to tensors", given=kind
+        )
+    for name, tensor in given.items():
+        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+            kind = type(tensor).__name__
+            raise _invalid(
+                f"columns has a {kind} under {name!r}: give a torch.Tensor under a column's name",
+                column=str(name),
+                given=kind,
+            )
+
+
 def _check(name: str, tensor: torch.Tensor, column: Column) -> None:
     dtype = DTYPES[column.element_type]
     shape = tuple(tensor.shape)
@@ -133,11 +151,21 @@ def _check(name: str, tensor: torch.Tensor, column: Column) -> None:
         raise _invalid(
             f"column {name} is {str(tensor.dtype).removeprefix('torch.')} {shape}{state}, and the "
             f"payload has {column.element_type.value} {column.shape}: give a contiguous tensor of "
-            "just that, as [P,...] or [N,S,...]",
+            f"just that, as [P,...]{_way(lead, column.shape[0])}",
             column=name,
             shape=str(shape),
             wanted=str(column.shape),
         )
+
+
+def _way(lead: tuple[int, ...], positions: int) -> str:
+    """Say which other shape will do, or that padding is none."""
+    if len(lead) != 2 or lead[0] * lead[1] <= positions:
+        return " or [N,S,...] without padding"
+    return (
+        f"; {lead[0]} rows of {lead[1]} are {lead[0] * lead[1]} positions, and the payload has "
+        f"{positions}: padding has no place here, give each row's true positions behind the last's"
+    )
 
 
 def _buffer_of(tensors: OwnColumns, buffers: Sequence[Registered]) -> Registered:

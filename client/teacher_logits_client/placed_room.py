@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.payload import Extent
 from teacher_logits.pool import SLOTS_PER_SLAB
 
@@ -51,8 +52,18 @@ class PlacedRoom:
         return not self._slabs[slab_id].extents
 
     def take(self, place: Place) -> Extent | None:
-        """Take room; None where something lies there yet."""
-        slab = self._slabs[place.slab_id]
+        """Take room; None where something lies there yet.
+
+        Raises:
+            PayloadInvalidError: the slab was dropped.
+        """
+        slab = self._slabs.get(place.slab_id)
+        if slab is None:
+            raise PayloadInvalidError(
+                f"the columns lie in a buffer that was closed ({place.slab_id}): register it "
+                "anew, and close it when nothing is published from it any more",
+                facts={"slab_id": place.slab_id},
+            )
         end = place.offset_bytes + place.size_bytes
         for other in slab.extents.values():
             if place.offset_bytes < other.offset_bytes + other.size_bytes:

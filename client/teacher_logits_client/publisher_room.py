@@ -78,6 +78,8 @@ class PublisherRoom:
         self._lowest_open_step: int | None = None
         #: Steps that wait for room.
         self._wanted: set[int] = set()
+        #: Whether there may be memory for one more slab.
+        self._grows = True
 
     def usage(self) -> PoolUsage:
         """Return where the pool's bytes are; doubtful ones are in quarantine."""
@@ -105,6 +107,10 @@ class PublisherRoom:
     def note_lowest_open(self, step: int | None) -> None:
         """Learn which is the lowest step that lacks a shard; None where that is not known."""
         self._lowest_open_step = step
+
+    def note_no_growth(self) -> None:
+        """Learn that there is no memory for one more slab, until one came or was dropped."""
+        self._grows = False
 
     def want(self, step: int) -> None:
         """Note that a step waits for room."""
@@ -143,6 +149,7 @@ class PublisherRoom:
     def add_slab(self, slab_id: str, size_bytes: int) -> None:
         """Take a slab into use."""
         self._pool.add_slab(slab_id, size_bytes)
+        self._grows = True
 
     def drop_slab(self, slab_id: str) -> None:
         """Forget a slab in which nothing lies."""
@@ -150,6 +157,7 @@ class PublisherRoom:
             self.placed.drop(slab_id)
         else:
             self._pool.drop_slab(slab_id)
+            self._grows = True
 
     def is_idle(self, slab_id: str) -> bool:
         """Say whether nothing lies in a slab."""
@@ -277,8 +285,9 @@ class PublisherRoom:
             probe = self._pool.reserve(size_bytes)
         except PoolFullError:
             return False
-        if not isinstance(probe, Growth):
-            self._pool.free(probe)
+        if isinstance(probe, Growth):
+            return self._grows
+        self._pool.free(probe)
         return True
 
 

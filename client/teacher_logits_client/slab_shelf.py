@@ -101,6 +101,9 @@ class SlabShelf:
         # One slab is made at a time. Never wanted by whoever reads the line.
         self._growing = threading.Lock()
 
+    def __contains__(self, slab_id: str) -> bool:
+        return slab_id in self._slabs
+
     def __getitem__(self, slab_id: str) -> PublisherSlab:
         return self._slabs[slab_id]
 

@@ -24,7 +24,7 @@ from teacher_logits_server.addresses import (
     parse_address,
 )
 from teacher_logits_server.flags import Setting, settings_of
-from teacher_logits_server.readers import span_setting
+from teacher_logits_server.readers import SIZE, size_setting, span_setting
 from teacher_logits_server.settings import (
     KIB,
     MIB,
@@ -108,8 +108,10 @@ def runtime_folder() -> str:
 
 def _refuse(name: str, value: object, rule: str) -> ConfigError:
     flag = flag_of(name)
-    shown = value if isinstance(value, int | float | str) else str(value)
-    return ConfigError(f"{flag} {shown}: {rule}", facts={"flag": flag, "value": shown})
+    fact = value if isinstance(value, int | float | str) else str(value)
+    is_size = _SETTINGS[name].reader is SIZE
+    shown = size_setting(value) if is_size and isinstance(value, int) else fact
+    return ConfigError(f"{flag} {shown}: {rule}", facts={"flag": flag, "value": fact})
 
 
 def _check_listen(config: ServerConfig) -> None:

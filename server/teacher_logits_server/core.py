@@ -28,6 +28,7 @@ from teacher_logits_server.foreign import ForeignSlabs
 from teacher_logits_server.ledger import Ledger
 from teacher_logits_server.own_device import OwnDevice
 from teacher_logits_server.probe import probe_causality
+from teacher_logits_server.readers import size_setting
 from teacher_logits_server.scorer import Scorer
 from teacher_logits_server.services.line import LineDesk
 from teacher_logits_server.services.publishing import PublisherCalls
@@ -107,8 +108,8 @@ class Core:
     ) -> EngineDevice | None:
         if config.device_pool_size_bytes and Transport.CUDA_IPC not in self.offered:
             raise ConfigError(
-                f"--device-pool-size {config.device_pool_size_bytes}: device memory is passed on "
-                "over the broker, which runs on Linux alone: leave it out",
+                f"--device-pool-size {size_setting(config.device_pool_size_bytes)}: device memory "
+                "is passed on over the broker, which runs on Linux alone: leave it out",
                 facts={"flag": "--device-pool-size", "value": config.device_pool_size_bytes},
             )
         return engine_device(config, memory)

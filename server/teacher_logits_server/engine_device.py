@@ -19,6 +19,7 @@ from teacher_logits.layout import round_up
 from teacher_logits.left_over import free_left_over
 from teacher_logits.pool import PAGE_BYTES
 from teacher_logits_server.device_offers import DeviceOffer
+from teacher_logits_server.readers import size_setting
 
 if TYPE_CHECKING:
     from teacher_logits.device_memory import Device, DeviceMemory
@@ -135,7 +136,9 @@ def engine_device(config: ServerConfig, memory: DeviceMemory | None) -> EngineDe
 
 
 def _refuse(size_bytes: int, why: str) -> ConfigError:
-    return ConfigError(f"{_FLAG} {size_bytes}: {why}", facts={"flag": _FLAG, "value": size_bytes})
+    return ConfigError(
+        f"{_FLAG} {size_setting(size_bytes)}: {why}", facts={"flag": _FLAG, "value": size_bytes}
+    )
 
 
 def _find() -> DeviceMemory | None:

@@ -65,7 +65,8 @@ class ListenSettings:
         "--transports",
         readers.TRANSPORTS,
         "ways on offer to hand payloads over, with commas between; cuda_ipc passes the device "
-        "memory of publishers on: it takes shared_memory beside it, and no GPU here",
+        "memory of publishers on, and of this server's own teacher (--device-pool-size): it takes "
+        "shared_memory beside it; publishers' needs no GPU here",
     )
 
 

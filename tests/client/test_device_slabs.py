@@ -324,6 +324,13 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(
         choose_device(given, memory)  # type: ignore[arg-type]
 
 
+def test_the_host_is_no_device_but_what_is_had_without_one(tmp_path: Path) -> None:
+    memory = FakeCuda(tmp_path, devices=(ONE_GPU,))
+    for given in ("cpu", torch.device("cpu")):
+        with pytest.raises(ConfigError, match="host memory is used where device= is left out"):
+            choose_device(given, memory)
+
+
 def test_a_probe_that_cannot_be_exported_leaves_nothing(tmp_path: Path) -> None:
     memory = FakeCuda(tmp_path, devices=(MIG_GPU,))
     with pytest.raises(DeviceError, match="801"):

@@ -341,8 +341,39 @@ class TestTheSoftware:
         assert found["engine_packages"].verdict is Verdict.WARN
         assert "teacher-logits[transformers]" in found["engine_packages"].cure
 
-    def test_cuda_comes_with_a_later_release(self) -> None:
-        assert "later release" in software.cuda_finding().message
+    @pytest.mark.parametrize(
+        ("library", "gpus", "said"),
+        [
+            (True, ("NVIDIA H200",), ["sees NVIDIA H200", "libcuda.so.1", "cuda_ipc"]),
+            (False, ("NVIDIA H200",), ["sees NVIDIA H200", "no libcuda.so.1"]),
+            (True, (), ["no GPU", "libcuda.so.1"]),
+            (False, (), ["no GPU", "no libcuda.so.1", "host memory"]),
+        ],
+    )
+    def test_what_is_seen_of_cuda_is_said(
+        self, library: bool, gpus: tuple[str, ...], said: list[str]
+    ) -> None:
+        found = software.cuda_finding(gpus, has_library=library)
+        assert found.verdict is Verdict.OK
+        assert (found.facts["device_count"], found.facts["driver_library"]) == (len(gpus), library)
+        assert "later release" not in found.message
+        for words in said:
+            assert words in found.message
+
+    def test_gpus_are_read_where_the_kernel_driver_lists_them(self, tmp_path: Path) -> None:
+        for bus in ("0000:01:00.0", "0000:02:00.0"):
+            (tmp_path / bus).mkdir()
+            (tmp_path / bus / "information").write_text("Model: \t NVIDIA H200\nIRQ: 9\n")
+        assert software.gpus_in(str(tmp_path)) == ("NVIDIA H200", "NVIDIA H200")
+        assert software.gpus_in(str(tmp_path / "nowhere")) == ()
+
+    def test_no_driver_is_started(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def start(*_: object) -> int:
+            raise AssertionError("torch was asked, which starts the driver")
+
+        monkeypatch.setattr("torch.cuda.device_count", start)
+        monkeypatch.setattr("torch.cuda.get_device_name", start)
+        assert "cuda" in by_name(software.software_findings())
 
 
 @pytest.fixture(scope="module")

@@ -324,9 +324,29 @@ class TestSettings:
         with pytest.raises(ConfigError):
             StepLoss(weight=math.nan)
 
-    def test_refuse_an_average_over_no_rank(self) -> None:
+    @pytest.mark.parametrize("ranks", [0, 1.5, math.nan, "2", None])
+    def test_refuse_an_average_over_no_rank(self, ranks: int) -> None:
         with pytest.raises(ConfigError, match="gradients_averaged_over"):
-            StepNormaliser(gradients_averaged_over=0)
+            StepNormaliser(gradients_averaged_over=ranks)
+
+    def test_refuse_parameters_that_would_never_be_divided(self) -> None:
+        """A tensor alone is its rows, which have no gradients of their own."""
+        module = torch.nn.Linear(2, 2)
+        given: list[object] = [
+            module.weight,
+            module,
+            None,
+            module.named_parameters(),
+            [{"params": [module.weight]}],
+        ]
+        for parameters in given:
+            with pytest.raises(ConfigError, match=r"model\.parameters"):
+                StepLoss(parameters=parameters)  # type: ignore[arg-type]
+
+    def test_refuse_losses_that_are_none(self) -> None:
+        for losses in (a_parameter(), [StepLoss()]):
+            with pytest.raises(ConfigError, match="StepLoss"):
+                StepNormaliser(losses)  # type: ignore[arg-type]
 
     def test_refuse_a_group_where_there_is_none(self) -> None:
         with pytest.raises(ConfigError, match="init_process_group"):

@@ -323,6 +323,25 @@ def test_where_there_is_no_memory_it_waits_for_what_is_held_or_says_so(tmp_path:
             waiting.result(LONG)
 
 
+def test_where_there_is_no_memory_for_more_room_is_kept_for_a_lower_step(tmp_path: Path) -> None:
+    """Else the lower one waits for the higher, and whoever reads them for the lower one."""
+
+    def none_left(size: int) -> None:
+        raise PoolFullError("no memory", facts={"need_bytes": size})
+
+    with slabs(tmp_path, pages=8, slab_pages=1) as (way, desk):
+        way.reserve(a_claim(0), until=monotonic() + LONG)
+        way.seal("p-0", GOOD, until=monotonic() + LONG)
+        way.room.shelf.maker = SlabMaker(check_memory=none_left)
+        with pytest.raises(PoolFullError, match="no memory"):
+            way.reserve(a_claim(1), until=monotonic() + SOON)
+        way.room.table.want(1)  # a thread of its own waits for it
+        desk.free(0)
+        with pytest.raises(PoolFullError, match="room is kept for step 1"):
+            way.reserve(a_claim(2), until=monotonic() + SOON)
+        way.reserve(a_claim(1), until=monotonic() + LONG)
+
+
 def test_a_slab_with_sealed_payloads_is_left_as_it_is_when_its_publisher_closes(
     tmp_path: Path,
 ) -> None:

@@ -79,6 +79,7 @@ class TestTheSameNumbers:
         assert parity.holds
         assert parity.entries == POSITIONS * 3
         assert parity.shared_ids == pytest.approx(3 / K)
+        assert (parity.top_k, parity.reference_ids) == (K, 3)
 
     def test_have_the_same_loss(self) -> None:
         following = torch.full((POSITIONS,), 7)
@@ -141,6 +142,11 @@ class TestWhatCannotBeCompared:
         ids = torch.full((POSITIONS, 2), V + 1)
         with pytest.raises(PayloadInvalidError, match="none of the"):
             tl.compare_with_reference(targets(logits()), EntryReference(ids, ids.float()))
+
+    def test_is_a_reference_of_no_entries(self) -> None:
+        ids = torch.zeros((POSITIONS, 0), dtype=torch.int64)
+        with pytest.raises(PayloadInvalidError, match="K at least 1"):
+            EntryReference(ids, ids.float())
 
     def test_is_a_reference_of_entries_at_another_temperature(self) -> None:
         own = targets(logits(), temperature=2.0)

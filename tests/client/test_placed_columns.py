@@ -103,6 +103,13 @@ def test_a_rectangle_of_as_many_positions_will_do() -> None:
         (lambda t: {**t, "topk_ids": t["topk_ids"][:-1]}, r"\(5, 3\)"),
         (lambda t: {**t, "topk_ids": t["topk_ids"].view(3, 6).t()}, "contiguous"),
         (lambda t: {**t, "log_tail": torch.zeros(POSITIONS, 1)}, "register the buffer"),
+        (
+            lambda t: {**t, "topk_ids": torch.zeros(2, 4, K, dtype=torch.int32)},
+            r"2 rows of 4 are 8 positions, and the payload has 6: padding has no place here",
+        ),
+        (list, "a list: give a mapping"),
+        (lambda t: {**t, "log_tail": t["log_tail"].numpy()}, "ndarray under 'log_tail'"),
+        (lambda t: {**t, 7: t["log_tail"]}, "under 7"),
     ],
 )
 def test_tensors_that_are_not_what_was_promised_are_refused(change, says) -> None:  # type: ignore[no-untyped-def]

@@ -48,6 +48,7 @@ def test_help_tells_of_every_flag_with_its_unit_and_default(
     assert [s.flag for s in SETTINGS.values() if f"{s.flag} " not in said] == []
     assert "most shared memory for payloads, all slabs together (default: 1GiB)" in said
     assert "--session-ttl SPAN a remote session ends when no renewal came" in said
+    assert "memory of publishers on, and of this server's own teacher (--device-pool-size" in said
     assert "(default: local,cuda_ipc,shared_memory,stream)" in said
 
 

@@ -127,6 +127,16 @@ def test_a_pool_that_makes_no_sense_is_refused_by_its_flag(
         config(**settings)
 
 
+def test_a_pool_is_written_in_messages_as_its_flag_takes_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^--device-pool-size 64MiB: ") as caught:
+        config(device_pool_size_bytes=64 << 20, device="cpu")
+    assert caught.value.facts["value"] == 64 << 20
+    memory = Spec(folder=str(tmp_path)).memory()
+    with pytest.raises(ConfigError, match=r"^--device-pool-size 64MiB: ") as caught:
+        engine_device(config(device_pool_size_bytes=64 << 20, device="cuda:7"), memory)
+    assert caught.value.facts["value"] == 64 << 20
+
+
 class TestItsSlabs:
     def test_may_be_just_large_enough_where_the_device_is_nearly_full(self, tmp_path: Path) -> None:
         device = made(tmp_path, budget=2 * PAGE, memory_bytes=3 * PAGE)

@@ -1,23 +1,30 @@
-"""What is installed, and which devices torch sees."""
+"""What is installed, and what is seen of GPUs and their driver without starting it."""
 
 from __future__ import annotations
 
 import platform
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import torch
 
+from teacher_logits import cuda_ctypes
 from teacher_logits_client.doctor.findings import Finding, Verdict
 
 REQUIRED = ("teacher-logits", "torch", "grpcio", "protobuf", "crc32c")
 ENGINE = ("transformers", "accelerate", "gguf", "safetensors")
 _OLDEST_PYTHON = (3, 10)
+_GPUS = "/proc/driver/nvidia/gpus"
 
 
 def software_findings() -> list[Finding]:
     """Look at Python, the distributions that the service stands on, and CUDA."""
-    return [python_finding(sys.version_info[:3]), *version_findings(), cuda_finding()]
+    return [
+        python_finding(sys.version_info[:3]),
+        *version_findings(),
+        cuda_finding(gpus_in(_GPUS), has_library=cuda_ctypes.load() is not None),
+    ]
 
 
 def python_finding(version: tuple[int, ...]) -> Finding:
@@ -58,16 +65,36 @@ def version_findings() -> list[Finding]:
     ]
 
 
-def cuda_finding() -> Finding:
-    """Say which CUDA devices torch sees, and what that means in this release."""
-    names = [torch.cuda.get_device_name(each) for each in range(torch.cuda.device_count())]
-    seen = f"torch sees {', '.join(names)}" if names else "torch sees no CUDA device"
+def gpus_in(folder: str) -> tuple[str, ...]:
+    """Return the models of the GPUs that the kernel driver lists in a folder, a file each."""
+    names = []
+    for path in sorted(Path(folder).glob("*/information")):
+        try:
+            lines = path.read_text(encoding="ascii", errors="replace").splitlines()
+        except OSError:
+            continue
+        fields = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in lines)}
+        names.append(fields.get("Model", "a GPU of no name"))
+    return tuple(names)
+
+
+def cuda_finding(gpus: tuple[str, ...], *, has_library: bool) -> Finding:
+    """Say which GPUs are seen, and whether the library is here by which payloads lie on them."""
+    seen = f"the kernel driver sees {', '.join(gpus)}" if gpus else "no GPU in /proc/driver/nvidia"
+    library = f"{'' if has_library else 'no '}{cuda_ctypes.LIBRARY}"
+    if gpus and has_library:
+        means = "payloads can be passed in device memory (cuda_ipc, proven on a fake driver only)"
+    else:
+        means = "payloads come in host memory; passing them in device memory (cuda_ipc) needs both"
     return Finding(
         name="cuda",
         verdict=Verdict.OK,
-        message=f"{seen}; handing payloads over in device memory comes with a later release, this "
-        "one shares host memory",
-        facts={"device_count": len(names), "torch_cuda": torch.version.cuda or ""},
+        message=f"{seen}, {library}: {means}; no driver was started to look",
+        facts={
+            "device_count": len(gpus),
+            "driver_library": has_library,
+            "torch_cuda": torch.version.cuda or "",
+        },
     )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import ConfigError, RequestInvalidError
+from teacher_logits.grid import is_size
 from teacher_logits_client.normalisation.closing import Settings, reduce_step, rescale_gradients
 from teacher_logits_client.normalisation.gradients import RescaleOrder, empty_gradients
 from teacher_logits_client.normalisation.step_errors import (
@@ -62,11 +63,11 @@ class StepNormaliser:
         gradients_averaged_over: int = 1,
         order: RescaleOrder = RescaleOrder.DIRECT,
     ) -> None:
-        if gradients_averaged_over < 1:
+        if not is_size(gradients_averaged_over):
             raise ConfigError(
-                f"gradients_averaged_over is {gradients_averaged_over}; give the number of ranks "
+                f"gradients_averaged_over is {gradients_averaged_over!r}; give the number of ranks "
                 "over which gradients are averaged, 1 where they are added up",
-                facts={"gradients_averaged_over": gradients_averaged_over},
+                facts={"gradients_averaged_over": str(gradients_averaged_over)},
             )
         check_losses(losses)
         self._settings = Settings(

@@ -7,15 +7,16 @@ two losses name, and weights that no mean can be made of.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import torch
 
 from teacher_logits.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    import torch
+    from collections.abc import Iterator, Sequence
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,7 +33,7 @@ class StepLoss:
     given.
 
     Raises:
-        ConfigError: weights that no mean can be made of.
+        ConfigError: parameters that are no tensors, or weights that no mean can be made of.
     """
 
     name: str = "loss"
@@ -42,7 +43,7 @@ class StepLoss:
 
     def __post_init__(self) -> None:
         # Tied parameters are named twice and have one gradient.
-        each = {id(parameter): parameter for parameter in self.parameters}
+        each = {id(parameter): parameter for parameter in _tensors(self)}
         object.__setattr__(self, "parameters", tuple(each.values()))
         object.__setattr__(self, "bin_weights", tuple(float(each) for each in self.bin_weights))
         for number, weight in enumerate(self.bin_weights):
@@ -70,11 +71,37 @@ class StepLoss:
         return len(self.bin_weights)
 
 
+def _tensors(loss: StepLoss) -> Iterator[torch.Tensor]:
+    """Yield a loss's parameters: what has no gradient of its own would never be divided."""
+    given: object = loss.parameters
+    if isinstance(given, torch.Tensor) or not isinstance(given, Iterable):
+        raise ConfigError(
+            f"parameters: the loss {loss.name!r} was given a {type(given).__name__}; give an "
+            "iterable of tensors, such as model.parameters() or [tensor]",
+            facts={"loss": loss.name, "given": type(given).__name__},
+        )
+    for number, parameter in enumerate(given):
+        if not isinstance(parameter, torch.Tensor):
+            raise ConfigError(
+                f"parameters: number {number} of the loss {loss.name!r} is a "
+                f"{type(parameter).__name__}; give tensors, such as model.parameters(), without "
+                "their names or groups",
+                facts={"loss": loss.name, "given": type(parameter).__name__},
+            )
+        yield parameter
+
+
 def check_losses(losses: Sequence[StepLoss]) -> None:
-    """Raise ConfigError where two losses have one name or one parameter."""
+    """Raise ConfigError where two losses have one name or one parameter, or one is none."""
     owners: dict[int, str] = {}
     names: set[str] = set()
     for loss in losses:
+        if not isinstance(loss, StepLoss):
+            raise ConfigError(
+                f"losses: one is a {type(loss).__name__}; give each as "
+                "StepLoss(parameters=model.parameters())",
+                facts={"given": type(loss).__name__},
+            )
         if loss.name in names:
             raise ConfigError(
                 f"losses: two are called {loss.name!r}; give each a name of its own",
