@@ -31,7 +31,6 @@ from teacher_logits.errors import (
     LeaseLostError,
     NotAllowedError,
     PayloadInvalidError,
-    PoolFullError,
     RequestInvalidError,
     SessionExpiredError,
     TeacherLogitsError,
@@ -64,7 +63,6 @@ ROWS_TOO_MANY = MAX_REQUEST_TOKENS // MAX_ROW_TOKENS
 TOO_LARGE = 4 * MAX_ROW_TOKENS
 
 #: What is sent, and the numbers of the refusal.
-TOO_LARGE_FOR_THE_POOL = "a payload larger than the whole pool"
 SENT: dict[str, tuple[Fields, Fields]] = {
     "an empty batch": ({"row_lengths": [], "input_ids": b""}, {}),
     "an empty row": (
@@ -117,7 +115,7 @@ SENT: dict[str, tuple[Fields, Fields]] = {
         },
         {"tokens": MAX_REQUEST_TOKENS + 1, "limit": MAX_REQUEST_TOKENS},
     ),
-    TOO_LARGE_FOR_THE_POOL: (
+    "a payload larger than the whole pool": (
         {"input_ids": bytes(4 * TOO_LARGE), "row_lengths": [MAX_ROW_TOKENS] * 4},
         {"budget_bytes": POOL_BYTES},
     ),
@@ -164,13 +162,8 @@ def test_the_server_refuses_with_the_numbers_and_computes_nothing(
     slabs = tried.server.usage.committed_bytes
     request = a_request(session.terms.session_id, **given)
     answer = refused(lambda: tried.raw.scoring.Score(request, timeout=TIMEOUT_SECONDS))
-    if name == TOO_LARGE_FOR_THE_POOL:
-        assert isinstance(answer.error, PoolFullError)
-        assert answer.code is Code.RESOURCE_EXHAUSTED
-        assert answer.error.retry_after is None
-    else:
-        assert isinstance(answer.error, PayloadInvalidError)
-        assert answer.code is Code.INVALID_ARGUMENT
+    assert isinstance(answer.error, PayloadInvalidError)
+    assert answer.code is Code.INVALID_ARGUMENT
     assert facts.items() <= answer.error.facts.items()
     for number in facts.values():
         assert str(number) in answer.error.message

@@ -200,6 +200,7 @@ ROWS: dict[str, list[tuple[str, str]]] = {
             "test_r28_a_teacher_that_is_one_token_late_is_found_which_no_guard_of_a_payload_can",
         ),
         (PARITY, "test_r28_a_script_learns_it_from_the_exit_code"),
+        (PARITY, "test_r28_a_server_that_is_not_there_is_no_other_numbers"),
         (PARITY, "test_r28_a_temperature_that_was_applied_already_is_found"),
     ],
     # Hundreds of payloads alive.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 import grpc
 import pytest
 
+from teacher_logits_server.services import wide_sockets
 from teacher_logits_server.services.bulk import BulkService
 from teacher_logits_server.services.wide_sockets import WideSockets
 
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
     from teacher_logits_server.exporters.stream import StreamExporter
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="descriptors are listed in /proc")
+
+
+@pytest.fixture(autouse=True)
+def however_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of this process may leave many descriptors to the garbage collector."""
+    monkeypatch.setattr(wide_sockets, "_MAX_DESCRIPTORS", 1 << 20)
 
 
 @contextmanager
