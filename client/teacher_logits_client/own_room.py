@@ -79,6 +79,12 @@ class OwnRoom:
             if why is not None and not self._line.wait(partial(self._has_news, news), until):
                 raise with_holders(why, self._line.waits_for(self._session_id))
 
+    def want_no_more(self, step: int) -> None:
+        """Note that a step has its room, or does without: higher ones need leave none for it."""
+        with self.lock:
+            self.table.want_no_more(step)
+            self._mail.tell()
+
     def wait_free(
         self, slab_id: str | None = None, *, until: float, but_copied: bool = False
     ) -> None:

@@ -96,13 +96,13 @@ class OwnSlabs:
         try:
             extent = self.room.find(reservation.payload_id, claim, until=until)
         except BaseException:
-            self._give_up(reservation.payload_id)
+            self.room.want_no_more(claim.step)
+            self._give_up(reservation.payload_id)  # its answer wakes a step that left us room
             raise
-        finally:
-            with self.room.lock:
-                self._table.want_no_more(claim.step)
+        self.room.want_no_more(claim.step)
         if reservation.host_copy or self._copies is HostCopies.ALWAYS:
-            self._table.want_copy(reservation.payload_id)
+            with self.room.lock:
+                self._table.want_copy(reservation.payload_id)
         room = self.room.shelf[extent.slab_id].draft_room(extent, claim.payload.size_bytes)
         return Granted(reservation=reservation, room=room, is_written=claim.place is not None)
 

@@ -359,6 +359,19 @@ def test_a_slab_with_sealed_payloads_is_left_as_it_is_when_its_publisher_closes(
             os.close(fd)
 
 
+def test_a_step_that_gives_up_its_wait_lets_the_one_go_on_that_left_room_for_it(
+    tmp_path: Path,
+) -> None:
+    with slabs(tmp_path, pages=3) as (way, _), ThreadPoolExecutor(1) as pool:
+        way.reserve(a_claim(0, 2 * PAGE_BYTES), until=monotonic() + LONG)
+        with way.room.lock:
+            way.room.table.want(1)  # it waits already when the higher one comes
+        higher = pool.submit(way.reserve, a_claim(2), until=monotonic() + LONG)
+        with pytest.raises(PoolFullError, match="step 1"):
+            way.reserve(a_claim(1, 2 * PAGE_BYTES), until=monotonic() + SOON)
+        higher.result(LONG / 3)
+
+
 def test_the_end_of_the_line_ends_a_wait_for_room(tmp_path: Path) -> None:
     with slabs(tmp_path) as (way, desk), ThreadPoolExecutor(1) as pool:
         way.reserve(a_claim(0), until=monotonic() + LONG)
