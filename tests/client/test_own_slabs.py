@@ -54,6 +54,8 @@ class Desk:
     #: Payloads that were sealed, as an abandon is answered.
     sealed: set[str] = field(default_factory=set)
     refused: dict[str, Exception] = field(default_factory=dict)
+    #: What a reserve says of it; the step itself where None.
+    lowest_open: int | None = None
     holders: str = ""
     asked: list[str] = field(default_factory=list)
     slab_sizes: dict[str, int] = field(default_factory=dict)
@@ -90,7 +92,7 @@ class Desk:
             reservation = Reservation(
                 payload_id=f"p-{step}",
                 is_repeat=False,
-                lowest_open_step=step,
+                lowest_open_step=step if self.lowest_open is None else self.lowest_open,
                 host_copy=self.hints_copy,
             )
             reply.reserve.CopyFrom(reservation_to_wire(reservation))
@@ -362,7 +364,8 @@ def test_a_slab_with_sealed_payloads_is_left_as_it_is_when_its_publisher_closes(
 def test_a_step_that_gives_up_its_wait_lets_the_one_go_on_that_left_room_for_it(
     tmp_path: Path,
 ) -> None:
-    with slabs(tmp_path, pages=3) as (way, _), ThreadPoolExecutor(1) as pool:
+    with slabs(tmp_path, pages=3) as (way, desk), ThreadPoolExecutor(1) as pool:
+        desk.lowest_open = 2  # in whatever order the claims are answered
         way.reserve(a_claim(0, 2 * PAGE_BYTES), until=monotonic() + LONG)
         with way.room.lock:
             way.room.table.want(1)  # it waits already when the higher one comes
