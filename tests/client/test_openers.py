@@ -668,7 +668,7 @@ class TestStream:
 
         with pytest.raises(StreamBrokenError, match="ended at byte 0 of 5120"):
             opener.open(lease, until=NEVER)
-        assert pauses == [0.05, 0.1, 0.2, 0.4]
+        assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8]
 
     def test_does_not_resume_past_the_deadline(self) -> None:
         streams = Streams(DATA)
