@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from tests.fake_cuda.faulty import Fault
-from tests.fake_cuda.log import faults, read_log, still_allocated
+from tests.fake_cuda.log import faults, leaked, read_log, still_allocated
 from tests.fake_cuda.spec import Spec
 from tests.fake_cuda.visible import MIG_GPU, ONE_GPU, OTHER_GPU
 from tests.server.test_scorer import HEAD_ROWS, PATIENCE, VOCABULARY, Teacher, flat
@@ -83,8 +83,7 @@ class TestTheChoice:
         device = engine_device(config(device=named), memory)
         assert device is not None
         assert device.offer.probe.memory.device_uuid == uuid
-        device.close()
-        assert still_allocated(read_log(tmp_path)) == set()
+        assert leaked(read_log(tmp_path)) == set()
 
     def test_refuses_a_device_that_is_not_seen_and_names_those_that_are(
         self, tmp_path: Path
@@ -104,7 +103,7 @@ class TestTheChoice:
             made(tmp_path, memory_bytes=16 * PAGE - 1)
         assert caught.value.facts["need_bytes"] == 16 * PAGE
         assert caught.value.facts["device_uuid"] == ONE_GPU[0]
-        assert still_allocated(read_log(tmp_path)) == set()
+        assert leaked(read_log(tmp_path)) == set()
 
     def test_refuses_a_device_that_hands_nothing_over(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="MIG"):
@@ -143,14 +142,12 @@ class TestItsSlabs:
         slab = device.make("slab", 4 * PAGE, PAGE + 1)
         assert slab.device_bytes == 2 * PAGE
         slab.close()
-        device.close()
 
     def test_that_cannot_be_had_are_a_full_pool_with_the_numbers(self, tmp_path: Path) -> None:
         device = made(tmp_path, budget=PAGE, memory_bytes=2 * PAGE)
         with pytest.raises(PoolFullError, match="OUT_OF_MEMORY") as caught:
             device.make("slab", 4 * PAGE, 3 * PAGE)
         assert caught.value.facts["need_bytes"] == 3 * PAGE
-        device.close()
 
 
 class Service:
@@ -269,7 +266,6 @@ def running(
         service.teacher.gate.set()
         service.scorer.stop(patience_seconds=PATIENCE)
         service.slabs.close()
-        service.device.close()
 
 
 def same(one: Columns, other: Columns) -> bool:
@@ -412,4 +408,4 @@ def test_everything_is_given_back_at_the_end(tmp_path: Path) -> None:
             service.ledger.release(session, service.score(session).lease_id)
     log = read_log(tmp_path)
     assert faults(log) == []
-    assert still_allocated(log) == set()
+    assert leaked(log) == set()
