@@ -61,6 +61,21 @@ class Desk:
         self._stack.close()
         gc.collect()
 
+    def fork(self) -> None:
+        """Fork a child that does nothing until it is ended."""
+        reading, self._fork_ends = os.pipe()
+        self._fork = os.fork()
+        if not self._fork:
+            os.close(self._fork_ends)
+            os.read(reading, 1)
+            os._exit(0)
+        os.close(reading)
+
+    def end_fork(self) -> None:
+        """End it."""
+        os.close(self._fork_ends)
+        os.waitpid(self._fork, 0)
+
     def statistics(self) -> Facts:
         """Return the client's statistics."""
         return asdict(self.client.statistics())

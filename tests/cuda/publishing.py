@@ -146,6 +146,10 @@ class Publishing(Desk):
         with self.reserve(step, columns=placed):
             pass
 
+    def is_buffer_open_elsewhere(self) -> bool:
+        """Say whether some reader has it open."""
+        return self._buffer.is_open_elsewhere
+
     def close_buffer(self) -> None:
         """Take it back."""
         self._buffer.close(timeout=PATIENCE_SECONDS)

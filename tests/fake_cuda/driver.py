@@ -152,7 +152,7 @@ class FakeCuda(FakeProcess):
 
     def new_stream(self, *, device: Device) -> FakeStream:
         """Return another stream of a device (not of ``DeviceMemory``)."""
-        return self._streams.new(device.uuid)
+        return self._streams.new(device.uuid, device.ordinal)
 
     def in_stream(self, stream: FakeStream) -> AbstractContextManager[None]:
         """Make a stream this thread's current one for the block (not of ``DeviceMemory``)."""

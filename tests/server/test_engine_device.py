@@ -30,7 +30,7 @@ from teacher_logits.layout import ElementType, RowStatus, is_on_device
 from teacher_logits.payload_room import DeviceRoom
 from teacher_logits.profiles import PROTOCOL_VERSION, StudentProfile, TeacherProfile
 from teacher_logits.tensors import column_tensors
-from teacher_logits.terms import SERVER_WRITER
+from teacher_logits.terms import SERVER_WRITER, SlabsGone
 from teacher_logits.transport import Refusal, RefusalReason, Transport, proof_of
 from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.engine_device import EngineDevice, engine_device
@@ -366,6 +366,32 @@ class TestASessionThatReadsDeviceMemory:
                 service.score(service.session())
             (slab,) = service.ledger.view().registered.device_slabs
             assert slab.used_bytes == 0
+
+    def test_is_told_when_its_slab_makes_way(self, tmp_path: Path) -> None:
+        with running(tmp_path) as service:
+            reader, other = service.session(), service.session()
+            lease = service.score(reader)
+            assert lease.extent is not None
+            slab_id = lease.extent.slab_id
+            service.ledger.may_open(reader, slab_id)
+            service.ledger.release(reader, lease.lease_id)
+            assert service.ledger.take_mail(reader) == []
+            assert service.ledger.take_idle_slabs(on_device=True) == [slab_id]
+            assert service.ledger.take_mail(reader) == [SlabsGone(slab_ids=(slab_id,))]
+            assert service.ledger.take_mail(reader) == service.ledger.take_mail(other) == []
+
+    def test_counts_as_a_reader_of_its_slab_until_it_ends(self, tmp_path: Path) -> None:
+        with running(tmp_path) as service:
+            reader = service.session()
+            lease = service.score(reader)
+            assert lease.extent is not None
+            service.ledger.may_open(reader, lease.extent.slab_id)
+            (slab,) = service.ledger.view().registered.device_slabs
+            assert slab.reader_count == 1
+            service.ledger.release(reader, lease.lease_id)
+            service.ledger.line_ended(reader, process_alive=False)
+            (slab,) = service.ledger.view().registered.device_slabs
+            assert slab.reader_count == 0
 
 
 class TestAnotherSession:
