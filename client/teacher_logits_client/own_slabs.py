@@ -177,8 +177,7 @@ class OwnSlabs:
         """Let go of the line, and of the slabs; see ``Way.close``."""
         self.room.drain()
         self._line.close()
-        with self.room.lock:
-            self.room.shelf.close()
+        self.room.shelf.close()
 
     def wait_free(self, *, until: float, but_copied: bool = False) -> None:
         """Wait until nobody reads what was sealed; see ``Way.wait_free``."""
