@@ -3,7 +3,8 @@
 A line is read by whoever waits for a reply on it, which costs no change of threads. An idle session
 so hears nothing, and that is fine but for one thing: slabs that are gone. A handle that stays open
 keeps their owner from freeing device memory. So a session that has opened such memory has its line
-watched, by a thread that takes what comes while nobody else does.
+watched, by a thread that takes what comes while nobody else does: what comes ahead of steps too,
+and writers of device memory, which are so proven before they are read.
 
 Promises: it wakes for nothing but the line, and a busy line wakes it seldom. It ends with the line.
 """
