@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +14,7 @@ from tests.fake_cuda.faulty import Fault, FaultyMemory
 from tests.fake_cuda.log import done, faults
 from tests.fake_cuda.spec import Spec
 from tests.fake_cuda.visible import ONE_GPU, OTHER_GPU
+from tests.held import left_behind, open_descriptors
 
 from teacher_logits.device_memory import Device, DeviceError, DeviceMemory
 from teacher_logits.errors import ConfigError
@@ -84,14 +84,14 @@ def test_what_the_driver_does_not_pin_is_an_error_that_keeps_nothing(
 ) -> None:
     lease = writer.lease(b"abc")
     gc.collect()
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     with pytest.raises(DeviceError, match="801"):
         pinning(writer, FaultyMemory(cuda, (Fault(call="pin", error=801),))).open(
             lease, until=NEVER
         )
 
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not left_behind(before, open_descriptors)
     assert done(cuda.log.operations, "unpin") == []
 
 
