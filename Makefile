@@ -75,7 +75,7 @@ floors: $(READY)  ## import-linter: who may import whom
 # With PY=python3 it takes the torch of that interpreter, and builds no .venv: it needs this
 # checkout and what `pip install teacher-logits` would bring, and no network.
 gpu-check: $(if $(filter $(BIN)/python,$(PY)),$(READY))  ## on a machine with a GPU: its acceptance test, JSON out (ARGS="--device 1")
-	PYTHONPATH=proto:server:client $(PY) -m tests.gpu.check $(ARGS)
+	PYTHONPATH="proto:server:client$${PYTHONPATH:+:$$PYTHONPATH}" $(PY) -m tests.gpu.check $(ARGS)
 
 dockerfile: $(READY)  ## hadolint: deploy/Dockerfile
 	$(BIN)/hadolint deploy/Dockerfile
