@@ -7,14 +7,20 @@ alike. ``forward_kl`` says how for the caller.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits_client.losses import slopes
 from teacher_logits_client.losses.coarse import Inputs, coarse_loss
+from teacher_logits_client.losses.fitting import check_targets
+from teacher_logits_client.losses.sharding import check_columns, refused_together
 from teacher_logits_client.losses.tails import Tail, check_tail
 from teacher_logits_client.targets import Targets
+
+if TYPE_CHECKING:
+    from teacher_logits_client.losses.sharding import VocabShard
 
 
 def sum_over_positions(
@@ -25,36 +31,40 @@ def sum_over_positions(
     temperature: float | None,
     tail: Tail,
     divergence: slopes.Divergence,
+    shard: VocabShard | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return T² times the weighted sum of a divergence, and the sum of the weights.
 
     Raises:
-        PayloadInvalidError, ConfigError, LeaseLostError: see ``forward_kl``.
+        PayloadInvalidError, ConfigError, LeaseLostError, RequestInvalidError: see ``forward_kl``.
     """
-    _check_kinds(student_logits, targets, mask)
-    targets.check_open()
-    width = targets.topk_ids.shape[-1]
-    check_tail(tail, width=width, at_reverse_kl=divergence is slopes.reverse_kl)
-    _check_temperature(targets, temperature)
-    ids = targets.topk_ids.reshape(-1, width).long()
-    places = _places(student_logits, targets)
-    logits = _flat_logits(student_logits, ids, places)
-    valid = targets.valid.reshape(-1)
-    if mask is not None:
-        mask = _flat_mask(mask, valid, places, tuple(student_logits.shape[:-1]))
-    weights, count = _weights(valid, mask)
-    log_teacher = torch.cat(
-        [targets.topk_logprobs.reshape(-1, width), targets.log_tail.reshape(-1, 1)], 1
-    )
-    inputs = Inputs(
-        ids=ids,
-        log_teacher=log_teacher,
-        weights=weights,
-        places=places,
-        temperature=targets.temperature,
-        tail=tail,
-        divergence=divergence,
-    )
+    with refused_together(shard, student_logits):
+        _check_kinds(student_logits, targets, mask)
+        targets.check_open()
+        check_targets(targets, student_logits.device)
+        width = targets.topk_ids.shape[-1]
+        check_tail(tail, width=width, at_reverse_kl=divergence is slopes.reverse_kl)
+        _check_temperature(targets, temperature)
+        ids = targets.topk_ids.reshape(-1, width).long()
+        places = _places(student_logits, targets)
+        logits = _flat_logits(student_logits, ids, places, shard)
+        valid = targets.valid.reshape(-1)
+        if mask is not None:
+            mask = _flat_mask(mask, valid, places, tuple(student_logits.shape[:-1]))
+        weights, count = weights_and_count(valid, mask)
+        log_teacher = torch.cat(
+            [targets.topk_logprobs.reshape(-1, width), targets.log_tail.reshape(-1, 1)], 1
+        )
+        inputs = Inputs(
+            ids=ids,
+            log_teacher=log_teacher,
+            weights=weights,
+            places=places,
+            temperature=targets.temperature,
+            tail=tail,
+            divergence=divergence,
+            shard=shard,
+        )
     return coarse_loss(logits, inputs), count
 
 
@@ -108,8 +118,14 @@ def _flat_mask(
     return mask.reshape(-1).to(valid.device)
 
 
-def _weights(valid: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each position's weight [P], 0 where it is left out, and their sum."""
+def weights_and_count(
+    valid: torch.Tensor, mask: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each position's weight [P], 0 where it is left out, and their sum.
+
+    Raises:
+        PayloadInvalidError: the mask [P] holds something else, such as labels.
+    """
     if mask is None:
         return valid, valid.sum()
     weights = torch.where(valid, mask, torch.zeros_like(mask))
@@ -135,7 +151,10 @@ def _check_weights(weights: torch.Tensor) -> None:
 
 
 def _flat_logits(
-    student_logits: torch.Tensor, ids: torch.Tensor, places: torch.Tensor | None
+    student_logits: torch.Tensor,
+    ids: torch.Tensor,
+    places: torch.Tensor | None,
+    shard: VocabShard | None,
 ) -> torch.Tensor:
     """Return the student's logits as [P,V] or, where they have padding, [N*S,V], if they fit."""
     shape = tuple(student_logits.shape)
@@ -148,14 +167,17 @@ def _flat_logits(
             "form [P,V], padding left out",
             facts={"student_positions": positions, "target_positions": len(ids)},
         )
+    if shard is not None:
+        check_columns(student_logits, shard)
     highest = int(ids.max()) if ids.numel() else -1
-    if highest >= columns:
+    vocabulary_size = columns if shard is None else shard.vocabulary_size
+    if highest >= vocabulary_size:
         raise PayloadInvalidError(
-            f"the targets name id {highest} and the student has {columns} columns; open the "
-            "session with the student's vocabulary size, so that the rest goes into the tail",
-            facts={"token_id": highest, "student_columns": columns},
+            f"the targets name id {highest} and the student has {vocabulary_size} columns; open "
+            "the session with the student's vocabulary size, so that the rest goes into the tail",
+            facts={"token_id": highest, "student_columns": vocabulary_size},
         )
-    return student_logits.reshape(-1, columns)
+    return student_logits.reshape(math.prod(shape[:-1]), columns)
 
 
 def _check_kinds(student_logits: object, targets: object, mask: object) -> None:
@@ -171,6 +193,15 @@ def _check_kinds(student_logits: object, targets: object, mask: object) -> None:
         raise PayloadInvalidError(
             f"student logits are {kind}: give dense floats", facts={"student_logits": kind}
         )
+    check_mask(mask)
+
+
+def check_mask(mask: object) -> None:
+    """Let a mask pass that is a dense tensor of truth values or numbers, or None.
+
+    Raises:
+        PayloadInvalidError: it is something else.
+    """
     if mask is not None and (
         not isinstance(mask, torch.Tensor) or mask.is_complex() or mask.layout is not torch.strided
     ):
