@@ -14,11 +14,14 @@ from teacher_logits_client.losses.divergences import (
     soft_cross_entropy,
     total_variation,
 )
+from teacher_logits_client.losses.head_logits import HeadLogits, from_hidden
 from teacher_logits_client.losses.tails import Tail
 
 __all__ = [
+    "HeadLogits",
     "Tail",
     "forward_kl",
+    "from_hidden",
     "generalised_jsd",
     "logprob_mse",
     "reverse_kl",

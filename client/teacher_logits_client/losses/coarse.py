@@ -28,37 +28,12 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from teacher_logits.complement import complement_sums, computing_type, rows_at_once, without
 from teacher_logits_client.losses.floor import outside_entropy
-from teacher_logits_client.losses.tails import (
-    NEMO_LOG_FLOOR,
-    Tail,
-    log_normalised,
-    teacher_categories,
-)
+from teacher_logits_client.losses.tails import Tail
+from teacher_logits_client.losses.weighing import Inputs, weigh
 from teacher_logits_client.targets import ABSENT_LOGPROB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from teacher_logits_client.losses.slopes import Divergence
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Inputs:
-    """What a loss needs beside the student's logits, [P,V] or with padding [N*S,V].
-
-    ``ids`` int64 [P,K], -1 where absent; ``log_teacher`` [P,K+1], its log-probabilities at
-    ``temperature``, the mass outside last; ``weights`` [P], where 0 leaves a position out
-    entirely; ``places`` int64 [P], the row of the logits that each position is at, None where
-    that is the position's own number. No two are the same.
-    """
-
-    ids: torch.Tensor
-    log_teacher: torch.Tensor
-    weights: torch.Tensor
-    places: torch.Tensor | None
-    temperature: float
-    tail: Tail
-    divergence: Divergence
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -88,31 +63,15 @@ def coarse_loss(logits: torch.Tensor, inputs: Inputs) -> torch.Tensor:
 class _CoarseLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, logits: torch.Tensor, inputs: Inputs) -> torch.Tensor:
-        at = inputs.weights.nonzero().squeeze(1)
-        weights = inputs.weights[at].to(computing_type(logits)) * inputs.temperature
-        # From here on rows of the logits; padding is never among them.
-        rows = at if inputs.places is None else inputs.places[at]
+        at, rows = inputs.kept()
         kept = _Kept(
             ids=inputs.ids[at], rows=rows, temperature=inputs.temperature, tail=inputs.tail
         )
-        log_teacher = teacher_categories(
-            inputs.log_teacher[at].to(weights.dtype), kept.ids, kept.tail
-        )
         coarse = _coarse_student(logits, kept)
-        log_student = log_normalised(coarse)
-        entropy = _outside_entropy(logits, kept, coarse[:, -1:])
-        if kept.tail is Tail.NEMO_FLOOR:
-            log_teacher[:, -1:] = NEMO_LOG_FLOOR + entropy
-        values, slopes = inputs.divergence(log_teacher, log_student)
-        if kept.tail is Tail.TRUNCATED:
-            values[:, -1], slopes[:, -1] = 0.0, 0.0
-        student = log_student.exp()
-        pulls = slopes - student * slopes.sum(1, keepdim=True)
-        pulls[:, -1:] += student[:, -1:] * entropy
-        of_logs = student[:, -1:] * weights.unsqueeze(1)
-        ctx.save_for_backward(logits, coarse[:, -1], pulls * weights.unsqueeze(1), of_logs)
+        weighed = weigh(coarse, _outside_entropy(logits, kept, coarse[:, -1:]), inputs, at)
+        ctx.save_for_backward(logits, coarse[:, -1], weighed.pulls, weighed.of_logs)
         ctx.kept = kept  # type: ignore[attr-defined]
-        return (values.sum(1) * weights).sum() * inputs.temperature
+        return weighed.loss
 
     @staticmethod
     @once_differentiable
