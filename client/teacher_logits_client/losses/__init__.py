@@ -12,16 +12,19 @@ from teacher_logits_client.losses.divergences import (
     soft_cross_entropy,
     total_variation,
 )
+from teacher_logits_client.losses.head_logits import HeadLogits, from_hidden
 from teacher_logits_client.losses.mixtures import generalised_jsd, skew_kl, skew_reverse_kl
 from teacher_logits_client.losses.sharding import VocabShard
 from teacher_logits_client.losses.tails import Tail
 
 __all__ = [
+    "HeadLogits",
     "Tail",
     "VocabShard",
     "dense_forward_kl",
     "dense_soft_cross_entropy",
     "forward_kl",
+    "from_hidden",
     "generalised_jsd",
     "logprob_mse",
     "reverse_kl",

@@ -28,41 +28,13 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from teacher_logits.complement import complement_sums, computing_type, rows_at_once, without
 from teacher_logits_client.losses.floor import outside_entropy
-from teacher_logits_client.losses.merging import merged_coarse
-from teacher_logits_client.losses.tails import (
-    NEMO_LOG_FLOOR,
-    Tail,
-    log_normalised,
-    teacher_categories,
-)
+from teacher_logits_client.losses.merging import over_shards
+from teacher_logits_client.losses.tails import Tail
+from teacher_logits_client.losses.weighing import Inputs, weigh
 from teacher_logits_client.targets import ABSENT_LOGPROB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from teacher_logits_client.losses.sharding import VocabShard
-    from teacher_logits_client.losses.slopes import Divergence
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Inputs:
-    """What a loss needs beside the student's logits, [P,V] or with padding [N*S,V].
-
-    ``ids`` int64 [P,K], -1 where absent; ``log_teacher`` [P,K+1], its log-probabilities at
-    ``temperature``, the mass outside last; ``weights`` [P], where 0 leaves a position out
-    entirely; ``places`` int64 [P], the row of the logits that each position is at, None where
-    that is the position's own number. No two are the same. With ``shard``, the logits are those
-    of its columns, and ``ids`` are of the whole vocabulary.
-    """
-
-    ids: torch.Tensor
-    log_teacher: torch.Tensor
-    weights: torch.Tensor
-    places: torch.Tensor | None
-    temperature: float
-    tail: Tail
-    divergence: Divergence
-    shard: VocabShard | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -98,33 +70,21 @@ def coarse_loss(logits: torch.Tensor, inputs: Inputs) -> torch.Tensor:
 class _CoarseLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, logits: torch.Tensor, inputs: Inputs) -> torch.Tensor:
-        at = inputs.weights.nonzero().squeeze(1)
-        weights = inputs.weights[at].to(computing_type(logits)) * inputs.temperature
-        # From here on rows of the logits; padding is never among them.
-        rows, ids = at if inputs.places is None else inputs.places[at], inputs.ids[at]
-        shard = inputs.shard
+        at, rows = inputs.kept()
         kept = _Kept(
-            ids=ids if shard is None else shard.own_ids(ids),
+            ids=inputs.own_ids(at),
             rows=rows,
-            columns=logits.shape[1] if shard is None else shard.columns,
+            columns=inputs.own_columns(logits.shape[1]),
             temperature=inputs.temperature,
             tail=inputs.tail,
         )
-        log_teacher = teacher_categories(inputs.log_teacher[at].to(weights.dtype), ids, kept.tail)
-        coarse, entropy = _student(logits, kept, ids, shard)
-        log_student = log_normalised(coarse)
-        if kept.tail is Tail.NEMO_FLOOR:
-            log_teacher[:, -1:] = NEMO_LOG_FLOOR + entropy
-        values, slopes = inputs.divergence(log_teacher, log_student)
-        if kept.tail is Tail.TRUNCATED:
-            values[:, -1], slopes[:, -1] = 0.0, 0.0
-        student = log_student.exp()
-        pulls = slopes - student * slopes.sum(1, keepdim=True)
-        pulls[:, -1:] += student[:, -1:] * entropy
-        of_logs = student[:, -1:] * weights.unsqueeze(1)
-        ctx.save_for_backward(logits, coarse[:, -1], pulls * weights.unsqueeze(1), of_logs)
+        coarse = _coarse_student(logits, kept)
+        entropy = _outside_entropy(logits, kept, coarse[:, -1:])
+        coarse, entropy = over_shards(coarse, entropy, inputs, at, room=len(logits))
+        weighed = weigh(coarse, entropy, inputs, at)
+        ctx.save_for_backward(logits, coarse[:, -1], weighed.pulls, weighed.of_logs)
         ctx.kept = kept  # type: ignore[attr-defined]
-        return (values.sum(1) * weights).sum() * inputs.temperature
+        return weighed.loss
 
     @staticmethod
     @once_differentiable
@@ -148,25 +108,6 @@ class _CoarseLoss(torch.autograd.Function):
         places = kept.rows.unsqueeze(1) * logits.shape[1] + kept.ids.clamp_min(0)
         gradient.view(-1).scatter_add_(0, places.flatten(), at_ids.flatten())
         return gradient, None
-
-
-def _student(
-    logits: torch.Tensor, kept: _Kept, ids: torch.Tensor, shard: VocabShard | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the coarse student [R,K+1] and its entropy outside [R,1], over all of ``shard``'s."""
-    coarse = _coarse_student(logits, kept)
-    entropy = _outside_entropy(logits, kept, coarse[:, -1:])
-    if shard is None:
-        return coarse, entropy
-    said = (
-        f"{len(ids)} of {len(logits)} positions with {ids.shape[1]} ids that add up to "
-        f"{int(ids.sum())}, temperature {kept.temperature}, {kept.tail}, in {coarse.dtype}"
-    )
-    floor = kept.tail is Tail.NEMO_FLOOR
-    merged, found = merged_coarse(
-        coarse, ids, shard, entropy=entropy if floor else None, room=len(logits), agreed=said
-    )
-    return merged, entropy if found is None else found
 
 
 def _coarse_student(logits: torch.Tensor, kept: _Kept) -> torch.Tensor:

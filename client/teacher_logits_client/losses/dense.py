@@ -21,7 +21,7 @@ from teacher_logits.grid import is_size
 from teacher_logits_client.losses.dense_tiles import DenseInputs, dense_loss
 from teacher_logits_client.losses.fitting import check_temperature_above_zero
 from teacher_logits_client.losses.positions import check_mask, weights_and_count
-from teacher_logits_client.losses.sharding import check_columns, positions_of, refused_together
+from teacher_logits_client.losses.sharding import check_columns, refused_together
 
 if TYPE_CHECKING:
     from teacher_logits_client.losses.sharding import VocabShard
@@ -133,7 +133,7 @@ def _sums_and_counts(
         _check_logits("teacher", teacher_logits)
         _check_alike(student_logits, teacher_logits)
         if shard is not None:
-            check_columns(student_logits, shard)
+            check_columns(student_logits.shape, shard)
         weights = _weights(mask, student_logits)
         of_bins = _bins(bin_ids, bins, weights, student_logits)
         columns = student_logits.shape[-1]
@@ -155,7 +155,7 @@ def _sums_and_counts(
 
 def _weights(mask: torch.Tensor | None, logits: torch.Tensor) -> torch.Tensor:
     """Return each position's weight [P]."""
-    everywhere = torch.ones(positions_of(logits), dtype=torch.bool, device=logits.device)
+    everywhere = torch.ones(logits.shape[:-1].numel(), dtype=torch.bool, device=logits.device)
     check_mask(mask)
     if mask is not None:
         mask = _flat("the mask", mask, logits)
@@ -210,7 +210,7 @@ def _counts(weights: torch.Tensor, bins: torch.Tensor, count: int) -> torch.Tens
 
 def _flat(name: str, values: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     """Return one number a position [P], on the device of the logits."""
-    positions = positions_of(logits)
+    positions = logits.shape[:-1].numel()
     if values.shape != logits.shape[:-1] and tuple(values.shape) != (positions,):
         raise PayloadInvalidError(
             f"{name} has shape {tuple(values.shape)} and the logits {tuple(logits.shape)}; give "

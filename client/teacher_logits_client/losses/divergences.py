@@ -24,12 +24,13 @@ from teacher_logits_client.losses.tails import Tail
 if TYPE_CHECKING:
     import torch
 
+    from teacher_logits_client.losses.head_logits import HeadLogits
     from teacher_logits_client.losses.sharding import VocabShard
     from teacher_logits_client.targets import Targets
 
 
 def forward_kl(
-    student_logits: torch.Tensor,
+    student_logits: torch.Tensor | HeadLogits,
     targets: Targets,
     mask: torch.Tensor | None = None,
     *,
@@ -49,7 +50,8 @@ def forward_kl(
     scored from ``first`` on. What is left of a row is padding: neither its logits nor ``mask``
     there are read. Where every row has exactly S positions they are the S places, whatever
     the firsts: those are logits of the window alone. Rows of padding behind the others may be left
-    out. Logits [P,V] hold positions and no padding.
+    out. Logits [P,V] hold positions and no padding. ``from_hidden`` stands for logits of either
+    form, and no array of their size is made then.
 
     Both sides are taken at ``targets.temperature`` T, the logits divided by it in here, and
     the sum is multiplied by T², which keeps the gradient's size independent of T; at T = 1 it
@@ -83,7 +85,7 @@ def forward_kl(
 
 
 def reverse_kl(
-    student_logits: torch.Tensor,
+    student_logits: torch.Tensor | HeadLogits,
     targets: Targets,
     mask: torch.Tensor | None = None,
     *,
@@ -113,7 +115,7 @@ def reverse_kl(
 
 
 def total_variation(
-    student_logits: torch.Tensor,
+    student_logits: torch.Tensor | HeadLogits,
     targets: Targets,
     mask: torch.Tensor | None = None,
     *,
@@ -140,7 +142,7 @@ def total_variation(
 
 
 def soft_cross_entropy(
-    student_logits: torch.Tensor,
+    student_logits: torch.Tensor | HeadLogits,
     targets: Targets,
     mask: torch.Tensor | None = None,
     *,
@@ -168,7 +170,7 @@ def soft_cross_entropy(
 
 
 def logprob_mse(
-    student_logits: torch.Tensor,
+    student_logits: torch.Tensor | HeadLogits,
     targets: Targets,
     mask: torch.Tensor | None = None,
     *,

@@ -14,44 +14,44 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from teacher_logits_client.losses.tails import Tail
+
 if TYPE_CHECKING:
-    from teacher_logits_client.losses.sharding import VocabShard
+    from teacher_logits_client.losses.weighing import Inputs
 
 
-def merged_coarse(
-    coarse: torch.Tensor,
-    ids: torch.Tensor,
-    shard: VocabShard,
-    *,
-    entropy: torch.Tensor | None,
-    room: int,
-    agreed: str,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+def over_shards(
+    coarse: torch.Tensor, entropy: torch.Tensor, inputs: Inputs, at: torch.Tensor, *, room: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the coarse student [R,K+1] over all columns, and its entropy outside [R,1].
 
-    ``coarse`` has this rank's logits over temperature, at the ``ids`` [R,K] that it has a column
-    for, and its own log-sum-exp of everything else last; ``entropy`` is that of the ids in it,
-    None where the tail needs none. ``room`` and ``agreed`` as for ``VocabShard.maxima``.
+    ``coarse`` has this rank's logits over temperature, at the ids that it has a column for, and
+    its own log-sum-exp of everything else last; ``entropy`` is that of the ids in it, where a
+    floor needs it. Without a shard, they are all there is. ``room`` as for ``VocabShard.maxima``.
 
     Raises:
         RequestInvalidError: see there.
     """
-    own = coarse[:, -1]
-    top = finite(shard.maxima(own, room=room, agreed=agreed))
-    here = shard.own_ids(ids) >= 0
-    share = (own - top).exp().unsqueeze(1)
-    parts = [torch.where(here, coarse[:, :-1], 0.0), share]
-    if entropy is not None:
-        logs = finite(own - top).unsqueeze(1)
+    if inputs.shard is None:
+        return coarse, entropy
+    shard, ids, own = inputs.shard, inputs.ids[at], coarse[:, -1]
+    said = (
+        f"{len(ids)} of {room} positions with {ids.shape[1]} ids that add up to "
+        f"{int(ids.sum())}, temperature {inputs.temperature}, {inputs.tail}, in {coarse.dtype}"
+    )
+    top = finite(shard.maxima(own, room=room, agreed=said))
+    below = own - top
+    share = below.exp().unsqueeze(1)
+    parts = [torch.where(shard.own_ids(ids) >= 0, coarse[:, :-1], 0.0), share]
+    if inputs.tail is Tail.NEMO_FLOOR:
+        logs = finite(below).unsqueeze(1)
         parts.append(torch.where(share == 0, 0.0, share * (entropy - logs)))
     sums = shard.sums(torch.cat(parts, 1))
-    width = ids.shape[1]
-    scaled = sums[:, width : width + 1]
-    outside = top.unsqueeze(1) + scaled.log()
-    merged = torch.cat([sums[:, :width].masked_fill(ids < 0, -torch.inf), outside], 1)
-    if entropy is not None:
-        entropy = torch.where(scaled == 0, 0.0, sums[:, width + 1 :] / scaled + scaled.log())
-    return merged, entropy
+    chosen = sums[:, : ids.shape[1]].masked_fill(ids < 0, -torch.inf)
+    whole = sums[:, ids.shape[1] : ids.shape[1] + 1]
+    if inputs.tail is Tail.NEMO_FLOOR:
+        entropy = torch.where(whole == 0, 0.0, sums[:, -1:] / whole + whole.log())
+    return torch.cat([chosen, top.unsqueeze(1) + whole.log()], 1), entropy
 
 
 def finite(values: torch.Tensor) -> torch.Tensor:

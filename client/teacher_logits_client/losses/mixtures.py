@@ -21,12 +21,13 @@ from teacher_logits_client.losses.tails import Tail
 if TYPE_CHECKING:
     import torch
 
+    from teacher_logits_client.losses.head_logits import HeadLogits
     from teacher_logits_client.losses.sharding import VocabShard
     from teacher_logits_client.targets import Targets
 
 
 def generalised_jsd(
-    student_logits: torch.Tensor,
+    student_logits: torch.Tensor | HeadLogits,
     targets: Targets,
     mask: torch.Tensor | None = None,
     *,
@@ -69,7 +70,7 @@ def generalised_jsd(
 
 
 def skew_kl(
-    student_logits: torch.Tensor,
+    student_logits: torch.Tensor | HeadLogits,
     targets: Targets,
     mask: torch.Tensor | None = None,
     *,
@@ -105,7 +106,7 @@ def skew_kl(
 
 
 def skew_reverse_kl(
-    student_logits: torch.Tensor,
+    student_logits: torch.Tensor | HeadLogits,
     targets: Targets,
     mask: torch.Tensor | None = None,
     *,

@@ -13,10 +13,13 @@ import torch
 
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits_client.losses import slopes
-from teacher_logits_client.losses.coarse import Inputs, coarse_loss
+from teacher_logits_client.losses.coarse import coarse_loss
 from teacher_logits_client.losses.fitting import check_targets
+from teacher_logits_client.losses.head_logits import HeadLogits
+from teacher_logits_client.losses.hidden import hidden_loss
 from teacher_logits_client.losses.sharding import check_columns, refused_together
 from teacher_logits_client.losses.tails import Tail, check_tail
+from teacher_logits_client.losses.weighing import Inputs
 from teacher_logits_client.targets import Targets
 
 if TYPE_CHECKING:
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def sum_over_positions(
-    student_logits: torch.Tensor,
+    student_logits: torch.Tensor | HeadLogits,
     targets: Targets,
     mask: torch.Tensor | None,
     *,
@@ -47,7 +50,7 @@ def sum_over_positions(
         _check_temperature(targets, temperature)
         ids = targets.topk_ids.reshape(-1, width).long()
         places = _places(student_logits, targets)
-        logits = _flat_logits(student_logits, ids, places, shard)
+        _check_logits(tuple(student_logits.shape), ids, places, shard)
         valid = targets.valid.reshape(-1)
         if mask is not None:
             mask = _flat_mask(mask, valid, places, tuple(student_logits.shape[:-1]))
@@ -65,10 +68,13 @@ def sum_over_positions(
             divergence=divergence,
             shard=shard,
         )
-    return coarse_loss(logits, inputs), count
+    if isinstance(student_logits, HeadLogits):
+        head = student_logits if shard is None else student_logits.cut(shard.columns)
+        return hidden_loss(head, inputs), count
+    return coarse_loss(student_logits.flatten(0, -2), inputs), count
 
 
-def _places(student_logits: torch.Tensor, targets: Targets) -> torch.Tensor | None:
+def _places(student_logits: torch.Tensor | HeadLogits, targets: Targets) -> torch.Tensor | None:
     """Return each position's row in the flat logits, int64 [P]; None where those are in order.
 
     Rows behind the others that have no position, as those of padding, may be left out of logits.
@@ -150,14 +156,13 @@ def _check_weights(weights: torch.Tensor) -> None:
         )
 
 
-def _flat_logits(
-    student_logits: torch.Tensor,
+def _check_logits(
+    shape: tuple[int, ...],
     ids: torch.Tensor,
     places: torch.Tensor | None,
     shard: VocabShard | None,
-) -> torch.Tensor:
-    """Return the student's logits as [P,V] or, where they have padding, [N*S,V], if they fit."""
-    shape = tuple(student_logits.shape)
+) -> None:
+    """Let the shape of the student's logits pass if it fits the ids [P,K] of the targets."""
     columns = shape[-1] if shape else 0
     positions = math.prod(shape[:-1]) if places is None else len(places)
     if len(shape) not in (2, 3) or positions != len(ids):
@@ -168,7 +173,7 @@ def _flat_logits(
             facts={"student_positions": positions, "target_positions": len(ids)},
         )
     if shard is not None:
-        check_columns(student_logits, shard)
+        check_columns(shape, shard)
     highest = int(ids.max()) if ids.numel() else -1
     vocabulary_size = columns if shard is None else shard.vocabulary_size
     if highest >= vocabulary_size:
@@ -177,18 +182,20 @@ def _flat_logits(
             "the session with the student's vocabulary size, so that the rest goes into the tail",
             facts={"token_id": highest, "student_columns": vocabulary_size},
         )
-    return student_logits.reshape(math.prod(shape[:-1]), columns)
 
 
 def _check_kinds(student_logits: object, targets: object, mask: object) -> None:
-    if not isinstance(student_logits, torch.Tensor) or not isinstance(targets, Targets):
+    logits_given = isinstance(student_logits, torch.Tensor | HeadLogits)
+    if not logits_given or not isinstance(targets, Targets):
         given = [type(each).__name__ for each in (student_logits, targets)]
         raise PayloadInvalidError(
-            f"a loss takes the student's logits, a Tensor, and then Targets, and was given "
-            f"{given[0]} and {given[1]}; pass payload.targets as the second argument",
+            f"a loss takes the student's logits, a Tensor or from_hidden, and then Targets, and "
+            f"was given {given[0]} and {given[1]}; pass payload.targets as the second argument",
             facts={"student_logits": given[0], "targets": given[1]},
         )
-    if not student_logits.is_floating_point() or student_logits.layout is not torch.strided:
+    if isinstance(student_logits, torch.Tensor) and not (
+        student_logits.is_floating_point() and student_logits.layout is torch.strided
+    ):
         kind = f"{student_logits.dtype} ({student_logits.layout})"
         raise PayloadInvalidError(
             f"student logits are {kind}: give dense floats", facts={"student_logits": kind}

@@ -14,6 +14,7 @@ by all, at once, before the second. Refuses shards that do not tile the vocabula
 
 from __future__ import annotations
 
+import math
 import zlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -23,9 +24,10 @@ import torch.distributed as dist
 
 from teacher_logits.errors import ConfigError, PayloadInvalidError, RequestInvalidError
 from teacher_logits_client.groups import check_group, usual_device
+from teacher_logits_client.losses.head_logits import HeadLogits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 _HEAD = 3
 # Positions of a micro batch are fewer than this; ranks that are not agree in whole steps only.
@@ -172,28 +174,23 @@ def refused_together(shard: object, student_logits: object, *, each: int = 1) ->
         yield
     except Exception:
         if shard is not None:
-            if isinstance(student_logits, torch.Tensor):
-                shard.refuse(each * positions_of(student_logits), student_logits.device)
+            if isinstance(student_logits, torch.Tensor | HeadLogits):
+                shard.refuse(each * math.prod(student_logits.shape[:-1]), student_logits.device)
             else:
                 shard.refuse(0, None)
         raise
 
 
-def check_columns(logits: torch.Tensor, shard: VocabShard) -> None:
-    """Let logits pass that have all of the shard's columns, and padding behind them.
+def check_columns(shape: Sequence[int], shard: VocabShard) -> None:
+    """Let logits of a shape pass that have all of the shard's columns, and padding behind them.
 
     Raises:
         PayloadInvalidError: they have fewer.
     """
-    if logits.shape[-1] < shard.columns:
+    if shape[-1] < shard.columns:
         raise PayloadInvalidError(
-            f"logits of shape {tuple(logits.shape)} have {logits.shape[-1]} columns, and this "
-            f"rank's shard has {shard.columns}, {shard.begin} to {shard.end}; give the logits of "
-            "that shard, padded behind or not",
-            facts={"columns": logits.shape[-1], "shard_columns": shard.columns},
+            f"logits of shape {tuple(shape)} have {shape[-1]} columns, and this rank's shard has "
+            f"{shard.columns}, {shard.begin} to {shard.end}; give the logits of that shard, padded "
+            "behind or not",
+            facts={"columns": shape[-1], "shard_columns": shard.columns},
         )
-
-
-def positions_of(logits: torch.Tensor) -> int:
-    """Return how many positions logits have room for: all but their last axis."""
-    return logits.shape[:-1].numel()
