@@ -158,6 +158,49 @@ def sharded(group: dist.ProcessGroup, rank: int, case: Case) -> Found:
     )
 
 
+def head_of(case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Hidden states [P,5], weight [V,5] and bias [V] of a student."""
+    hidden = normal(case.positions, 5, seed=case.seed + 3, scale=1.0)
+    weight = normal(case.cuts[-1], 5, seed=case.seed + 4, scale=case.scale)
+    return hidden, weight, normal(case.cuts[-1], seed=case.seed + 5)
+
+
+def head_alone(case: Case) -> tuple[float, list[torch.Tensor]]:
+    """The loss of one process, of plain logits, and the gradients of what they came from."""
+    hidden, weight, bias = leaves = [each.requires_grad_() for each in head_of(case)]
+    logits = hidden @ weight.T + bias
+    loss, _ = loss_of(case.name, case.tail)(logits, case.targets(), case.mask())
+    loss.backward()
+    return float(loss.detach()), [each.grad for each in leaves if each.grad is not None]
+
+
+def sharded_head(
+    group: dist.ProcessGroup, rank: int, case: Case
+) -> tuple[float, list[list[float]]]:
+    """The loss of a head whose rows are sharded, padded behind; its gradients, flat.
+
+    That of the hidden states is complete once the ranks have added theirs up, as here.
+    """
+    begin, end = case.bounds(rank)
+    shard = VocabShard(begin, end, group=group)
+    spare = case.padding[rank] if case.padding else 0
+    hidden, weight, bias = head_of(case)
+    own = [
+        hidden,
+        torch.nn.functional.pad(weight[begin:end], (0, 0, 0, spare), value=torch.nan),
+        torch.nn.functional.pad(bias[begin:end], (0, spare), value=torch.nan),
+    ]
+    leaves = [each.requires_grad_() for each in own]
+    logits = losses.from_hidden(*leaves)
+    loss, _ = loss_of(case.name, case.tail)(logits, case.targets(), case.mask(), shard=shard)
+    loss.backward()
+    gradients = [each.grad for each in leaves if each.grad is not None]
+    dist.all_reduce(gradients[0], group=group)
+    found = [each[: end - begin] if place else each for place, each in enumerate(gradients)]
+    assert not any(each[end - begin :].any() for each in gradients[1:])
+    return float(loss.detach()), [each.flatten().tolist() for each in found]
+
+
 def refused(error: TeacherLogitsError) -> tuple[str, str, dict[str, object]]:
     return type(error).__name__, str(error), dict(error.facts)
 

@@ -11,7 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.client.gloo_ranks import Ranks
 from tests.client.losses_by_definition import ALL
-from tests.client.shard_stories import Case, Found, alone, made, sharded, told
+from tests.client.shard_stories import (
+    Case,
+    Found,
+    alone,
+    head_alone,
+    made,
+    sharded,
+    sharded_head,
+    told,
+)
 
 from teacher_logits.errors import ConfigError
 from teacher_logits_client import losses
@@ -96,11 +105,11 @@ class TestEveryLoss:
             assert found.forward == ["c10d.allreduce_"] * 2
             assert found.backward == []
 
-    def test_is_as_alone_where_one_rank_has_every_id_and_one_has_no_column(
+    def test_is_as_alone_where_a_rank_has_no_column_and_one_no_id_of_a_row(
         self, ranks: Ranks, name: str, tail: Tail
     ) -> None:
-        # All the teacher's top 3 lie in a shard, or in none: they are moved to the last columns.
-        case = Case(name=name, tail=tail, cuts=(0, 0, 3, 12), k=3, padding=(2, 0, 1))
+        case = Case(name=name, tail=tail, cuts=(0, 0, 1, 12), k=3, padding=(2, 0, 1))
+        assert not (case.targets().topk_ids == 0).any(1).all()
 
         assert_as_alone(case, ranks.run(3, sharded, case))
 
@@ -133,6 +142,27 @@ class TestEveryLoss:
         assert own[2] == {"rank": 0, "refused_by": 1}
         assert other[0] == "PayloadInvalidError"
         assert other[2] == {"columns": 4, "shard_columns": 7}
+
+
+class TestHeads:
+    @pytest.mark.parametrize(
+        ("name", "tail"), ALL, ids=[f"{name}-{tail.value}" for name, tail in ALL]
+    )
+    def test_whose_rows_are_sharded_are_as_one_head(
+        self, ranks: Ranks, name: str, tail: Tail
+    ) -> None:
+        case = Case(name=name, tail=tail, cuts=(0, 3, 3, 12), padding=(0, 2, 1), temperature=2.0)
+        loss, (hidden, weight, bias) = head_alone(case)
+
+        found = ranks.run(3, sharded_head, case)
+
+        for own, (own_hidden, _, _) in found:
+            assert own == pytest.approx(loss, rel=1e-12)
+            assert own_hidden == pytest.approx(hidden.flatten().tolist(), abs=1e-12)
+        weights = [value for _, gradients in found for value in gradients[1]]
+        biases = [value for _, gradients in found for value in gradients[2]]
+        assert weights == pytest.approx(weight.flatten().tolist(), abs=1e-12)
+        assert biases == pytest.approx(bias.tolist(), abs=1e-12)
 
 
 class TestRanksThatDisagree:
