@@ -18,7 +18,7 @@ import torch
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from teacher_logits.complement import rows_at_once
-from teacher_logits_client.losses.streaming import StreamedSums
+from teacher_logits_client.losses.streaming import StreamedSums, powers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -172,9 +172,9 @@ def _directions(
     for part, columns in tiles.all():
         student_top, student_log, teacher_top, teacher_log = normalisers[:, part]
         student = tiles.of(logits, part, columns) - student_top
-        direction = student.sub_(student_log).exp_()
+        direction = powers(student.sub_(student_log))
         p = tiles.of(teacher, part, columns) - teacher_top
-        yield part, columns, direction.sub_(p.sub_(teacher_log).exp_())
+        yield part, columns, direction.sub_(powers(p.sub_(teacher_log)))
 
 
 def _by_bin(values: torch.Tensor, bins: torch.Tensor, count: int) -> torch.Tensor:
