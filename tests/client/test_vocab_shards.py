@@ -9,6 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.cases.test_loss_cases import EXTREME, names
+from tests.client.extreme_story import extreme
 from tests.client.gloo_ranks import Ranks
 from tests.client.losses_by_definition import ALL
 from tests.client.shard_stories import (
@@ -142,6 +144,20 @@ class TestEveryLoss:
         assert own[2] == {"rank": 0, "refused_by": 1}
         assert other[0] == "PayloadInvalidError"
         assert other[2] == {"columns": 4, "shard_columns": 7}
+
+
+@pytest.mark.parametrize("name", names(EXTREME))
+def test_tails_down_to_1e_14_in_fp32_are_as_exact_over_shards(ranks: Ranks, name: str) -> None:
+    columns = EXTREME["student_logits"].shape[-1]
+    cuts = (0, columns // 5, columns // 2, columns)
+
+    found = ranks.run(3, extreme, name, cuts)
+
+    for each, _ in found:
+        assert each == pytest.approx(EXTREME[f"{name}/tok"].flatten().tolist(), rel=1e-5, abs=1e-5)
+    gradient = torch.cat([torch.tensor(own) for _, own in found], 1).double()
+    wanted = torch.from_numpy(EXTREME[f"{name}/dz"]).reshape(gradient.shape)
+    assert torch.allclose(gradient, wanted, rtol=1e-5, atol=1e-5)
 
 
 class TestHeads:

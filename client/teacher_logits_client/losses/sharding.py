@@ -2,11 +2,13 @@
 
 Two all-reduces in forward and none in backward (math note 3.7). The first takes maxima of
 
-    [ refused | key, -key | one number or two a position ... | -inf ... ]
+    [ refused | key, -key | key, -key | one number or two a position ... | -inf ... ]
 
-whose length goes up in large steps, so that ranks which disagree meet in it all the same: the
-keys are the CRC-32 of what they have to say alike, and a rank that refuses its own part says so
-there, where the others wait for it. The second adds up sums.
+in fp32, 256 KiB or a multiple of that, so that ranks which disagree meet in it all the same
+(lengths that differ would end the process under gloo, and hang elsewhere): the keys are the two
+halves of the CRC-32 of what they have to say alike, and a rank that refuses its own part says so
+there, where the others wait for it. Maxima only keep exponents small: fp32 is as good as any type,
+as long as it is the same for all. The second reduction adds up sums.
 
 Promises the same loss on every rank to the last bit; and that what one rank refuses is refused
 by all, at once, before the second. Refuses shards that do not tile the vocabulary.
@@ -29,9 +31,9 @@ from teacher_logits_client.losses.head_logits import HeadLogits
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_HEAD = 3
-# Positions of a micro batch are fewer than this; ranks that are not agree in whole steps only.
-_STEP = 1 << 14
+_HEAD = 5
+_KEY_BITS = 16
+_STEP = 1 << 16
 _REFUSED = (-1, -1)
 
 
@@ -78,7 +80,7 @@ class VocabShard:
         return torch.where((ids >= self.begin) & (ids < self.end), ids - self.begin, -1)
 
     def maxima(self, values: torch.Tensor, *, room: int, agreed: str) -> torch.Tensor:
-        """Return the largest of each value [n] over the ranks, in their type.
+        """Return the largest of each value [n] over the ranks, in their type and rounded to fp32.
 
         ``room`` is at least n, and known to a rank that refuses its part; ``agreed`` is what all
         have to say alike, in words.
@@ -86,16 +88,18 @@ class VocabShard:
         Raises:
             RequestInvalidError: another rank refused its part, or they say different things.
         """
-        key = float(zlib.crc32(agreed.encode()))
-        reduced = self._reduced([0.0, key, -key], values, room)
-        refusing, highest, lowest = reduced[:_HEAD].tolist()
+        whole = zlib.crc32(agreed.encode())
+        keys = [float(each) for each in divmod(whole, 1 << _KEY_BITS)]
+        head = [0.0, *(each for key in keys for each in (key, -key))]
+        reduced = self._reduced(head, values, room)
+        refusing, *pairs = reduced[:_HEAD].tolist()
         if refusing:
             raise RequestInvalidError(
                 f"rank {refusing - 1:.0f} of the vocabulary's shards refused its part of this loss "
                 "for a reason of its own, which it raised there",
                 facts={"rank": self._rank, "refused_by": int(refusing) - 1},
             )
-        if highest != -lowest:
+        if pairs[0] != -pairs[1] or pairs[2] != -pairs[3]:
             raise RequestInvalidError(
                 f"the ranks of the vocabulary's shards compute different losses; on rank "
                 f"{self._rank} it is {agreed}. Each rank has the same targets, mask and settings, "
@@ -112,13 +116,12 @@ class VocabShard:
     def refuse(self, room: int, device: torch.device | None) -> None:
         """Say to the ranks that wait in ``maxima`` that this one has no part in it."""
         none = torch.empty(0, device=device or usual_device(self._group))
-        self._reduced([self._rank + 1.0, 0.0, 0.0], none, room)
+        self._reduced([self._rank + 1.0], none, room)
 
     def _reduced(self, head: list[float], values: torch.Tensor, room: int) -> torch.Tensor:
         length = -(-(_HEAD + room) // _STEP) * _STEP
-        given = torch.full((length,), -torch.inf, dtype=torch.float64)
-        given[:_HEAD] = torch.tensor(head, dtype=torch.float64)
-        given = given.to(values.device)
+        given = torch.full((length,), -torch.inf, device=values.device)
+        given[: len(head)] = torch.tensor(head, device=values.device)
         given[_HEAD : _HEAD + len(values)] = values
         dist.all_reduce(given, op=dist.ReduceOp.MAX, group=self._group)
         return given

@@ -83,7 +83,7 @@ class StreamedSums:
         self.student_sum = self.student_sum + powers(below).sum(1)
 
     def raise_tops(self, teacher_top: torch.Tensor, student_top: torch.Tensor) -> None:
-        """Measure every sum from these largest logits [R], at least those of the state."""
+        """Measure every sum from these logits [R], the largest of each position or near it."""
         fell = finite(self.teacher_top) - finite(teacher_top)
         scale = torch.where(self.teacher_sum == 0, 0.0, fell.exp())
         moved = finite(self.student_top) - finite(student_top)
