@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 
 
 def check_targets(targets: Targets, device: torch.device) -> None:
-    """Let targets pass whose columns speak of the same positions, on ``device``.
+    """Let targets pass that may be read, with columns of the same positions, on ``device``.
 
     Raises:
+        LeaseLostError: their lease is closed.
         PayloadInvalidError: a column is no tensor of its kind, differs in shape from the ids, or
             lies elsewhere; a temperature that is not above 0; row offsets that are none.
     """
+    targets.check_open()
     check_temperature_above_zero(targets.temperature)
     ids = targets.topk_ids
     columns = {

@@ -43,7 +43,6 @@ def sum_over_positions(
     """
     with refused_together(shard, student_logits):
         _check_kinds(student_logits, targets, mask)
-        targets.check_open()
         check_targets(targets, student_logits.device)
         width = targets.topk_ids.shape[-1]
         check_tail(tail, width=width, at_reverse_kl=divergence is slopes.reverse_kl)
