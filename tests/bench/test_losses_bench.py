@@ -2,54 +2,52 @@
 
 from __future__ import annotations
 
+import io
 import os
-from typing import TYPE_CHECKING
+from contextlib import redirect_stderr, redirect_stdout
 
+import pytest
 from benchmarks import losses
 from benchmarks.tail_gradients import MASSES
 from tests.bench.test_scoring_bench import figures
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
-
 SMALL = ["--vocabulary", "300", "--hidden", "8", "--tokens", "24", "--k", "4", "--rounds", "2"]
+SOME = ["--implementations", "trl_sparse_tail,ours,dense_autograd", "--tail-positions", "2"]
 
 
-def test_losses_and_tails_are_measured(capfd: pytest.CaptureFixture[str]) -> None:
-    two = ["--implementations", "ours,dense_autograd", "--tail-positions", "2"]
-    assert losses.main([*SMALL, *two]) == 0
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """What a run without TRL printed: figures, and on standard error what was missing."""
+    folder = tmp_path_factory.mktemp("without")
+    (folder / "trl.py").write_text("raise ImportError('no TRL here')")
+    path = os.environ.get("PYTHONPATH")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{path}" if path else str(folder))
+        with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+            assert losses.main([*SMALL, *SOME]) == 0
+    return out.getvalue(), err.getvalue()
 
-    lines = figures(capfd.readouterr().out)
-    ours, dense, *tails = lines
+
+def test_what_a_loss_costs_is_measured(printed: tuple[str, str]) -> None:
+    ours, dense = (line for line in figures(printed[0]) if line["figure"] == "hidden_loss")
+
     assert [ours["implementation"], dense["implementation"]] == ["ours", "dense_autograd"]
-    assert ours["figure"] == dense["figure"] == "hidden_loss"
+    assert ours["anchor"] == "dense_autograd"
     assert ours["n"] == dense["n"] == 2
     assert ours["loss"] == dense["loss"]
-    assert "extra_mb" in ours
-    assert {line["q0"] for line in tails} == set(MASSES)
-    assert all(line["figure"] == "tail_gradient_error" for line in tails)
-    for line in tails:
-        exact = str(line["implementation"]).startswith("ours")
+    assert isinstance(ours["extra_mb"], float)
+
+
+def test_a_peer_that_is_not_there_is_named(printed: tuple[str, str]) -> None:
+    assert "trl_sparse_tail: not measured, no TRL here" in printed[1]
+
+
+def test_ours_are_exact_at_every_tail(printed: tuple[str, str]) -> None:
+    tails = [line for line in figures(printed[0]) if line["figure"] == "tail_gradient_error"]
+    ours = [line for line in tails if str(line["implementation"]).startswith("ours")]
+
+    assert {line["q0"] for line in ours} == set(MASSES)
+    for line in ours:
         assert isinstance(line["max"], float)
-        assert not exact or line["max"] <= 1e-5
-
-
-def test_a_peer_that_is_not_there_is_named_and_the_rest_go_on(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "trl.py").write_text("raise ImportError('no TRL here')")
-    path = os.environ.get("PYTHONPATH", "")
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join(each for each in (str(tmp_path), path) if each)
-    )
-    two = ["--implementations", "trl_sparse_tail,ours", "--tail-positions", "0"]
-
-    assert losses.main([*SMALL, *two]) == 0
-
-    printed = capfd.readouterr()
-    [line] = figures(printed.out)
-    assert line["implementation"] == "ours"
-    assert "anchor" not in line
-    assert "trl_sparse_tail: not measured, no TRL here" in printed.err
+        assert line["max"] <= 1e-5
+    assert "remainder_clamped" in {line["implementation"] for line in tails}
