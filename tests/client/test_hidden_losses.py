@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from teacher_logits.errors import ConfigError, PayloadInvalidError
 from teacher_logits_client import losses
-from teacher_logits_client.losses import Tail, tiles
+from teacher_logits_client.losses import Tail, products, tiles
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from teacher_logits_client.targets import Targets
 
@@ -334,6 +334,74 @@ class TestTypes:
         assert torch.equal(loss, expected)
         for leaf, other in zip(cast, plain, strict=True):
             assert torch.equal(leaf.grad, other.grad)  # type: ignore[arg-type]
+
+
+def widening(
+    plain: Callable[..., torch.Tensor],
+) -> Callable[..., torch.Tensor]:
+    """What torch does on CUDA with ``out_dtype``: factors in 16 bits, the sums in 32."""
+
+    def product(
+        *given: torch.Tensor, out: torch.Tensor, out_dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        if out_dtype is None:
+            return plain(*given, out=out)
+        assert {each.dtype for each in given[-2:]} == {torch.bfloat16}
+        assert {each.dtype for each in given[:-2]} <= {out_dtype}
+        return plain(*(each.to(out_dtype) for each in given), out=out)
+
+    return product
+
+
+class TestProductsOfBf16:
+    """Where torch adds them up in fp32, which it does on CUDA; here it is acted out."""
+
+    @pytest.mark.usefixtures("tiny_tiles")
+    @pytest.mark.parametrize("name", ["forward_kl", "reverse_kl"])
+    def test_come_to_the_same_but_for_one_rounding_of_the_logits_gradient(
+        self, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        head, targets = head_of(50, 9), targets_of(normal(50, 9, seed=9), k=3)
+        given = [each.detach().bfloat16() for each in head.leaves()]
+        exact = [each.double().requires_grad_() for each in given]
+        ours = [each.clone().requires_grad_() for each in given]
+        expected, _ = loss_of(name, Tail.BUCKET)(head.tiled(*exact), targets)
+        expected.backward()
+        monkeypatch.setattr(products, "_widens", lambda tensor: True)
+        monkeypatch.setattr(torch, "mm", widening(torch.mm))
+        monkeypatch.setattr(torch, "addmm", widening(torch.addmm))
+
+        loss, _ = loss_of(name, Tail.BUCKET)(head.tiled(*ours), targets)
+        loss.backward()
+
+        assert torch.allclose(loss.double(), expected, rtol=1e-5)
+        for leaf, other in zip(ours, exact, strict=True):
+            assert leaf.grad is not None
+            assert other.grad is not None
+            assert leaf.grad.dtype == torch.bfloat16
+            off = (leaf.grad.double() - other.grad).norm() / other.grad.norm()
+            assert float(off) <= 2**-8
+
+    @pytest.mark.gpu
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+    def test_on_a_gpu(self, dtype: torch.dtype) -> None:
+        head, targets = head_of(50, 999, width=64), targets_of(normal(50, 999, seed=9), k=30)
+        given = [each.detach().to(dtype) for each in head.leaves()]
+        exact = [each.double().requires_grad_() for each in given]
+        ours = [each.cuda().requires_grad_() for each in given]
+        expected, _ = losses.forward_kl(head.tiled(*exact), targets)
+        expected.backward()
+
+        loss, _ = losses.forward_kl(head.tiled(*ours), targets.to("cuda"))
+        loss.backward()
+
+        assert torch.allclose(loss.double().cpu(), expected, rtol=1e-4)
+        for leaf, other in zip(ours, exact, strict=True):
+            assert leaf.grad is not None
+            assert other.grad is not None
+            off = (leaf.grad.double().cpu() - other.grad).norm() / other.grad.norm()
+            assert float(off) <= 2**-7
 
 
 class _Made(TorchDispatchMode):
