@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from teacher_logits_client.losses.products import add_product
+
 if TYPE_CHECKING:
     from teacher_logits_client.losses.head_logits import HeadLogits
     from teacher_logits_client.losses.tiled_head import Columns, TiledHead
@@ -25,11 +27,13 @@ class HeadGradients:
     """
 
     def __init__(self, head: HeadLogits, tiled: TiledHead, wanted: tuple[bool, ...]) -> None:
-        self._rows = tiled.hidden
+        self._rows, self._dtype = tiled.hidden, tiled.dtype
         # Of no rows no tile comes that would write to them.
         blank = torch.empty_like if len(self._rows) else torch.zeros_like
         plain = torch.contiguous_format
-        self._of_rows = torch.zeros_like(self._rows, memory_format=plain) if wanted[0] else None
+        self._of_rows = None
+        if wanted[0]:
+            self._of_rows = self._rows.new_zeros(self._rows.shape, dtype=self._dtype)
         self.weight = blank(head.weight, memory_format=plain) if wanted[1] else None
         self.bias = None
         if head.bias is not None and wanted[2]:
@@ -41,19 +45,20 @@ class HeadGradients:
         """Start the sums of these columns."""
         if self.weight is not None:
             part = self.weight[columns.part]
-            in_place = part.dtype == columns.weight.dtype
-            self._of_weight = part.zero_() if in_place else torch.zeros_like(columns.weight)
+            in_place = part.dtype == self._dtype
+            self._of_weight = part.zero_() if in_place else self._zeros(part)
         if self.bias is not None:
-            self._of_bias = columns.weight.new_zeros(len(columns.weight))
+            self._of_bias = self._zeros(self.bias[columns.part])
 
     def add(self, tile: Tile, columns: Columns, gradient: torch.Tensor) -> None:
         """Add what a tile's gradient [c,n] comes to."""
-        if self._of_rows is not None:
-            self._of_rows[tile.positions].addmm_(gradient, columns.weight)
-        if self._of_weight is not None:
-            self._of_weight.addmm_(gradient.t(), self._rows[tile.positions])
         if self._of_bias is not None:
             self._of_bias.add_(gradient.sum(0))
+        factor = gradient.to(self._rows.dtype)
+        if self._of_rows is not None:
+            add_product(factor, columns.weight, to=self._of_rows[tile.positions])
+        if self._of_weight is not None:
+            add_product(factor.t(), self._rows[tile.positions], to=self._of_weight)
 
     def finish(self, columns: Columns) -> None:
         """Round the sums of these columns, where they are not in place."""
@@ -70,3 +75,6 @@ class HeadGradients:
         whole = torch.zeros_like(hidden, memory_format=torch.contiguous_format)
         whole.view(-1, hidden.shape[-1])[rows] = self._of_rows.to(hidden.dtype)
         return whole
+
+    def _zeros(self, like: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(like, dtype=self._dtype)

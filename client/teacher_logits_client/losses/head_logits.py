@@ -60,10 +60,12 @@ def from_hidden(
 
     A loss of them is that of the logits in fp32 (fp64 where one of the three is), whatever type
     they come in: products, sums and gradients are accumulated so, and each gradient is rounded
-    once, to the type of what it is of. Forward and backward go over tiles of positions and
-    columns: no array of [P,V] is made, and K+1 numbers a position are kept between them. A
-    tensor that wants no gradient costs none: for a frozen head give ``weight.detach()``.
-    Autocast is not looked at.
+    once, to the type of what it is of. On a GPU, where hidden states and weight are both bf16,
+    they are multiplied as such and summed in fp32; the logits' gradient is rounded to bf16 then.
+
+    Forward and backward go over tiles of positions and columns: no array of [P,V] is made, and
+    K+1 numbers a position are kept between them. A tensor that wants no gradient costs none:
+    for a frozen head give ``weight.detach()``. Autocast is not looked at.
 
     Raises:
         PayloadInvalidError: shapes that do not meet, or something else than dense floats on

@@ -122,7 +122,7 @@ def _coarse_student(
     L_out is -inf where both sides are renormalised, as if nothing were outside; E is 0 but for
     a floor, which alone needs it.
     """
-    chosen = tiled.hidden.new_full((ids.numel(),), -torch.inf)
+    chosen = tiled.hidden.new_full((ids.numel(),), -torch.inf, dtype=tiled.dtype)
     outside = Outside(
         len(ids),
         dtype=tiled.dtype,

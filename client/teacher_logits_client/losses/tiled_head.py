@@ -1,8 +1,8 @@
 """A linear head over tiles: its weight some columns at a time, its logits a tile at a time.
 
 Promises: no array of positions by columns but of one tile, in a buffer that is used over and
-over, and a second where a soft cap is there; the weight in fp32 for as many columns as a tile
-has, and not even that where it is fp32 already. The same logits each time that they are made.
+over, and a second where a soft cap is there; the weight cast for as many columns as a tile has,
+and not even that where its type will do. The same logits each time that they are made.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from teacher_logits_client.losses.products import factor_type, multiply
 from teacher_logits_client.losses.tiles import Tile, tile_shape, tiles_of
 
 if TYPE_CHECKING:
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Columns:
-    """Some columns of the head: their weight [n,H], bias [n] or None, and ``tiles`` of them."""
+    """Some columns of the head: their weight [n,H], bias [n] or None, and ``tiles`` of them.
+
+    The weight is in the type of factors, as ``TiledHead.hidden`` is (``products``).
+    """
 
     part: slice
     weight: torch.Tensor
@@ -33,8 +37,9 @@ class Columns:
 class TiledHead:
     """A head over the ``rows`` [R] of its hidden states that count, at one temperature.
 
-    ``hidden`` [R,H] are those, in the type that all is computed in: fp64 where anything of the
-    head is, and fp32 else. ``ids`` int64 [R,K] are what its tiles know the places of.
+    ``hidden`` [R,H] are those, in the type of factors; ``dtype`` is what all is summed in: fp64
+    where anything of the head is, and fp32 else. ``ids`` int64 [R,K] are what its tiles know the
+    places of.
     """
 
     def __init__(
@@ -43,8 +48,9 @@ class TiledHead:
         given = [head.hidden, head.weight] + ([] if head.bias is None else [head.bias])
         wide = any(each.dtype == torch.float64 for each in given)
         self.dtype = torch.float64 if wide else torch.float32
+        self._factors = factor_type(head.hidden, head.weight, self.dtype)
         flat = head.hidden.reshape(-1, head.hidden.shape[-1])
-        self.hidden = (flat if len(rows) == len(flat) else flat[rows]).to(self.dtype)
+        self.hidden = (flat if len(rows) == len(flat) else flat[rows]).to(self._factors)
         self._head = head
         self._temperature = temperature
         width = len(head.weight)
@@ -58,13 +64,13 @@ class TiledHead:
             if tiles:
                 part = tiles[0].columns
                 bias = None if self._head.bias is None else self._head.bias[part].to(self.dtype)
-                weight = self._head.weight[part].to(self.dtype)
+                weight = self._head.weight[part].to(self._factors)
                 yield Columns(part=part, weight=weight, bias=bias, tiles=tiles)
 
     def logits(self, tile: Tile, columns: Columns) -> torch.Tensor:
         """Return the logits over temperature [c,n], in a buffer: good until the next call."""
         logits = self._buffer(0, tile)
-        torch.mm(self.hidden[tile.positions], columns.weight.t(), out=logits)
+        multiply(self.hidden[tile.positions], columns.weight.t(), into=logits)
         if columns.bias is not None:
             logits.add_(columns.bias)
         cap, scale = self._head.soft_cap, self._head.scale
@@ -86,7 +92,7 @@ class TiledHead:
     def _buffer(self, number: int, tile: Tile) -> torch.Tensor:
         size = tile.shape[0] * tile.shape[1]
         while len(self._buffers) <= number:  # The first tile is as large as any.
-            self._buffers.append(self.hidden.new_empty(size))
+            self._buffers.append(self.hidden.new_empty(size, dtype=self.dtype))
         return self._buffers[number][:size].view(tile.shape)
 
 
