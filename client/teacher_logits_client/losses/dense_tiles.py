@@ -114,7 +114,7 @@ class _DenseLoss(torch.autograd.Function):
         weights = inputs.weights[tiles.rows].to(tiles.dtype) * tiles.temperature
         bins = inputs.bins[tiles.rows]
         kept = (logits, teacher)
-        if tiles.are_one():
+        if tiles.are_one() and ctx.needs_input_grad[0]:  # type: ignore[attr-defined]
             ((_, _, direction),) = _directions(logits, teacher, normalisers, tiles)
             kept = (direction, direction)
         ctx.save_for_backward(*kept, normalisers, weights, bins)

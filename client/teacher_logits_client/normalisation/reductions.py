@@ -36,8 +36,9 @@ class Reduction(Protocol):
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum over all ranks of ``values``, float64 [n] on the CPU, n the same on each.
 
-        Called once by every rank of a step, in the same order on each. Each rank gets the same
-        bits. It may write into ``values``. What it raises aborts the step.
+        n is a multiple of 256, and does not change from step to step. Called once by every rank
+        of a step, in the same order on each. Each rank gets the same bits. It may write into
+        ``values``. What it raises aborts the step.
         """
         ...
 
