@@ -87,3 +87,7 @@ class TestGradientNorms:
     def test_of_what_are_no_parameters_are_refused(self, parameters: object) -> None:
         with pytest.raises(ConfigError, match=r"'policy' is a .* model\.parameters\(\)"):
             gradient_norms({"policy": parameters})  # type: ignore[dict-item]
+
+    def test_of_an_optimizers_groups_are_refused(self) -> None:
+        with pytest.raises(ConfigError, match="'policy' holds a dict"):
+            gradient_norms({"policy": [{"params": []}]})  # type: ignore[list-item]

@@ -44,6 +44,14 @@ def test_targets_that_do_not_fit_together_are_refused_by_name(
         forward_kl(torch.zeros(4, WIDTH), targets)
 
 
+@pytest.mark.parametrize("wrong", ["2", 0, math.nan])
+def test_a_temperature_that_is_asked_for_is_one(wrong: float) -> None:
+    with pytest.raises(PayloadInvalidError, match=r"temperature is .* finite number above 0"):
+        forward_kl(
+            torch.zeros(4, WIDTH), targets_of(normal(4, WIDTH, seed=1), k=3), temperature=wrong
+        )
+
+
 def test_targets_elsewhere_than_the_logits_are_refused() -> None:
     targets = targets_of(normal(4, WIDTH, seed=1), k=3)
     with pytest.raises(PayloadInvalidError, match=r"on cpu .* on meta; give targets\.to"):

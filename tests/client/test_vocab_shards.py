@@ -92,7 +92,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 class TestAnyShards:
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=40)
     @given(case=cases())
     def test_have_the_loss_and_the_gradient_of_one_process(self, ranks: Ranks, case: Case) -> None:
         assert_as_alone(case, ranks.run(case.ranks, sharded, case))

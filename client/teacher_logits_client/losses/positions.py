@@ -14,7 +14,7 @@ import torch
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits_client.losses import slopes
 from teacher_logits_client.losses.coarse import coarse_loss
-from teacher_logits_client.losses.fitting import check_targets
+from teacher_logits_client.losses.fitting import check_targets, check_temperature_above_zero
 from teacher_logits_client.losses.head_logits import HeadLogits
 from teacher_logits_client.losses.hidden import hidden_loss
 from teacher_logits_client.losses.sharding import check_columns, refused_together
@@ -219,6 +219,8 @@ def check_mask(mask: object) -> None:
 
 
 def _check_temperature(targets: Targets, temperature: float | None) -> None:
+    if temperature is not None:
+        check_temperature_above_zero(temperature)
     if temperature is not None and temperature != targets.temperature:
         raise PayloadInvalidError(
             f"temperature {temperature:g} is asked for and the targets are at "
