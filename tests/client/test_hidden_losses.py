@@ -336,9 +336,7 @@ class TestTypes:
             assert torch.equal(leaf.grad, other.grad)  # type: ignore[arg-type]
 
 
-def widening(
-    plain: Callable[..., torch.Tensor],
-) -> Callable[..., torch.Tensor]:
+def widening(plain: Callable[..., torch.Tensor], widened: list[str]) -> Callable[..., torch.Tensor]:
     """What torch does on CUDA with ``out_dtype``: factors in 16 bits, the sums in 32."""
 
     def product(
@@ -348,6 +346,7 @@ def widening(
             return plain(*given, out=out)
         assert {each.dtype for each in given[-2:]} == {torch.bfloat16}
         assert {each.dtype for each in given[:-2]} <= {out_dtype}
+        widened.append(plain.__name__)
         return plain(*(each.to(out_dtype) for each in given), out=out)
 
     return product
@@ -368,12 +367,14 @@ class TestProductsOfBf16:
         expected, _ = loss_of(name, Tail.BUCKET)(head.tiled(*exact), targets)
         expected.backward()
         monkeypatch.setattr(products, "_widens", lambda tensor: True)
-        monkeypatch.setattr(torch, "mm", widening(torch.mm))
-        monkeypatch.setattr(torch, "addmm", widening(torch.addmm))
+        widened: list[str] = []
+        for product in (torch.mm, torch.addmm):
+            monkeypatch.setattr(torch, product.__name__, widening(product, widened))
 
         loss, _ = loss_of(name, Tail.BUCKET)(head.tiled(*ours), targets)
         loss.backward()
 
+        assert (widened.count("mm"), widened.count("addmm")) == (2 * 17 * 3, 2 * 17 * 3)
         assert torch.allclose(loss.double(), expected, rtol=1e-5)
         for leaf, other in zip(ours, exact, strict=True):
             assert leaf.grad is not None

@@ -53,12 +53,11 @@ def hidden_loss(head: HeadLogits, inputs: Inputs) -> torch.Tensor:
 class _Pulls:
     """What backward has of the positions that count.
 
-    ``log_outside`` [R,1] is L_out over temperature, None where nothing outside is pulled;
-    ``outside`` [R,1] is c_0, ``at_ids`` flat [R*K] are the c_i, and ``of_logs`` [R,1] is what
-    pulls the logs outside where there is a floor.
+    ``log_outside`` [R,1] is L_out over temperature, ``outside`` [R,1] is c_0, ``at_ids`` flat
+    [R*K] are the c_i, and ``of_logs`` [R,1] is what pulls the logs outside where a floor is.
     """
 
-    log_outside: torch.Tensor | None
+    log_outside: torch.Tensor
     outside: torch.Tensor
     at_ids: torch.Tensor
     of_logs: torch.Tensor | None
@@ -77,9 +76,8 @@ class _HiddenLoss(torch.autograd.Function):
         head = HeadLogits(hidden=hidden, weight=weight, bias=bias, scale=scale, soft_cap=soft_cap)
         at, rows = inputs.kept()
         ids = inputs.own_ids(at)
-        with torch.autocast(hidden.device.type, enabled=False):
-            tiled = TiledHead(head, rows, ids, inputs.temperature)
-            coarse, entropy = _coarse_student(tiled, ids, inputs.tail)
+        tiled = TiledHead(head, rows, ids, inputs.temperature)
+        coarse, entropy = _coarse_student(tiled, ids, inputs.tail)
         coarse, entropy = over_shards(coarse, entropy, inputs, at, room=hidden[..., 0].numel())
         weighed = weigh(coarse, entropy, inputs, at)
         log_outside = coarse[:, -1:].clone()
@@ -95,22 +93,20 @@ class _HiddenLoss(torch.autograd.Function):
         scale, soft_cap, temperature, tail = ctx.settings  # type: ignore[attr-defined]
         head = HeadLogits(hidden=hidden, weight=weight, bias=bias, scale=scale, soft_cap=soft_cap)
         pulls, of_logs = (each * (upstream * scale) for each in (pulls, of_logs))
-        # Where nothing is outside, subtracting +inf makes every share 0.
-        log_outside = log_outside.masked_fill(log_outside == -torch.inf, torch.inf)
         kept = _Pulls(
-            log_outside=None if tail is Tail.RENORMALISED else log_outside,
+            # Where nothing is outside, subtracting +inf makes every share 0.
+            log_outside=log_outside.masked_fill(log_outside == -torch.inf, torch.inf),
             outside=pulls[:, -1:],
             at_ids=pulls[:, :-1].reshape(-1),
             of_logs=of_logs if tail is Tail.NEMO_FLOOR else None,
         )
-        with torch.autocast(hidden.device.type, enabled=False):
-            tiled = TiledHead(head, rows, ids, temperature)
-            found = HeadGradients(head, tiled, ctx.needs_input_grad)  # type: ignore[attr-defined]
-            for columns in tiled.columns():
-                found.begin(columns)
-                for tile in columns.tiles:
-                    found.add(tile, columns, _tile_gradient(tiled, tile, columns, kept))
-                found.finish(columns)
+        tiled = TiledHead(head, rows, ids, temperature)
+        found = HeadGradients(head, tiled, ctx.needs_input_grad)  # type: ignore[attr-defined]
+        for columns in tiled.columns():
+            found.begin(columns)
+            for tile in columns.tiles:
+                found.add(tile, columns, _tile_gradient(tiled, tile, columns, kept))
+            found.finish(columns)
         return found.of_hidden(hidden, rows), found.weight, found.bias, None
 
 
@@ -144,16 +140,13 @@ def _tile_gradient(tiled: TiledHead, tile: Tile, columns: Columns, kept: _Pulls)
     gradient = tiled.logits(tile, columns)
     slopes = tiled.slopes(tile, gradient)
     flat, pull = gradient.view(-1), kept.outside[tile.positions]
-    if kept.log_outside is None:
-        gradient.zero_()
-    else:
-        gradient.sub_(kept.log_outside[tile.positions])
-        flat[tile.places] = -torch.inf
-        if kept.of_logs is not None:
-            logs = gradient.clamp_min(ABSENT_LOGPROB)
-            pull = logs.mul_(kept.of_logs[tile.positions]).add_(pull)
-        # Powers of two: torch computes them in a third of the time of exp.
-        gradient.mul_(_LOG2_E).exp2_().mul_(pull)
+    gradient.sub_(kept.log_outside[tile.positions])
+    flat[tile.places] = -torch.inf
+    if kept.of_logs is not None:
+        logs = gradient.clamp_min(ABSENT_LOGPROB)
+        pull = logs.mul_(kept.of_logs[tile.positions]).add_(pull)
+    # Powers of two: torch computes them in a third of the time of exp.
+    gradient.mul_(_LOG2_E).exp2_().mul_(pull)
     # Added: an id that is named twice pulls twice.
     flat.index_add_(0, tile.places, kept.at_ids[tile.entries])
     return gradient if slopes is None else gradient.mul_(slopes)
