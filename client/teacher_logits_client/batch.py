@@ -109,7 +109,19 @@ class Batch:
         for payload in self._payloads:
             payload.adopt()
         self._closed = False
+        if self._grant is not None and self._grant.awaited:
+            self._look_again()
         return self
+
+    def _look_again(self) -> None:
+        """Hold what was made before its seal against what is there since."""
+        try:
+            for part in self._parts:
+                part.look_again()
+            self.checks = check_step(self._parts, rows=self.rows, batch=None)
+        except BaseException:
+            self.abandon()
+            raise
 
     def drop(self) -> None:
         """Let go of what was made ahead: nobody will adopt it."""

@@ -21,7 +21,7 @@ from teacher_logits.wire_steps import reservation_from_wire
 from teacher_logits_client.exchange import Exchange
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from teacher_logits.payload import Extent, Payload
     from teacher_logits.terms import LeaseTerms, Reservation
@@ -133,6 +133,10 @@ class Line(Exchange):
             line_pb2.LineRequest(release=request), what="the return of a lease", timeout=timeout
         )
 
+    def watch(self, fd: int) -> Callable[[], None]:
+        """Have whoever waits here look again when a slab's file is touched; see ``packets``."""
+        return self._socket.watch(fd)
+
     # What publishers call
 
     def put_slab(self, slab_id: str, size_bytes: int, fd: int, *, timeout: float) -> None:
@@ -202,6 +206,19 @@ class Line(Exchange):
             what=f"the seal of payload {payload_id}",
             timeout=timeout,
         )
+
+    def announce(
+        self, session_id: str, payload_id: str, *, extent: Extent, valid_count: int | None
+    ) -> None:
+        """Say where a payload will lie that is reserved; waits for nothing, not even room."""
+        request = line_pb2.AnnouncePayloadRequest(
+            session_id=session_id,
+            payload_id=payload_id,
+            extent=extent_to_wire(extent),
+            valid_count=valid_count,
+        )
+        whole = line_pb2.LineRequest(announce=request)
+        self.post(whole, until=0.0, on_refusal=lambda error: None)  # its seal is told as well
 
     def abandon(self, session_id: str, payload_id: str, *, timeout: float) -> bool:
         """Give a reservation up; True where it was sealed before, and is held."""

@@ -1,7 +1,8 @@
 """Steps over a broker line: the server sends them ahead, and an acquire finds them waiting.
 
 acquire(7)   ->  want 7, 8          with prefetch 1; sent, and not waited for
-             <-  7, when it is complete; and 8, when that is
+             <-  7, when it is announced or complete; and 8, when that is
+                 7 is sealed: its slots say so
 acquire(8)   ->  want 8, 9          8 lies in the socket, or is in the mailbox already
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter
 from concurrent.futures import CancelledError
 from functools import partial
@@ -68,6 +70,7 @@ class LineSteps:
         #: Steps that some thread waits for.
         self._awaited: Counter[int] = Counter()
         self._closed = False
+        ahead.when_given_up = lambda step: later(partial(self._want_again, step))
 
     def take(self, step: int, *, until: float, seconds: float) -> OpenedGrant:
         """Return a step's grant, opened where it waited here; wait for it until ``until``.
@@ -155,11 +158,14 @@ class LineSteps:
             with self._lock:
                 self._awaited[step] += 1
                 call_id = self._want(step, until=until, on_refusal=refuse)
-            # Another thread that wants it too may be quicker.
-            if self._line.wait(partial(self._is_over, step), until):
+            while self._line.wait(partial(self._is_over, step), until):
                 if self._closed:
                     raise CancelledError(f"the wait for step {step} ended with its session")
-                return self._mailbox.take(step)
+                if not self._mailbox.awaits_opening(step):
+                    return self._mailbox.take(step)  # another thread may have been quicker
+                self._ahead.open_announced(step, until=until)
+                if time.monotonic() > until:
+                    break
         finally:
             with self._lock:
                 self._awaited[step] -= 1
@@ -175,7 +181,14 @@ class LineSteps:
         )
 
     def _is_over(self, step: int) -> bool:
-        return step in self._mailbox or step in self._taken or self._closed
+        mailbox = self._mailbox
+        is_here = step in mailbox or mailbox.awaits_opening(step)
+        return is_here or step in self._taken or self._closed
+
+    def _want_again(self, step: int) -> None:
+        """Ask anew, behind the leases that go back, for a step that could not be opened ahead."""
+        with self._lock:
+            self._want(step, until=_AT_ONCE, on_refusal=_ignore)
 
     def _move_on(self, step: int, *, behind: int = 0) -> None:
         """Have the steps behind one that was taken come, unless they are wanted already.

@@ -1,5 +1,8 @@
 """Mailbox: the steps that were sent ahead to one session, until they are asked for.
 
+A step that is announced lies here as any other, and can be taken once it is open and sealed; it
+goes, untaken, where the server withdraws it.
+
 Put by whichever thread reads the broker line, taken by whoever acquires; each step once. What
 was never asked for stays, and goes back unread with the session.
 """
@@ -12,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from teacher_logits.errors import RequestInvalidError
 from teacher_logits.grid import is_whole
-from teacher_logits.terms import SlabsGone, StepFailure, StepGrant
+from teacher_logits.terms import SlabsGone, StepFailure, StepGrant, StepWithdrawn
 
 if TYPE_CHECKING:
     from teacher_logits.errors import TeacherLogitsError
@@ -28,6 +31,10 @@ class Opened(Protocol):
     @property
     def grant(self) -> StepGrant:
         """As it came."""
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether it may be handed out."""
 
 
 class Mailbox:
@@ -53,9 +60,11 @@ class Mailbox:
         self._steps: dict[int, StepGrant | StepFailure | Opened] = {}
         self._lock = threading.Lock()
         self._gone: deque[str] = deque()
+        self._withdrawn: deque[Opened] = deque()
 
     def __contains__(self, step: int) -> bool:
-        return step in self._steps
+        found = self._steps.get(step)
+        return found is not None and _can_be_taken(found)
 
     def put(self, mail: Mail) -> None:
         """Take in what was sent ahead."""
@@ -64,10 +73,27 @@ class Mailbox:
                 self._steps[mail.step] = mail
         elif isinstance(mail, SlabsGone):
             self._gone.extend(mail.slab_ids)
+        elif isinstance(mail, StepWithdrawn):
+            self._withdraw(mail.step)
 
     def take_gone(self) -> list[str]:
         """Return the slabs that the server says are gone, each once."""
         return [self._gone.popleft() for _ in range(len(self._gone))]
+
+    def take_withdrawn(self) -> list[Opened]:
+        """Return what was opened of steps that were withdrawn, each once."""
+        return [self._withdrawn.popleft() for _ in range(len(self._withdrawn))]
+
+    def awaits_opening(self, step: int) -> bool:
+        """Say whether a step is announced, and nobody has opened it yet."""
+        found = self._steps.get(step)
+        return isinstance(found, StepGrant) and bool(found.awaited)
+
+    def remove(self, grant: StepGrant) -> None:
+        """Remove a grant that waits here and cannot be had."""
+        with self._lock:
+            if self.holds(grant):
+                del self._steps[grant.step]
 
     def fail(self, step: int, error: TeacherLogitsError) -> None:
         """Take in that a step was refused, unless it came all the same."""
@@ -75,13 +101,16 @@ class Mailbox:
             self._steps.setdefault(step, StepFailure(step=step, error=error))
 
     def take(self, step: int) -> StepGrant | Opened | None:
-        """Return a step that is here, and None where another thread was quicker.
+        """Return a step that can be had; None where there is none, or none yet.
 
         Raises:
             TeacherLogitsError: why it cannot be had.
         """
         with self._lock:
-            found = self._steps.pop(step, None)
+            found = self._steps.get(step)
+            if found is None or not _can_be_taken(found):
+                return None
+            del self._steps[step]
         if isinstance(found, StepFailure):
             raise found.error
         return found
@@ -90,15 +119,19 @@ class Mailbox:
         """Return a step that is here and open; what else is here of it stays."""
         with self._lock:
             found = self._steps.get(step)
-            if found is None or isinstance(found, StepGrant | StepFailure):
+            if found is None or isinstance(found, StepGrant | StepFailure) or not found.is_sealed:
                 return None
             del self._steps[step]
             return found
 
     def take_all_opened(self) -> list[Opened]:
-        """Return every step that is here and open."""
-        found = [self.take_opened(step) for step in list(self._steps)]
-        return [each for each in found if each is not None]
+        """Return every step that is here and open, sealed or not."""
+        with self._lock:
+            all_here = list(self._steps.values())
+            opened = [e for e in all_here if not isinstance(e, StepGrant | StepFailure)]
+            for each in opened:
+                del self._steps[each.grant.step]
+        return [*opened, *self.take_withdrawn()]
 
     def grants(self) -> list[StepGrant]:
         """Return what waits to be opened, the lowest step first."""
@@ -116,3 +149,20 @@ class Mailbox:
                 return False
             self._steps[opened.grant.step] = opened
             return True
+
+    def _withdraw(self, step: int) -> None:
+        with self._lock:
+            found = self._steps.get(step)
+            if found is None or isinstance(found, StepFailure):
+                return
+            grant = found if isinstance(found, StepGrant) else found.grant
+            if grant.awaited:
+                del self._steps[step]
+            if grant.awaited and not isinstance(found, StepGrant):
+                self._withdrawn.append(found)
+
+
+def _can_be_taken(found: StepGrant | StepFailure | Opened) -> bool:
+    if isinstance(found, StepGrant):
+        return not found.awaited
+    return isinstance(found, StepFailure) or found.is_sealed

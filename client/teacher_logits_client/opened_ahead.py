@@ -4,6 +4,8 @@
     streams    on a thread of their own, since returns must not wait for bytes; it reads the
                line too, so that a step is sent for as soon as it is granted
 
+A step that is announced is opened as one that is granted, and waits for its seal.
+
 Whoever acquires such a step finds it open and its batch made, or waits for the rest of it. That
 thread is started with the first step of the session of which something is streamed. Where a
 batch is closed, what lies in slabs that are mapped is opened as well. Slabs that the server says
@@ -17,17 +19,18 @@ import time
 from typing import TYPE_CHECKING
 
 from teacher_logits.clock import span_text
-from teacher_logits.errors import DeadlinePassedError, TeacherLogitsError
+from teacher_logits.errors import DeadlinePassedError, SlabOpenError, TeacherLogitsError
+from teacher_logits.transport import Transport
 from teacher_logits_client.step_grants import OpenedGrant
 from teacher_logits_client.step_thread import StepThread
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from teacher_logits.terms import StepGrant
     from teacher_logits_client.batch import Batch
     from teacher_logits_client.line import Line
-    from teacher_logits_client.mailbox import Mailbox
+    from teacher_logits_client.mailbox import Mailbox, Opened
     from teacher_logits_client.reader import OpenedLease, Reader
     from teacher_logits_client.step_batches import BatchMaker
 
@@ -63,6 +66,8 @@ class OpenedAhead:
         *,
         stream_seconds: float,
     ) -> None:
+        #: Called with an announced step whose leases are on their way back.
+        self.when_given_up: Callable[[int], None] = lambda step: None
         self._mailbox = mailbox
         self._reader = reader
         self._line = line
@@ -83,12 +88,19 @@ class OpenedAhead:
         gone = self._mailbox.take_gone()
         if gone:
             self._reader.forget_slabs(gone)
+        for withdrawn in self._mailbox.take_withdrawn():
+            self._drop(withdrawn)
         for grant in self._mailbox.grants():
-            if _streams(grant) or (
-                at_once and not all(map(self._reader.opens_at_once, grant.leases))
-            ):
+            if _streams(grant) or (at_once and not self._opens_at_once(grant)):
                 continue
             self._open(grant, _SLAB_SECONDS)
+
+    def open_announced(self, step: int, *, until: float) -> None:
+        """Have a step that is announced open, or given up, when this returns in time."""
+        self.open_all()
+        entry = self._entries.get(step)  # another thread is at it
+        if entry is not None and entry.lock.acquire(timeout=max(0.0, until - time.monotonic())):
+            entry.lock.release()
 
     def note_taken(self, grant: StepGrant) -> None:
         """Learn how a session's steps come: streams are opened from the first of them on."""
@@ -135,8 +147,11 @@ class OpenedAhead:
                     opened, entry.opened = entry.opened, OpenedGrant(grant=entry.grant)
                 self._put_away(opened)
         for left in self._mailbox.take_all_opened():
-            if isinstance(left, OpenedGrant):
-                self._put_away(left)
+            self._drop(left)
+
+    def _drop(self, opened: Opened) -> None:
+        if isinstance(opened, OpenedGrant):
+            self._put_away(opened)
 
     def _put_away(self, opened: OpenedGrant) -> None:
         if opened.batch is not None:
@@ -175,13 +190,42 @@ class OpenedAhead:
                 return
             self._reader.settle(grant.settlements)
             until = time.monotonic() + seconds
-            leases = tuple(self._reader.open_bytes(grant.leases, until=until, keep=True))
-            batch = self._make(grant, leases)
-            self._keep(entry, OpenedGrant(grant=grant, leases=leases, batch=batch))
+            seals = self._seals_of(grant, until)
+            leases = self._reader.open_ahead(grant, until=until)
+            batch = None if leases is None else self._make(grant, leases)
+            self._keep(entry, OpenedGrant(grant=grant, leases=leases, batch=batch, seals=seals))
         except TeacherLogitsError:
+            if grant.awaited:
+                self._give_up(grant)
             return  # who takes it tries again, and is told
         finally:
             entry.lock.release()
+
+    def _seals_of(self, grant: StepGrant, until: float) -> tuple[Callable[[], bool], ...]:
+        shared = self._reader.shared
+        if not grant.awaited:
+            return ()
+        if shared is None:
+            raise SlabOpenError(f"step {grant.step} was announced to who shares no memory")
+        return tuple(shared.seal_of(extent, until=until) for extent in grant.awaited)
+
+    def _give_up(self, grant: StepGrant) -> None:
+        """Have an announced step granted as any other, since its seal cannot be seen from here."""
+        self._mailbox.remove(grant)
+        self._entries.pop(grant.step, None)
+        for lease in grant.leases:
+            self._reader.discard(lease.lease_id)
+        self.when_given_up(grant.step)
+
+    def _opens_at_once(self, grant: StepGrant) -> bool:
+        """Say whether a grant can be opened without waiting for anybody."""
+        shared, settled = self._reader.shared, self._reader.transports
+        if shared is None:
+            return False
+        lie_in = [lease.extent for lease in grant.leases] + list(grant.awaited)
+        return all(extent and shared.has(extent.slab_id) for extent in lie_in) and all(
+            settled.get(lease.writer_id) is Transport.SHARED_MEMORY for lease in grant.leases
+        )
 
     def _make(self, grant: StepGrant, leases: Sequence[OpenedLease]) -> Batch | None:
         try:
@@ -194,10 +238,12 @@ class OpenedAhead:
         with self._lock:
             if not entry.is_dropped and not self._closed:
                 entry.opened = opened
-                if self._mailbox.put_opened(opened):
+                is_here = self._mailbox.put_opened(opened)
+                if is_here or opened.seals:
                     self._entries.pop(entry.grant.step, None)
-                return
-        self._put_away(opened)
+                if is_here or not opened.seals:
+                    return
+        self._put_away(opened)  # nobody takes what was withdrawn meanwhile
 
 
 def _streams(grant: StepGrant) -> bool:

@@ -2,7 +2,8 @@
 
     reserve   claim over the line -> room in the pool; a new slab is passed over the line, once
     write     slot odd
-    seal      slot even, then the seal is sent
+    announce  place sent ahead, once the rows are described there
+    seal      slot even, which is the seal; then it is sent
     freed     mail -> slot odd, and the room is the pool's again
 
 Promises: room is used again only when the server has said that nobody reads it. A full pool
@@ -105,6 +106,15 @@ class OwnSlabs:
         room = self._slabs[extent.slab_id].room(extent)[: claim.payload.size_bytes]
         return Granted(reservation=reservation, room=room)
 
+    def announce(self, payload_id: str, valid_count: int | None) -> None:
+        """Have readers open ahead what is being written; see ``Way.announce``."""
+        with self._lock:
+            held = self._room.find(payload_id)
+        if held is not None:
+            self._line.announce(
+                self._session_id, payload_id, extent=held.extent, valid_count=valid_count
+            )
+
     def seal(self, payload_id: str, sealing: Sealing, *, until: float) -> None:
         """Let readers in and say so; see ``Way.seal``."""
         with self._lock:
@@ -112,7 +122,9 @@ class OwnSlabs:
             extent = self._room.sealing(payload_id)
             if extent is None:
                 return  # a try that was not answered was heard, and all have read it since
-            self._slabs[extent.slab_id].mark(extent.slot, extent.generation)
+            slab = self._slabs[extent.slab_id]
+            slab.mark(extent.slot, extent.generation)
+            slab.touch()
         # The server compares a repeat with all that was sealed before, and not on the line.
         seal = self._registry.seal if sealing.digest else self._line.seal
         try:
@@ -127,7 +139,7 @@ class OwnSlabs:
             )
         except NotAvailable as error:
             with self._lock:
-                if _is_unanswered(error):
+                if isinstance(error, DeadlinePassedError | ServerUnreachableError):
                     self._room.doubt(payload_id)
                 else:
                     self._free(payload_id)
@@ -285,8 +297,3 @@ class OwnSlabs:
                 slab = self._slabs.pop(slab_id)
             slab.close()
             self._line.drop_slab(slab_id, timeout=PUT_SLAB_SECONDS)
-
-
-def _is_unanswered(error: NotAvailable) -> bool:
-    """Say whether a seal may have been taken all the same."""
-    return isinstance(error, DeadlinePassedError | ServerUnreachableError)

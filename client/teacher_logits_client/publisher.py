@@ -239,7 +239,7 @@ class Publisher:
             raise
         grid = self.profile.batch_grid
         try:
-            return Draft(
+            draft = Draft(
                 granted,
                 payload=replace(claim.payload, payload_id=granted.reservation.payload_id),
                 rows=rows,
@@ -248,6 +248,9 @@ class Publisher:
                 desk=self._desk,
                 owner=self,
             )
+            if not draft.is_repeat:
+                way.announce(draft.payload_id, rows.valid_count)
+            return draft
         except BaseException:
             self._desk.later(partial(_give_up, way, claim))
             raise

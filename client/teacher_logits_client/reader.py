@@ -22,20 +22,20 @@ from teacher_logits.errors import (
 from teacher_logits.transport import Transport
 from teacher_logits_client.config import MapMode
 from teacher_logits_client.fallback import Choice, next_transport
-from teacher_logits_client.openers.local import LocalOpener
+from teacher_logits_client.openers.of_session import openers_of
 from teacher_logits_client.openers.own import OwnPayload
 from teacher_logits_client.openers.shared_memory import SharedMemoryOpener
-from teacher_logits_client.openers.stream import BufferPool, StreamOpener
 from teacher_logits_client.payloads import LeasedPayload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from teacher_logits.terms import LeaseTerms
+    from teacher_logits.terms import LeaseTerms, StepGrant
     from teacher_logits.transport import Settlement
     from teacher_logits_client.agreement import Agreed
     from teacher_logits_client.calls import Calls
-    from teacher_logits_client.openers import OpenedPayload, Opener
+    from teacher_logits_client.openers import OpenedPayload
+    from teacher_logits_client.openers.stream import BufferPool
     from teacher_logits_client.returns import Returner
 
 _log = logging.getLogger("teacher_logits_client")
@@ -78,8 +78,15 @@ class Reader:
             locality=agreed.profile.locality,
             has_line=agreed.line is not None,
         )
-        self._shared: SharedMemoryOpener | None = None
-        self._openers = self._make_openers(agreed, buffers)
+        self._openers = openers_of(
+            agreed,
+            mode=mode,
+            buffers=buffers,
+            read=self._read,
+            count=lambda size: returner.count("streamed_bytes", size),
+        )
+        shared = self._openers.get(Transport.SHARED_MEMORY)
+        self.shared = shared if isinstance(shared, SharedMemoryOpener) else None
         self._lock = threading.Lock()
         self._out: set[str] = set()
         #: Leases that go back unread; each change is one step of the set.
@@ -88,23 +95,6 @@ class Reader:
         self._has_fallen_back = False
         self.when_returned: Callable[[], None] = lambda: None
         """Called on the returner's thread after each return, while nobody waits."""
-
-    def _make_openers(self, agreed: Agreed, buffers: BufferPool) -> dict[Transport, Opener]:
-        openers: dict[Transport, Opener] = {
-            Transport.STREAM: StreamOpener(
-                self._read,
-                pool=buffers,
-                count=lambda size: self._returner.count("streamed_bytes", size),
-            )
-        }
-        if agreed.line is not None:
-            mode = MapMode.COW if self._mode is MapMode.COW else MapMode.READ_ONLY
-            openers[Transport.SHARED_MEMORY] = self._shared = SharedMemoryOpener(
-                agreed.line.get_slab, mode=mode, is_revoked=agreed.line.is_revoked
-            )
-        if agreed.resident is not None:
-            openers[Transport.LOCAL] = LocalOpener(agreed.resident)
-        return openers
 
     @property
     def transports(self) -> dict[str, Transport | None]:
@@ -119,8 +109,8 @@ class Reader:
 
     def forget_slabs(self, slab_ids: Sequence[str]) -> None:
         """Let go of slabs that are gone, once no lease is on them."""
-        if self._shared is not None:
-            self._shared.forget(slab_ids)
+        if self.shared is not None:
+            self.shared.forget(slab_ids)
 
     def open(self, lease: LeaseTerms, *, until: float, keep_if_late: bool = False) -> LeasedPayload:
         """Return a lease's payload; a lease that cannot be opened is given back.
@@ -140,13 +130,29 @@ class Reader:
             raise
         return self.adopt(opened)
 
+    def open_ahead(self, grant: StepGrant, *, until: float) -> tuple[OpenedLease, ...] | None:
+        """Return the memory of a grant; None of an announced one that is copied when it is taken.
+
+        Raises:
+            TransportFailure, StalePayloadError, DeadlinePassedError: all leases stay the caller's.
+        """
+        if grant.awaited and self._mode is MapMode.COPY:
+            return None
+        announced = self.shared if grant.awaited else None
+        return tuple(self.open_bytes(grant.leases, until=until, keep=True, announced=announced))
+
     def open_bytes(
-        self, leases: Sequence[LeaseTerms], *, until: float, keep: bool = False
+        self,
+        leases: Sequence[LeaseTerms],
+        *,
+        until: float,
+        keep: bool = False,
+        announced: SharedMemoryOpener | None = None,
     ) -> list[OpenedLease]:
         """Return the memory of leases that belong together, to be adopted or put away.
 
         Where one cannot be opened all are given back, unless the deadline has passed or
-        ``keep`` says so: then all stay the caller's.
+        ``keep`` says so: then all stay the caller's. ``announced`` opens what is not sealed yet.
 
         Raises:
             TransportFailure, StalePayloadError, DeadlinePassedError: as for ``open``.
@@ -156,7 +162,7 @@ class Reader:
         opened: list[OpenedLease] = []
         try:
             for lease in leases:
-                memory, transport = self._open(lease, until)
+                memory, transport = self._open(lease, until, announced)
                 opened.append(OpenedLease(lease=lease, memory=memory, transport=transport))
                 if self._mode is MapMode.COPY:
                     opened[-1] = replace(opened[-1], memory=OwnPayload(memory))
@@ -187,16 +193,6 @@ class Reader:
             check_digest=self._check_digest,
         )
 
-    def opens_at_once(self, lease: LeaseTerms) -> bool:
-        """Say whether a lease can be opened without waiting for anybody."""
-        opener = self._openers.get(Transport.SHARED_MEMORY)
-        return (
-            isinstance(opener, SharedMemoryOpener)
-            and lease.extent is not None
-            and self._settled.get(lease.writer_id) is Transport.SHARED_MEMORY
-            and opener.has(lease.extent.slab_id)
-        )
-
     def put_away(self, opened: Sequence[OpenedLease]) -> None:
         """Let go of memory that nobody adopted; its leases stay the session's, unread."""
         for each in opened:
@@ -224,7 +220,11 @@ class Reader:
         if idle:
             self.let_go()
 
-    def _open(self, lease: LeaseTerms, until: float) -> tuple[OpenedPayload, Transport]:
+    def _open(
+        self, lease: LeaseTerms, until: float, announced: SharedMemoryOpener | None
+    ) -> tuple[OpenedPayload, Transport]:
+        if announced is not None:
+            return announced.open(lease, until=until, is_announced=True), announced.transport
         settled = self._settled.get(lease.writer_id) or Transport.STREAM
         transport: Transport = settled if lease.extent is not None else Transport.STREAM
         while True:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from teacher_logits.terms import StepGrant
     from teacher_logits_client.batch import Batch
     from teacher_logits_client.reader import OpenedLease
@@ -15,11 +17,20 @@ _MOST = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedGrant:
-    """A grant, with its leases opened, and the batch of them, where that was done ahead."""
+    """A grant, with its leases opened, and the batch of them, where that was done ahead.
+
+    ``seals`` say of each payload that an announced step awaits whether it is sealed.
+    """
 
     grant: StepGrant
     leases: tuple[OpenedLease, ...] | None = None
     batch: Batch | None = None
+    seals: tuple[Callable[[], bool], ...] = ()
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether it may be handed out."""
+        return all(is_sealed() for is_sealed in self.seals)
 
 
 class StepSource(Protocol):

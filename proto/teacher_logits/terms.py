@@ -81,6 +81,9 @@ class StepGrant:
     step's rows that are no padding. ``global_count`` are the positions of the whole step that
     count, None where its publishers registered no masks. ``settlements`` name the writers that
     the session has not been told of before.
+
+    With ``awaited`` it is announced, and not sealed yet: these are the extents of all its payloads,
+    whoever reads them, and it may be read once each of their slots holds its generation.
     """
 
     step: int
@@ -88,6 +91,14 @@ class StepGrant:
     real_rows: int
     global_count: int | None = None
     settlements: tuple[Settlement, ...] = ()
+    awaited: tuple[Extent, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepWithdrawn:
+    """A step that was announced and will not come as it was: its leases are void."""
+
+    step: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +127,7 @@ class SlabsGone:
     slab_ids: tuple[str, ...]
 
 
-Mail: TypeAlias = "StepGrant | StepFailure | RoomFreed | SlabsGone"
+Mail: TypeAlias = "StepGrant | StepFailure | StepWithdrawn | RoomFreed | SlabsGone"
 """What the server sends ahead over a line."""
 
 

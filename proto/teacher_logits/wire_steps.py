@@ -8,10 +8,20 @@ from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
 from teacher_logits.errors import RequestInvalidError, TeacherLogitsError
-from teacher_logits.terms import Mail, Reservation, RoomFreed, SlabsGone, StepFailure, StepGrant
+from teacher_logits.terms import (
+    Mail,
+    Reservation,
+    RoomFreed,
+    SlabsGone,
+    StepFailure,
+    StepGrant,
+    StepWithdrawn,
+)
 from teacher_logits.v1 import line_pb2, payload_pb2, registry_service_pb2
 from teacher_logits.wire_errors import from_status, to_status
 from teacher_logits.wire_session import (
+    extent_from_wire,
+    extent_to_wire,
     lease_from_wire,
     lease_to_wire,
     settlement_from_wire,
@@ -39,6 +49,7 @@ def grant_to_wire(
         real_rows=grant.real_rows,
         global_count=grant.global_count,
         settlements=[settlement_to_wire(s) for s in grant.settlements],
+        awaited=[extent_to_wire(extent) for extent in grant.awaited],
     )
 
 
@@ -57,6 +68,7 @@ def grant_from_wire(message: payload_pb2.StepGrant) -> StepGrant | StepFailure:
         real_rows=message.real_rows,
         global_count=message.global_count if message.HasField("global_count") else None,
         settlements=tuple(settlement_from_wire(s) for s in message.settlements),
+        awaited=tuple(extent_from_wire(extent) for extent in message.awaited),
     )
 
 
@@ -79,6 +91,8 @@ def mail_to_wire(mail: Mail, *, lease_message: LeaseMessage = lease_to_wire) -> 
         return line_pb2.LineReply(freed=freed)
     if isinstance(mail, SlabsGone):
         return line_pb2.LineReply(slabs_gone=line_pb2.SlabsGone(slab_ids=mail.slab_ids))
+    if isinstance(mail, StepWithdrawn):
+        return line_pb2.LineReply(withdrawn=line_pb2.StepWithdrawn(step=mail.step))
     return line_pb2.LineReply(step=grant_to_wire(mail, lease_message=lease_message))
 
 
@@ -97,6 +111,8 @@ def mail_from_wire(message: line_pb2.LineReply) -> Mail:
         )
     if kind == "slabs_gone":
         return SlabsGone(slab_ids=tuple(message.slabs_gone.slab_ids))
+    if kind == "withdrawn":
+        return StepWithdrawn(step=message.withdrawn.step)
     if kind == "step":
         return grant_from_wire(message.step)
     raise RequestInvalidError(f"{kind or 'nothing'} came ahead over a line")

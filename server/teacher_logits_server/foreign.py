@@ -119,6 +119,15 @@ class ForeignSlabs:
             fd = self._slabs[extent.slab_id].fd
             return os.pread(fd, size_bytes, start) if 0 <= start < MAX_SLAB_BYTES else b""
 
+    def generation(self, extent: Extent) -> int:
+        """Read the slot of an extent, in use or not; 0 where its slab is gone."""
+        with self._lock:
+            slab = self._slabs.get(extent.slab_id)
+            if slab is None:
+                return 0
+            slot = os.pread(slab.fd, 8, HEADER_BYTES + 8 * extent.slot)
+        return int.from_bytes(slot, "little")
+
     def copy(self, slab_id: str) -> tuple[int, int]:
         """Return a copy of a slab's descriptor, which the caller closes, and its size in bytes.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from teacher_logits.errors import RequestInvalidError
 from teacher_logits.keys import STEP_LIMIT
-from teacher_logits.terms import RoomFreed, SlabsGone
+from teacher_logits.terms import RoomFreed, SlabsGone, StepWithdrawn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -29,6 +29,7 @@ class Mailbox:
     sent: set[int] = field(default_factory=set)
     freed: list[str] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
+    withdrawn: list[int] = field(default_factory=list)
     #: The lowest open step that a publisher was told last.
     told_lowest: int = 0
 
@@ -74,6 +75,26 @@ class Mail:
     def note_sent(self, session_id: str, step: int) -> None:
         """Note that a step goes out."""
         self._boxes[session_id].sent.add(step)
+
+    def withdraw(self, session_id: str, step: int) -> bool:
+        """Take back a step that went out before it was sealed; say whether it can be told."""
+        box = self._boxes.get(session_id)
+        if box is not None:
+            box.sent.discard(step)
+            box.withdrawn.append(step)
+        return box is not None
+
+    def forget_sent(self, session_id: str, step: int) -> None:
+        """Have a wanted step go out again, once it is ready."""
+        box = self._boxes.get(session_id)
+        if box is not None:
+            box.sent.discard(step)
+
+    def take_withdrawn(self, session_id: str) -> list[StepWithdrawn]:
+        """Return the steps that were taken back, each once."""
+        box = self._boxes.get(session_id, Mailbox())
+        withdrawn, box.withdrawn = box.withdrawn, []
+        return [StepWithdrawn(step=step) for step in withdrawn]
 
     def wants(self, session_id: str, steps: Collection[int]) -> bool:
         """Say whether a session wants one of these and was not sent it."""

@@ -41,7 +41,9 @@ class Reading(Sealing):
                 session_id,
                 first_step,
                 count,
-                is_out=lambda step: self._grants.is_out(session_id, step),
+                is_out=lambda step: (
+                    self._grants.is_out(session_id, step) or self._announced.has(session_id, step)
+                ),
             )
             published.steps.seats.note_wanted(session_id, self._mail.due(session_id))
             if self._grants.is_out(session_id, first_step):
@@ -113,6 +115,7 @@ class Reading(Sealing):
                 return []
             published = self._publishers.find(session.teacher_id)
             due: list[Mail | None] = [self._mail.take_gone(session_id)]
+            due += self._mail.take_withdrawn(session_id)
             if published is not None and session.is_publisher:
                 lowest = published.steps.lowest_without(session.publisher.data_parallel_rank)
                 due.append(self._mail.take_freed(session_id, lowest))
@@ -159,7 +162,7 @@ class Reading(Sealing):
         try:
             step = published.steps.had(number)
             if step is None:
-                return None
+                return self._send_ahead(session, published, number)
             terms = self._grant(session, published, step, request_id="", now=now)
         except TeacherLogitsError as error:
             if not is_asked:
@@ -169,6 +172,16 @@ class Reading(Sealing):
         self._mail.note_sent(session_id, number)
         if is_asked:
             published.steps.seats.note_asked(number)
+        return terms
+
+    def _send_ahead(self, session: Session, published: Published, number: int) -> StepGrant | None:
+        """Return what can be told of a wanted step that is not complete."""
+        step = published.steps.find(number)
+        if step is None or not step.is_announced:
+            return None
+        terms = self._announce(session, published, step)
+        if terms is not None:
+            self._mail.note_sent(session.session_id, number)
         return terms
 
     def _read_by(self, session: Session) -> Published:

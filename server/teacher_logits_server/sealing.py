@@ -79,6 +79,28 @@ class Sealing(Publishing):
                 self._end_reservation(published, payload_id)
                 raise
 
+    def announce_payload(
+        self, session_id: str, payload_id: str, *, extent: Extent, valid_count: int | None
+    ) -> None:
+        """Learn where a payload will lie, and its count, which its seal will repeat.
+
+        Of one that was sealed, or has ended, nothing is learnt.
+
+        Raises:
+            PayloadInvalidError, NotAllowedError: as for ``seal_payload``.
+        """
+        with self._step() as now:
+            published = self._published(self._publisher(session_id, now))
+            draft = self._drafts.find(payload_id)
+            if draft is None or draft.session_id != session_id or draft.extent is not None:
+                return
+            self._check_seal(draft, extent, 0, valid_count)
+            draft.extent, draft.valid_count = extent, valid_count
+            part = published.steps.part_of(payload_id)
+            if part is not None and part.announce(valid_count):
+                published.steps.changes.decided.append(part.claim.step)
+                self._carry_out(published)
+
     def seal_payload(
         self,
         session_id: str,
@@ -165,6 +187,13 @@ class Sealing(Publishing):
                     facts={name: count, "most": most},
                 )
         self._check_place(draft, extent)
+        announced = (draft.extent, draft.valid_count)
+        if not draft.streams and draft.extent and announced != (extent, valid_count):
+            raise PayloadInvalidError(
+                f"payload {payload.payload_id} is sealed at {extent} with valid_count "
+                f"{valid_count}, and was announced at {draft.extent} with {draft.valid_count}",
+                facts={"payload_id": payload.payload_id},
+            )
 
     def _check_place(self, draft: Draft, extent: Extent | None) -> None:
         payload = draft.payload

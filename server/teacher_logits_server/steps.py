@@ -200,6 +200,7 @@ class Steps:
         if part.repeat is not None:
             self._forget_claim(part.claim)
             part.claim, part.repeat, part.is_sealed = part.repeat, None, False
+            part.is_announced = False
         else:
             part.is_lost = True
             self.changes.decided.append(part.claim.step)

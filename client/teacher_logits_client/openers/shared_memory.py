@@ -15,112 +15,29 @@ no longer than its own deadline, and then try themselves.
 
 from __future__ import annotations
 
-import ctypes
-import fcntl
-import mmap
 import os
 import threading
 import time
-import weakref
 from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import DeadlinePassedError, SlabOpenError
-from teacher_logits.slab import CONTROL_BYTES, HEADER_BYTES, check_extent, is_retired, read_header
+from teacher_logits.errors import DeadlinePassedError
+from teacher_logits.slab import check_extent, is_retired
 from teacher_logits.transport import Transport
 from teacher_logits_client.config import MapMode
 from teacher_logits_client.openers import extent_of, stale, taken_back
-from teacher_logits_client.openers.pages import drop_dirtied
+from teacher_logits_client.openers.reader_slab import ReaderSlab
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from teacher_logits.payload import Extent
     from teacher_logits.terms import LeaseTerms
+    from teacher_logits_client.openers.reader_slab import Room, Watch
 
     GetSlab = Callable[[str, float], int]
     _Place = tuple[str, int]
-
-# Linux numbers, which the standard library of Python 3.10 lacks.
-_MAP_NORESERVE, _F_GET_SEALS, _F_SEAL_SHRINK = 0x4000, 1034, 0x2
-
-
-class Room:
-    """Bytes of a map. ``address`` is where they are, None in a map that cannot be written to."""
-
-    def __init__(self, view: memoryview, address: int | None) -> None:
-        self.view = view
-        self._address = address
-
-    def part(self, offset: int, size: int) -> Room:
-        """Return ``size`` bytes of it."""
-        address = None if self._address is None else self._address + offset
-        return Room(self.view[offset : offset + size], address)
-
-    def drop_dirtied(self) -> int:
-        """Drop the reader's own pages of room that nobody views; return their bytes."""
-        return 0 if self._address is None else drop_dirtied(self._address, len(self.view))
-
-
-class ReaderSlab:
-    """A slab as its reader has it. Unmapped when the last tensor over it is gone."""
-
-    def __init__(self, slab_id: str, fd: int, mode: MapMode) -> None:
-        """Map a slab, and take over its descriptor; that stays the caller's after an error.
-
-        Raises:
-            SlabOpenError: it cannot be mapped, is no slab, or its writer could shrink it,
-                which would kill its readers.
-        """
-        self.slab_id = slab_id
-        self._fd = fd
-        self.is_writable = mode is MapMode.COW
-        try:
-            total = os.fstat(fd).st_size
-            if not fcntl.fcntl(fd, _F_GET_SEALS) & _F_SEAL_SHRINK:
-                raise SlabOpenError(f"slab {slab_id} is not sealed against shrinking")
-            self.control = mmap.mmap(fd, CONTROL_BYTES, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-        except (OSError, ValueError) as error:
-            raise _unmappable(slab_id, error) from error
-        whole = self._map(0, total)
-        self.size_bytes = read_header(self.control, slab_id=slab_id, total_bytes=total)
-        self._slots = memoryview(self.control)[HEADER_BYTES:].cast("Q")
-        self._room = whole.part(CONTROL_BYTES, self.size_bytes)
-        weakref.finalize(self, os.close, fd).atexit = False
-
-    def generation(self, slot: int) -> int:
-        """Read a slot."""
-        return self._slots[slot]
-
-    def room(self, extent: Extent) -> Room:
-        """Return the extent in the slab's map."""
-        return self._room.part(extent.offset_bytes, extent.size_bytes)
-
-    def own_room(self, extent: Extent) -> Room:
-        """Return the extent in a new map of its own, unmapped with the last view of it.
-
-        Raises:
-            SlabOpenError: it cannot be mapped.
-        """
-        return self._map(CONTROL_BYTES + extent.offset_bytes, extent.size_bytes)
-
-    def _map(self, offset: int, size: int) -> Room:
-        try:
-            if not self.is_writable:
-                flags, prot = mmap.MAP_SHARED, mmap.PROT_READ
-            else:
-                flags = mmap.MAP_PRIVATE | _MAP_NORESERVE
-                prot = mmap.PROT_READ | mmap.PROT_WRITE
-            memory = mmap.mmap(self._fd, size, flags=flags, prot=prot, offset=offset)
-        except (OSError, ValueError) as error:
-            raise _unmappable(self.slab_id, error) from error
-        address = ctypes.addressof(ctypes.c_char.from_buffer(memory)) if self.is_writable else None
-        return Room(memoryview(memory), address)
-
-
-def _unmappable(slab_id: str, error: Exception) -> SlabOpenError:
-    return SlabOpenError(f"slab {slab_id} cannot be mapped: {error}", facts={"slab_id": slab_id})
 
 
 class SharedMemoryPayload:
@@ -146,8 +63,7 @@ class SharedMemoryPayload:
 
     def is_current(self) -> bool:
         """Say whether the room still holds this payload, and will while the lease is open."""
-        current = self._slab.generation(self._extent.slot) == self._extent.generation
-        return current and not self._is_revoked()
+        return self._slab.holds(self._extent) and not self._is_revoked()
 
     def vacate(self) -> int:
         """Drop the pages that were dirtied; return their bytes."""
@@ -162,6 +78,7 @@ class SharedMemoryOpener:
             slab's id and the seconds that it may take.
         mode: ``COW`` or ``READ_ONLY``; for ``COPY`` the caller copies, and maps read-only.
         is_revoked: whether a lease was taken back by force, whatever its room holds.
+        watch: has whoever waits woken when a file is touched, and returns what ends that.
     """
 
     transport = Transport.SHARED_MEMORY
@@ -172,9 +89,11 @@ class SharedMemoryOpener:
         *,
         mode: MapMode = MapMode.COW,
         is_revoked: Callable[[str], bool] = lambda lease_id: False,
+        watch: Watch = lambda fd: lambda: None,
     ) -> None:
         self._get_slab = get_slab
         self._is_revoked = is_revoked
+        self._watch = watch
         self._mode = mode
         self._slabs: dict[str, ReaderSlab] = {}
         #: Slabs that some thread is asking for.
@@ -199,14 +118,18 @@ class SharedMemoryOpener:
         """Say whether a slab is mapped."""
         return slab_id in self._slabs
 
-    def open(self, lease: LeaseTerms, *, until: float) -> SharedMemoryPayload:
-        """Return the lease's bytes in the mapped slab. See ``Opener.open``."""
+    def open(
+        self, lease: LeaseTerms, *, until: float, is_announced: bool = False
+    ) -> SharedMemoryPayload:
+        """Return the lease's bytes in the mapped slab. See ``Opener.open``.
+
+        Where it ``is_announced`` nothing there may be read before its seal (``seal_of``).
+        """
         extent = extent_of(lease, self.transport)
         slab = self._slab(extent.slab_id, until)
         check_extent(extent, size_bytes=slab.size_bytes)
-        found = slab.generation(extent.slot)
-        if found != extent.generation:
-            raise stale(lease, expected=extent.generation, found=found)
+        if not is_announced:
+            _check_sealed(slab, lease, extent)
         if self._is_revoked(lease.lease_id):
             raise taken_back(lease)
         place = (extent.slab_id, extent.slot)
@@ -225,6 +148,17 @@ class SharedMemoryOpener:
             is_revoked=partial(self._is_revoked, lease.lease_id),
         )
 
+    def seal_of(self, extent: Extent, *, until: float) -> Callable[[], bool]:
+        """Return what says whether an extent is sealed; whoever waits is woken then.
+
+        Raises:
+            SlabOpenError, DeadlinePassedError: as for ``open``; or its slab cannot be watched.
+        """
+        slab = self._slab(extent.slab_id, until)
+        check_extent(extent, size_bytes=slab.size_bytes)
+        slab.watch(self._watch)
+        return partial(slab.holds, extent)
+
     def forget(self, slab_ids: Collection[str]) -> None:
         """Let go of slabs that are gone, as soon as no lease is on them."""
         with self._lock:
@@ -234,6 +168,8 @@ class SharedMemoryOpener:
     def close(self) -> None:
         """Forget all slabs; each is unmapped when no tensor views it any more."""
         with self._lock:
+            for slab in self._slabs.values():
+                slab.let_go()
             self._slabs.clear()
 
     def _slab(self, slab_id: str, until: float) -> ReaderSlab:
@@ -296,5 +232,11 @@ class SharedMemoryOpener:
         for slab_id, slab in list(self._slabs.items()):
             is_gone = slab_id in self._gone or is_retired(slab.control)
             if is_gone and slab_id not in self._leases:
-                del self._slabs[slab_id]
+                self._slabs.pop(slab_id).let_go()
                 self._gone.discard(slab_id)
+
+
+def _check_sealed(slab: ReaderSlab, lease: LeaseTerms, extent: Extent) -> None:
+    found = slab.generation(extent.slot)
+    if found != extent.generation:
+        raise stale(lease, expected=extent.generation, found=found)

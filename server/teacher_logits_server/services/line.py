@@ -31,6 +31,7 @@ from teacher_logits_server.services.mail_packets import failure_of, mail_packets
 from teacher_logits_server.services.student import PUBLISHER, acquire, release, renew
 
 if TYPE_CHECKING:
+    from teacher_logits.v1 import teacher_logits_service_pb2
     from teacher_logits_server.exporters.shared_memory import SharedMemoryExporter
     from teacher_logits_server.ledger import Ledger
     from teacher_logits_server.services.publishing import PublisherCalls
@@ -107,6 +108,7 @@ class LineDesk:
         """Tell the ledger that nobody is at the other end of a session's line."""
         facts = {"session_id": line.session_id, "process_alive": process_alive}
         try:
+            self._publishing.hear_seals(line.session_id)
             who = self._ledger.describe(line.session_id)
             if who.get("kind") == PUBLISHER and self._is_living(line.session_id):
                 _log.warning("publisher lost", extra={"facts": {**facts, **who}})
@@ -213,6 +215,10 @@ class LineDesk:
             _check_own(line, request.seal.session_id)
             self._publishing.seal(request.seal, may_digest=False)
             reply.seal.SetInParent()
+        elif kind == "announce":
+            _check_own(line, request.announce.session_id)
+            self._publishing.announce(line.session_id, request.announce)
+            reply.announce.SetInParent()
         elif kind == "abandon":
             _check_own(line, request.abandon.session_id)
             reply.abandon.CopyFrom(self._publishing.abandon(request.abandon))
@@ -242,6 +248,7 @@ class LineDesk:
             reply.acquire.CopyFrom(acquire(self._ledger, request.acquire))
         elif kind == "release":
             _check_own(line, request.release.session_id)
+            self._hear_of(line, request.release)
             reply.release.CopyFrom(release(self._ledger, request.release))
         elif kind == "renew":
             _check_own(line, request.renew.session_id)
@@ -249,9 +256,19 @@ class LineDesk:
         else:
             raise RequestInvalidError(
                 "a line says hello once, and then get_slab, acquire, release, renew or want_steps; "
-                "a publisher's put_slab, drop_slab, reserve, seal, abandon or renew",
+                "a publisher's put_slab, drop_slab, reserve, announce, seal, abandon or renew",
                 facts={"kind": kind or "none"},
             )
+
+    def _hear_of(
+        self, line: Line, release: teacher_logits_service_pb2.ReleasePayloadRequest
+    ) -> None:
+        """Learn what a return says of a step that was announced, and perhaps read since."""
+        if self._ledger.was_announced(line.session_id, release.lease_id):
+            if release.unread:
+                self._ledger.give_up_announced(line.session_id, release.lease_id)
+            else:
+                self._publishing.hear_seals(line.session_id)
 
     def _pass_slab(self, line: Line, request: line_pb2.LineRequest) -> Answer:
         slab_id = request.get_slab.slab_id

@@ -9,18 +9,19 @@ differs is refused before any student sees it, and its reservation has ended.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from teacher_logits import keys
 from teacher_logits.digest import payload_digest
-from teacher_logits.errors import PayloadInvalidError, RequestInvalidError
+from teacher_logits.errors import PayloadInvalidError, RequestInvalidError, TeacherLogitsError
 from teacher_logits.terms import SERVER_WRITER
 from teacher_logits.v1 import registry_service_pb2 as messages
 from teacher_logits.wire import check_count
-from teacher_logits.wire_session import extent_from_wire, payload_from_wire
+from teacher_logits.wire_session import extent_from_wire, extent_to_wire, payload_from_wire
 from teacher_logits.wire_steps import reservation_to_wire
 from teacher_logits_server.foreign import check_descriptor
-from teacher_logits_server.row_checks import check_rows
+from teacher_logits_server.row_checks import check_rows, count_bad_rows
 from teacher_logits_server.services.lease_messages import LeaseMessages
 
 if TYPE_CHECKING:
@@ -87,8 +88,46 @@ class PublisherCalls:
             tuple(request.row_positions),
             request.real_rows,
         )
-        self.lease_messages.announce(reservation.payload_id, payload)
+        self.lease_messages.make(reservation.payload_id, payload)
         return reservation_to_wire(reservation)
+
+    def announce(self, session_id: str, request: line_pb2.AnnouncePayloadRequest) -> None:
+        """Learn where a payload will lie; its rows are looked at now, but for their status."""
+        payload_id, extent = request.payload_id, extent_from_wire(request.extent)
+        draft = self._ledger.reserved(session_id, payload_id)
+        if draft is None:
+            return
+        self._ledger.check_place(session_id, payload_id, extent)
+        self._check_rows(draft, extent, None)
+        self._ledger.announce_payload(
+            session_id,
+            payload_id,
+            extent=extent,
+            valid_count=request.valid_count if request.HasField("valid_count") else None,
+        )
+
+    def hear_seals(self, session_id: str) -> None:
+        """Take in what is sealed of a session's teacher, by its slots, and was not heard of yet.
+
+        Readers to whom it was announced may have read it.
+        """
+        for draft in self._ledger.announced(session_id):
+            extent, payload = draft.extent, draft.payload
+            if extent is None or self._foreign.generation(extent) != extent.generation:
+                continue
+            request = messages.SealPayloadRequest(
+                session_id=draft.session_id,
+                payload_id=payload.payload_id,
+                extent=extent_to_wire(extent),
+                bad_row_count=count_bad_rows(payload, partial(self._foreign.read, extent)),
+                valid_count=draft.valid_count,
+            )
+            try:
+                self.seal(request, may_digest=False)
+            except TeacherLogitsError as error:
+                _log.warning(
+                    "seal refused", extra={"facts": {**_facts(draft), "error": error.message}}
+                )
 
     def seal(self, request: messages.SealPayloadRequest, *, may_digest: bool) -> None:
         """Make a payload readable.
@@ -112,6 +151,7 @@ class PublisherCalls:
 
     def abandon(self, request: messages.AbandonPayloadRequest) -> messages.AbandonPayloadResponse:
         """Give a reservation up; twice is fine. What was sealed already stays so."""
+        self.hear_seals(request.session_id)
         is_sealed = self._ledger.abandon_payload(request.session_id, request.payload_id)
         return messages.AbandonPayloadResponse(is_sealed=is_sealed)
 
@@ -145,7 +185,7 @@ class PublisherCalls:
             digest = "" if repeated is None else self._digest(repeated)
             self._seal(request, extent, digest)
 
-    def _check_rows(self, draft: Draft, extent: Extent | None, bad_row_count: int) -> None:
+    def _check_rows(self, draft: Draft, extent: Extent | None, bad_row_count: int | None) -> None:
         where = draft.extent if extent is None else extent
 
         def read(offset_bytes: int, size_bytes: int) -> bytes:

@@ -1,0 +1,125 @@
+"""Slabs as their readers have them: mapped once, looked at by their slots, watched on demand."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+from teacher_logits.errors import SlabOpenError
+from teacher_logits.slab import CONTROL_BYTES, HEADER_BYTES, read_header
+from teacher_logits_client.config import MapMode
+from teacher_logits_client.openers.pages import drop_dirtied
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from teacher_logits.payload import Extent
+
+    Watch = Callable[[int], Callable[[], None]]
+
+# Linux numbers, which the standard library of Python 3.10 lacks.
+_MAP_NORESERVE, _F_GET_SEALS, _F_SEAL_SHRINK = 0x4000, 1034, 0x2
+
+
+class Room:
+    """Bytes of a map. ``address`` is where they are, None in a map that cannot be written to."""
+
+    def __init__(self, view: memoryview, address: int | None) -> None:
+        self.view = view
+        self._address = address
+
+    def part(self, offset: int, size: int) -> Room:
+        """Return ``size`` bytes of it."""
+        address = None if self._address is None else self._address + offset
+        return Room(self.view[offset : offset + size], address)
+
+    def drop_dirtied(self) -> int:
+        """Drop the reader's own pages of room that nobody views; return their bytes."""
+        return 0 if self._address is None else drop_dirtied(self._address, len(self.view))
+
+
+class ReaderSlab:
+    """A slab as its reader has it. Unmapped when the last tensor over it is gone."""
+
+    def __init__(self, slab_id: str, fd: int, mode: MapMode) -> None:
+        """Map a slab, and take over its descriptor; that stays the caller's after an error.
+
+        Raises:
+            SlabOpenError: it cannot be mapped, is no slab, or its writer could shrink it,
+                which would kill its readers.
+        """
+        self.slab_id = slab_id
+        self._fd = fd
+        self.is_writable = mode is MapMode.COW
+        try:
+            total = os.fstat(fd).st_size
+            if not fcntl.fcntl(fd, _F_GET_SEALS) & _F_SEAL_SHRINK:
+                raise SlabOpenError(f"slab {slab_id} is not sealed against shrinking")
+            self.control = mmap.mmap(fd, CONTROL_BYTES, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        except (OSError, ValueError) as error:
+            raise _unmappable(slab_id, error) from error
+        whole = self._map(0, total)
+        self.size_bytes = read_header(self.control, slab_id=slab_id, total_bytes=total)
+        self._slots = memoryview(self.control)[HEADER_BYTES:].cast("Q")
+        self._room = whole.part(CONTROL_BYTES, self.size_bytes)
+        weakref.finalize(self, os.close, fd).atexit = False
+        self._unwatch: Callable[[], None] | None = None
+        self._watching = threading.Lock()
+
+    def watch(self, watch: Watch) -> None:
+        """Have whoever waits woken when the writer has sealed something; once is enough.
+
+        Raises:
+            SlabOpenError: its file cannot be watched.
+        """
+        with self._watching:
+            self._unwatch = self._unwatch or watch(self._fd)
+
+    def let_go(self) -> None:
+        """Watch it no more: it is forgotten, and unmapped with the last tensor over it."""
+        with self._watching:
+            unwatch, self._unwatch = self._unwatch, None
+        if unwatch is not None:
+            unwatch()
+
+    def holds(self, extent: Extent) -> bool:
+        """Say whether an extent may be read, in its generation."""
+        return self._slots[extent.slot] == extent.generation
+
+    def generation(self, slot: int) -> int:
+        """Read a slot."""
+        return self._slots[slot]
+
+    def room(self, extent: Extent) -> Room:
+        """Return the extent in the slab's map."""
+        return self._room.part(extent.offset_bytes, extent.size_bytes)
+
+    def own_room(self, extent: Extent) -> Room:
+        """Return the extent in a new map of its own, unmapped with the last view of it.
+
+        Raises:
+            SlabOpenError: it cannot be mapped.
+        """
+        return self._map(CONTROL_BYTES + extent.offset_bytes, extent.size_bytes)
+
+    def _map(self, offset: int, size: int) -> Room:
+        try:
+            if not self.is_writable:
+                flags, prot = mmap.MAP_SHARED, mmap.PROT_READ
+            else:
+                flags = mmap.MAP_PRIVATE | _MAP_NORESERVE
+                prot = mmap.PROT_READ | mmap.PROT_WRITE
+            memory = mmap.mmap(self._fd, size, flags=flags, prot=prot, offset=offset)
+        except (OSError, ValueError) as error:
+            raise _unmappable(self.slab_id, error) from error
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory)) if self.is_writable else None
+        return Room(memoryview(memory), address)
+
+
+def _unmappable(slab_id: str, error: Exception) -> SlabOpenError:
+    return SlabOpenError(f"slab {slab_id} cannot be mapped: {error}", facts={"slab_id": slab_id})
