@@ -24,7 +24,7 @@ from teacher_logits_client.forks import refuse_to_travel
 from teacher_logits_client.leased_targets import Made
 from teacher_logits_client.micro_batches import MicroBatch, RowTargets
 from teacher_logits_client.row_columns import RowColumns, Shape
-from teacher_logits_client.step_guards import check_step, tokens_of
+from teacher_logits_client.step_guards import check_step, tokens_of, unchecked_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import torch
 
     from teacher_logits.profiles import StudentProfile
-    from teacher_logits.terms import StepGrant
+    from teacher_logits.terms import Check, StepGrant
     from teacher_logits.transport import Transport
     from teacher_logits_client.payloads import LeasedPayload
     from teacher_logits_client.returns import Returner
@@ -50,8 +50,7 @@ class Batch:
     ``rows`` are their global numbers, padding included, ``row_count`` of them; ``real_rows``
     counts those that are no padding. ``global_count`` are the positions of the whole step that
     count, to divide the loss by once; None where the step's publishers registered no masks:
-    then the sum over ranks of the counts that losses return is the number. ``checks`` says
-    what was compared before the batch was handed out, and what could not be.
+    then the sum over ranks of the counts that losses return is the number.
     """
 
     _closed = True
@@ -71,7 +70,6 @@ class Batch:
 
         ``when_closing`` is called with the step before its leases go back.
         """
-        self.checks = check_step(parts, rows=rows, batch=None)
         self.step = grant.step
         self.rows = rows
         self.real_rows = sum(part.row_count for part in parts)
@@ -89,6 +87,9 @@ class Batch:
         self._returner = returner
         self._when_closing = when_closing
         self._lengths: torch.Tensor | None = None
+        #: Of each row, as it was handed out.
+        self._statuses = b""
+        self._checks: tuple[Check, ...] | None = None
         self._made = Made(
             what=f"the batch of step {grant.step}", again="the step", facts={"step": grant.step}
         )
@@ -109,19 +110,14 @@ class Batch:
         for payload in self._payloads:
             payload.adopt()
         self._closed = False
-        if self._grant is not None and self._grant.awaited:
-            self._look_again()
-        return self
-
-    def _look_again(self) -> None:
-        """Hold what was made before its seal against what is there since."""
         try:
             for part in self._parts:
                 part.look_again()
-            self.checks = check_step(self._parts, rows=self.rows, batch=None)
         except BaseException:
             self.abandon()
             raise
+        self._statuses = b"".join([part.status for part in self._parts])
+        return self
 
     def drop(self) -> None:
         """Let go of what was made ahead: nobody will adopt it."""
@@ -135,9 +131,16 @@ class Batch:
         Raises:
             PayloadInvalidError, AlignmentError: see ``check_step``.
         """
-        self.checks = check_step(self._parts, rows=self.rows, batch=own)
+        self._checks = check_step(self._parts, rows=self.rows, batch=own)
         self._lengths = tokens_of(own, row_count=self.row_count, real_rows=self.real_rows)
         self._whole = None
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """What was compared before it was handed out, and what could not be."""
+        if self._checks is None:
+            self._checks = unchecked_step(self._statuses)
+        return self._checks
 
     @property
     def row_count(self) -> int:

@@ -169,7 +169,8 @@ class LineSteps:
         finally:
             with self._lock:
                 self._awaited[step] -= 1
-                self._awaited = +self._awaited
+                if not self._awaited[step]:
+                    del self._awaited[step]
         answers = call_id is not None and self._line.has_answered(call_id)
         why = "the broker did not answer: the server is stopped, or gone"
         if answers:

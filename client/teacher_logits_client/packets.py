@@ -46,6 +46,8 @@ class Connection(socket.socket):
         self._close_bell.atexit = False
         #: What ends a wait too; None until some file is watched.
         self.files: FileWatch | None = None
+        self.ends = select.poll()
+        self.ends.register(self, 0)  # its end is told all the same
         self._making = threading.Lock()
 
     def watch(self, fd: int) -> Callable[[], None]:
@@ -140,9 +142,5 @@ def wait(connection: Connection, event: int, until: float) -> bool:
 
 
 def has_hung_up(connection: Connection) -> bool:
-    """Whether the other side has closed the connection; never waits."""
-    if connection.fileno() < 0:
-        return True  # closed on this side
-    poll = select.poll()
-    poll.register(connection, select.POLLIN)
-    return any(events & (select.POLLHUP | select.POLLERR) for _, events in poll.poll(0))
+    """Whether the other side has closed the connection; never waits. By one thread at a time."""
+    return connection.fileno() < 0 or bool(connection.ends.poll(0))

@@ -67,6 +67,8 @@ class Part(Mapping[ColumnKind, torch.Tensor]):
         Raises:
             PayloadInvalidError: naming both places.
         """
+        if self._is_whole:
+            return  # its place follows from no offset
         was, now = (self._start, self._stop), self._place()
         if was != now:
             raise PayloadInvalidError(

@@ -40,7 +40,7 @@ from teacher_logits_client.fallback import (
     next_transport,
     pause_before_resuming,
 )
-from teacher_logits_client.openers import pages, shared_memory
+from teacher_logits_client.openers import pages, reader_slab
 from teacher_logits_client.openers.local import LocalOpener
 from teacher_logits_client.openers.own import OwnPayload
 from teacher_logits_client.openers.shared_memory import SharedMemoryOpener
@@ -225,7 +225,7 @@ class TestSharedMemory:
         def refuse(address: int, size_bytes: int) -> int:
             raise OSError("madvise")
 
-        monkeypatch.setattr(shared_memory, "drop_dirtied", refuse)
+        monkeypatch.setattr(reader_slab, "drop_dirtied", refuse)
         with pytest.raises(OSError, match="madvise"):
             first.vacate()
 
