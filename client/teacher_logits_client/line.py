@@ -208,7 +208,7 @@ class Line(Exchange):
         )
 
     def announce(
-        self, session_id: str, payload_id: str, *, extent: Extent, valid_count: int | None
+        self, session_id: str, payload_id: str, extent: Extent, valid_count: int | None
     ) -> None:
         """Say where a payload will lie that is reserved; waits for nothing, not even room."""
         request = line_pb2.AnnouncePayloadRequest(

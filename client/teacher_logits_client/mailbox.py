@@ -36,6 +36,10 @@ class Opened(Protocol):
     def is_sealed(self) -> bool:
         """Whether it may be handed out."""
 
+    @property
+    def is_made(self) -> bool:
+        """Whether nothing is left to be done for that."""
+
 
 class Mailbox:
     """Steps by their number.
@@ -116,10 +120,12 @@ class Mailbox:
         return found
 
     def take_opened(self, step: int) -> Opened | None:
-        """Return a step that is here and open; what else is here of it stays."""
+        """Return a step that is here, made and sealed; what else is here of it stays."""
         with self._lock:
             found = self._steps.get(step)
-            if found is None or isinstance(found, StepGrant | StepFailure) or not found.is_sealed:
+            if found is None or isinstance(found, StepGrant | StepFailure):
+                return None
+            if not (found.is_made and found.is_sealed):
                 return None
             del self._steps[step]
             return found
@@ -137,6 +143,12 @@ class Mailbox:
         """Return what waits to be opened, the lowest step first."""
         waiting = [each for each in list(self._steps.values()) if isinstance(each, StepGrant)]
         return sorted(waiting, key=lambda grant: grant.step)
+
+    def announced(self) -> list[StepGrant]:
+        """Return what waits here for its seal, opened or not."""
+        here = [each for each in list(self._steps.values()) if not isinstance(each, StepFailure)]
+        grants = [each if isinstance(each, StepGrant) else each.grant for each in here]
+        return [grant for grant in grants if grant.awaited]
 
     def holds(self, grant: StepGrant) -> bool:
         """Say whether this very grant waits to be taken."""

@@ -97,10 +97,17 @@ class OpenedAhead:
 
     def open_announced(self, step: int, *, until: float) -> None:
         """Have a step that is announced open, or given up, when this returns in time."""
-        self.open_all()
+        seconds = max(0.0, min(_SLAB_SECONDS, until - time.monotonic()))
+        for grant in self._mailbox.grants():
+            if grant.step == step:
+                self._open(grant, seconds)
         entry = self._entries.get(step)  # another thread is at it
-        if entry is not None and entry.lock.acquire(timeout=max(0.0, until - time.monotonic())):
-            entry.lock.release()
+        if entry is None or not entry.lock.acquire(timeout=seconds):
+            return
+        entry.lock.release()
+        if self._mailbox.awaits_opening(step):  # it was another grant of the step
+            self._entries.pop(step, None)
+            self._put_away(entry.opened)
 
     def note_taken(self, grant: StepGrant) -> None:
         """Learn how a session's steps come: streams are opened from the first of them on."""
@@ -136,9 +143,13 @@ class OpenedAhead:
     def close(self) -> None:
         """Let go of what was opened and not taken; its leases stay the session's, unread.
 
+        Those of announced steps go back, so that their seals find nobody here.
+
         Streams under way end with the session, and are let go of then.
         """
         self._stop()
+        for grant in self._mailbox.announced():
+            self._give_back(grant)
         for step in list(self._entries):
             entry = self._entries.pop(step, None)
             if entry is not None:
@@ -213,9 +224,12 @@ class OpenedAhead:
         """Have an announced step granted as any other, since its seal cannot be seen from here."""
         self._mailbox.remove(grant)
         self._entries.pop(grant.step, None)
+        self._give_back(grant)
+        self.when_given_up(grant.step)
+
+    def _give_back(self, grant: StepGrant) -> None:
         for lease in grant.leases:
             self._reader.discard(lease.lease_id)
-        self.when_given_up(grant.step)
 
     def _opens_at_once(self, grant: StepGrant) -> bool:
         """Say whether a grant can be opened without waiting for anybody."""

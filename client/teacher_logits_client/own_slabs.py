@@ -111,9 +111,7 @@ class OwnSlabs:
         with self._lock:
             held = self._room.find(payload_id)
         if held is not None:
-            self._line.announce(
-                self._session_id, payload_id, extent=held.extent, valid_count=valid_count
-            )
+            self._line.announce(self._session_id, payload_id, held.extent, valid_count)
 
     def seal(self, payload_id: str, sealing: Sealing, *, until: float) -> None:
         """Let readers in and say so; see ``Way.seal``."""
@@ -146,6 +144,9 @@ class OwnSlabs:
             raise
         except TeacherLogitsError:
             with self._lock:
+                self._take_mail()
+                if self._room.find(payload_id) is None:
+                    return  # it was known by its slot, and all have read it since
                 self._free(payload_id)
             raise
         with self._lock:

@@ -28,6 +28,11 @@ class OpenedGrant:
     seals: tuple[Callable[[], bool], ...] = ()
 
     @property
+    def is_made(self) -> bool:
+        """Whether its batch is."""
+        return self.batch is not None
+
+    @property
     def is_sealed(self) -> bool:
         """Whether it may be handed out."""
         return all(is_sealed() for is_sealed in self.seals)

@@ -31,7 +31,6 @@ from teacher_logits_server.services.mail_packets import failure_of, mail_packets
 from teacher_logits_server.services.student import PUBLISHER, acquire, release, renew
 
 if TYPE_CHECKING:
-    from teacher_logits.v1 import teacher_logits_service_pb2
     from teacher_logits_server.exporters.shared_memory import SharedMemoryExporter
     from teacher_logits_server.ledger import Ledger
     from teacher_logits_server.services.publishing import PublisherCalls
@@ -100,6 +99,9 @@ class LineDesk:
             if isinstance(mail, StepGrant) and len(sent[0]) > MAX_PACKET_BYTES:
                 for lease in mail.leases:
                     self._ledger.release(line.session_id, lease.lease_id, unread=True)
+                    self._ledger.give_up_announced(line.session_id, lease.lease_id)
+                if mail.awaited:
+                    continue  # what is granted once it is sealed may be smaller
                 sent = mail_packets(failure_of(mail, len(sent[0])), messages)
             packets += sent
         return packets
@@ -248,7 +250,7 @@ class LineDesk:
             reply.acquire.CopyFrom(acquire(self._ledger, request.acquire))
         elif kind == "release":
             _check_own(line, request.release.session_id)
-            self._hear_of(line, request.release)
+            self._publishing.hear_return(request.release)
             reply.release.CopyFrom(release(self._ledger, request.release))
         elif kind == "renew":
             _check_own(line, request.renew.session_id)
@@ -259,16 +261,6 @@ class LineDesk:
                 "a publisher's put_slab, drop_slab, reserve, announce, seal, abandon or renew",
                 facts={"kind": kind or "none"},
             )
-
-    def _hear_of(
-        self, line: Line, release: teacher_logits_service_pb2.ReleasePayloadRequest
-    ) -> None:
-        """Learn what a return says of a step that was announced, and perhaps read since."""
-        if self._ledger.was_announced(line.session_id, release.lease_id):
-            if release.unread:
-                self._ledger.give_up_announced(line.session_id, release.lease_id)
-            else:
-                self._publishing.hear_seals(line.session_id)
 
     def _pass_slab(self, line: Line, request: line_pb2.LineRequest) -> Answer:
         slab_id = request.get_slab.slab_id

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from teacher_logits.digest import Buffer
     from teacher_logits.payload import Extent
     from teacher_logits.v1 import line_pb2
+    from teacher_logits.v1 import teacher_logits_service_pb2 as student_messages
     from teacher_logits_server.drafts import Draft
     from teacher_logits_server.foreign import ForeignSlabs
     from teacher_logits_server.ledger import Ledger
@@ -128,6 +129,15 @@ class PublisherCalls:
                 _log.warning(
                     "seal refused", extra={"facts": {**_facts(draft), "error": error.message}}
                 )
+
+    def hear_return(self, request: student_messages.ReleasePayloadRequest) -> None:
+        """Learn what a return says of a step that was announced, before it is carried out."""
+        if not self._ledger.was_announced(request.session_id, request.lease_id):
+            return
+        if request.unread:
+            self._ledger.give_up_announced(request.session_id, request.lease_id)
+        else:
+            self.hear_seals(request.session_id)
 
     def seal(self, request: messages.SealPayloadRequest, *, may_digest: bool) -> None:
         """Make a payload readable.
