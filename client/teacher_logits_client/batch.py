@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 
 from teacher_logits.errors import StalePayloadError
 from teacher_logits.layout import ColumnKind
+from teacher_logits_client import step_guards
 from teacher_logits_client.forks import refuse_to_travel
 from teacher_logits_client.leased_targets import Made
 from teacher_logits_client.micro_batches import MicroBatch, RowTargets
 from teacher_logits_client.row_columns import RowColumns, Shape
-from teacher_logits_client.step_guards import check_step, tokens_of, unchecked_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -88,8 +88,8 @@ class Batch:
         self._when_closing = when_closing
         self._lengths: torch.Tensor | None = None
         #: Of each row, as it was handed out.
-        self._statuses = b""
-        self._checks: tuple[Check, ...] | None = None
+        self._statuses = step_guards.statuses_of(parts)
+        self._checks: tuple[Check, ...] = ()
         self._made = Made(
             what=f"the batch of step {grant.step}", again="the step", facts={"step": grant.step}
         )
@@ -110,13 +110,12 @@ class Batch:
         for payload in self._payloads:
             payload.adopt()
         self._closed = False
-        try:
-            for part in self._parts:
-                part.look_again()
-        except BaseException:
-            self.abandon()
-            raise
-        self._statuses = b"".join([part.status for part in self._parts])
+        if self._grant is not None and self._grant.awaited:
+            try:
+                self._statuses = step_guards.look_again(self._parts)
+            except BaseException:
+                self.abandon()
+                raise
         return self
 
     def drop(self) -> None:
@@ -131,15 +130,16 @@ class Batch:
         Raises:
             PayloadInvalidError, AlignmentError: see ``check_step``.
         """
-        self._checks = check_step(self._parts, rows=self.rows, batch=own)
-        self._lengths = tokens_of(own, row_count=self.row_count, real_rows=self.real_rows)
+        self._checks = step_guards.check_step(self._parts, rows=self.rows, batch=own)
+        self._lengths = step_guards.tokens_of(
+            own, row_count=self.row_count, real_rows=self.real_rows
+        )
         self._whole = None
 
     @property
     def checks(self) -> tuple[Check, ...]:
         """What was compared before it was handed out, and what could not be."""
-        if self._checks is None:
-            self._checks = unchecked_step(self._statuses)
+        self._checks = self._checks or step_guards.unchecked_step(self._statuses)
         return self._checks
 
     @property

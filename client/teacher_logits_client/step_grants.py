@@ -35,7 +35,10 @@ class OpenedGrant:
     @property
     def is_sealed(self) -> bool:
         """Whether it may be handed out."""
-        return all(is_sealed() for is_sealed in self.seals)
+        for is_sealed in self.seals:
+            if not is_sealed():
+                return False
+        return True
 
 
 class StepSource(Protocol):

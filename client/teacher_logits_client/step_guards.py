@@ -110,7 +110,7 @@ def check_step(
         PayloadInvalidError: ``batch`` is not of these rows.
         AlignmentError: they are about other tokens, or about the right ones at other places.
     """
-    status = _check_status(b"".join([part.status for part in parts]))
+    status = _check_status(statuses_of(parts))
     real = sum(part.row_count for part in parts)
     if batch.rows.row_count not in (len(rows), real):
         raise PayloadInvalidError(
@@ -126,6 +126,22 @@ def check_step(
         found.append(_check_part(part, own, has_windows=batch.has_windows))
         first += part.row_count
     return (status, _digests(parts), _lookup(found))
+
+
+def statuses_of(parts: Sequence[Part]) -> bytes:
+    """Return the status of each row."""
+    return b"".join([part.status for part in parts])
+
+
+def look_again(parts: Sequence[Part]) -> bytes:
+    """Return the statuses of rows that were looked at before their seal, as they are since.
+
+    Raises:
+        PayloadInvalidError: rows have moved meanwhile.
+    """
+    for part in parts:
+        part.look_again()
+    return statuses_of(parts)
 
 
 def unchecked_step(statuses: bytes) -> tuple[Check, ...]:
