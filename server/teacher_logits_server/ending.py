@@ -156,13 +156,15 @@ class Ending(Stepping):
 
     def _drop_if_done(self, session: Session) -> None:
         """Forget a session that nothing can happen to any more."""
-        has_leases = bool(self._lending.leases.of_session(session.session_id))
         # What was announced may be read by now, until the line ends: its seal is on its way then.
-        has_leases = has_leases or bool(self._announced.steps_of(session.session_id))
-        is_closed = session.phase is Phase.CLOSED and not has_leases
+        holds_some = bool(
+            self._lending.leases.of_session(session.session_id)
+            or self._announced.steps_of(session.session_id)
+        )
+        is_closed = session.phase is Phase.CLOSED and not holds_some
         if is_closed or session.phase in (Phase.DIED, Phase.ENDED):
             self._end_reader(session)
-        if has_leases:
+        if holds_some:
             return
         if session.phase is Phase.DIED or (session.phase is Phase.CLOSED and session.line is None):
             session.phase = Phase.ENDED

@@ -93,7 +93,10 @@ class PublisherCalls:
         return reservation_to_wire(reservation)
 
     def announce(self, session_id: str, request: line_pb2.AnnouncePayloadRequest) -> None:
-        """Learn where a payload will lie; its rows are looked at now, but for their status."""
+        """Learn where a payload will lie; its rows are looked at now, but for their status.
+
+        What cannot be sealed so ends its reservation now.
+        """
         payload_id, extent = request.payload_id, extent_from_wire(request.extent)
         draft = self._ledger.reserved(session_id, payload_id)
         if draft is None:
@@ -116,18 +119,19 @@ class PublisherCalls:
             extent, payload = draft.extent, draft.payload
             if extent is None or self._foreign.generation(extent) != extent.generation:
                 continue
-            request = messages.SealPayloadRequest(
-                session_id=draft.session_id,
-                payload_id=payload.payload_id,
-                extent=extent_to_wire(extent),
-                bad_row_count=count_bad_rows(payload, partial(self._foreign.read, extent)),
-                valid_count=draft.valid_count,
-            )
             try:
+                bad = count_bad_rows(payload, partial(self._foreign.read, extent))
+                request = messages.SealPayloadRequest(
+                    session_id=draft.session_id,
+                    payload_id=payload.payload_id,
+                    extent=extent_to_wire(extent),
+                    bad_row_count=bad,
+                    valid_count=draft.valid_count,
+                )
                 self.seal(request, may_digest=False)
-            except TeacherLogitsError as error:
+            except (TeacherLogitsError, KeyError) as error:  # its slab may go meanwhile
                 _log.warning(
-                    "seal refused", extra={"facts": {**_facts(draft), "error": error.message}}
+                    "seal refused", extra={"facts": {**_facts(draft), "error": str(error)}}
                 )
 
     def hear_return(self, request: student_messages.ReleasePayloadRequest) -> None:
