@@ -135,8 +135,14 @@ class Registered(RuleBasedStateMachine):
     def register_one(self, data: st.DataObject, step: int) -> None:
         self.write(drawn(data, self.publishers.values()), step)
 
-    @rule(step=st.integers(0, 3))
-    def register_all(self, step: int) -> None:
+    @rule(step=st.integers(0, 3), ahead=st.booleans())
+    def register_all(self, step: int, ahead: bool) -> None:
+        if ahead:
+            self.announce(step, wanted=True)
+            for reader in self.living():
+                self.hear_reader(reader)
+            for payload_id in [each for each, draft in self.drafts.items() if draft.step == step]:
+                self.seal(payload_id)
         for publisher in self.publishers.values():
             self.write(publisher, step)
 
@@ -170,8 +176,13 @@ class Registered(RuleBasedStateMachine):
             return None
         return made
 
-    @rule(step=st.integers(0, 3))
-    def announce(self, step: int) -> None:
+    @rule(step=st.integers(0, 3), wanted=st.booleans())
+    def announce_all(self, step: int, wanted: bool) -> None:
+        self.announce(step, wanted=wanted)
+
+    def announce(self, step: int, *, wanted: bool) -> None:
+        for reader in self.living() if wanted else ():
+            self.want_one(reader, step, 1)
         for publisher in self.publishers.values():
             made = None if publisher.streams else self.reserve(publisher, step)
             if made is not None:
@@ -185,13 +196,20 @@ class Registered(RuleBasedStateMachine):
                 )
 
     @precondition(lambda self: self.drafts)
-    @rule(data=st.data(), seals=st.integers(0, 3))
-    def end_announced(self, data: st.DataObject, seals: int) -> None:
-        draft = self.drafts.pop(drawn(data, self.drafts))
-        session_id, payload_id = draft.publisher.session_id, draft.payload_id
-        if not seals:
-            self.ledger.abandon_payload(session_id, payload_id)
-            return
+    @rule(data=st.data(), how=st.sampled_from(["seal", "seal all", "abandon"]))
+    def end_announced(self, data: st.DataObject, how: str) -> None:
+        for reader in self.living():
+            self.hear_reader(reader)
+        one = drawn(data, self.drafts)
+        for payload_id in list(self.drafts) if how == "seal all" else [one]:
+            if how == "abandon":
+                draft = self.drafts.pop(payload_id)
+                self.ledger.abandon_payload(draft.publisher.session_id, payload_id)
+            else:
+                self.seal(payload_id)
+
+    def seal(self, payload_id: str) -> None:
+        draft = self.drafts.pop(payload_id)
         try:
             self.house.seal(draft.publisher, payload_id, extent=draft.extent)
         except ReservationLapsedError:
@@ -283,8 +301,13 @@ class Registered(RuleBasedStateMachine):
     @precondition(lambda self: self.living())
     @rule(data=st.data(), first=st.integers(0, 3), count=st.integers(1, 3))
     def want(self, data: st.DataObject, first: int, count: int) -> None:
-        reader = drawn(data, self.living())
+        self.want_one(drawn(data, self.living()), first, count)
+
+    def want_one(self, reader: Reader, first: int, count: int) -> None:
         self.ledger.want_steps(reader.session_id, first, count)
+        self.hear_reader(reader, asked=first)
+
+    def hear_reader(self, reader: Reader, *, asked: int | None = None) -> None:
         sent = Counter[int]()
         for _ in range(2):
             for each in self.ledger.take_mail(reader.session_id):
@@ -304,7 +327,7 @@ class Registered(RuleBasedStateMachine):
                     assert each.step not in reader.announced
                     self.granted(reader, each)
                 else:
-                    assert each.step == first
+                    assert asked in (None, each.step)
         assert max(sent.values(), default=0) <= 1
 
     @precondition(lambda self: self.living())
@@ -398,7 +421,7 @@ class Registered(RuleBasedStateMachine):
         }
 
     @invariant()
-    def what_was_announced_is_granted_as_a_whole_when_it_is_sealed(self) -> None:
+    def a_step_that_was_announced_is_granted_whole_with_its_last_seal(self) -> None:
         out = {lease.lease_id for lease in self.ledger.view().leases}
         for reader in self.readers:
             for step, terms in list(reader.announced.items()):
