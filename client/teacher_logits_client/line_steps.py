@@ -161,8 +161,9 @@ class LineSteps:
             while self._line.wait(partial(self._is_over, step), until):
                 if self._closed:
                     raise CancelledError(f"the wait for step {step} ended with its session")
-                if not self._mailbox.awaits_opening(step):
-                    return self._mailbox.take(step)  # another thread may have been quicker
+                found = self._mailbox.take(step)
+                if found is not None or not self._mailbox.awaits_opening(step):
+                    return found  # None where another thread was quicker
                 self._ahead.open_announced(step, until=until)
                 if time.monotonic() > until:
                     break
