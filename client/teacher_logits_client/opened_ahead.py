@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from teacher_logits.clock import span_text
@@ -203,7 +204,10 @@ class OpenedAhead:
             until = time.monotonic() + seconds
             seals = self._seals_of(grant, until)
             leases = self._reader.open_ahead(grant, until=until)
-            batch = None if leases is None else self._make(grant, leases)
+            made_of = grant
+            if seals and all(is_sealed() for is_sealed in seals):
+                seals, made_of = (), replace(grant, awaited=())
+            batch = None if leases is None else self._make(made_of, leases)
             self._keep(entry, OpenedGrant(grant=grant, leases=leases, batch=batch, seals=seals))
         except TeacherLogitsError:
             if grant.awaited:
@@ -253,9 +257,9 @@ class OpenedAhead:
             if not entry.is_dropped and not self._closed:
                 entry.opened = opened
                 is_here = self._mailbox.put_opened(opened)
-                if is_here or opened.seals:
+                if is_here or entry.grant.awaited:
                     self._entries.pop(entry.grant.step, None)
-                if is_here or not opened.seals:
+                if is_here or not entry.grant.awaited:
                     return
         self._put_away(opened)  # nobody takes what was withdrawn meanwhile
 
