@@ -79,7 +79,8 @@ class Reader:
             has_line=agreed.line is not None,
         )
         self._openers = openers_of(
-            agreed,
+            line=agreed.line,
+            resident=agreed.resident,
             mode=mode,
             buffers=buffers,
             read=self._read,

@@ -13,14 +13,16 @@ from teacher_logits_client.openers.stream import StreamOpener
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from teacher_logits_client.agreement import Agreed
+    from teacher_logits.inprocess import Resident
+    from teacher_logits_client.line import Line
     from teacher_logits_client.openers import Opener
     from teacher_logits_client.openers.stream import BufferPool
 
 
 def openers_of(
-    agreed: Agreed,
     *,
+    line: Line | None,
+    resident: Resident | None,
     mode: MapMode,
     buffers: BufferPool,
     read: Callable[[str, int, float], Iterator[bytes]],
@@ -29,18 +31,20 @@ def openers_of(
     """Return the openers by their transport.
 
     Args:
+        line: None where the session has none.
+        resident: the server, where it is in this process.
         read: streams a lease's bytes; ``count`` is told how many came.
     """
     openers: dict[Transport, Opener] = {
         Transport.STREAM: StreamOpener(read, pool=buffers, count=count)
     }
-    if agreed.line is not None:
+    if line is not None:
         openers[Transport.SHARED_MEMORY] = SharedMemoryOpener(
-            agreed.line.get_slab,
+            line.get_slab,
             mode=MapMode.COW if mode is MapMode.COW else MapMode.READ_ONLY,
-            is_revoked=agreed.line.is_revoked,
-            watch=agreed.line.watch,
+            is_revoked=line.is_revoked,
+            watch=line.watch,
         )
-    if agreed.resident is not None:
-        openers[Transport.LOCAL] = LocalOpener(agreed.resident)
+    if resident is not None:
+        openers[Transport.LOCAL] = LocalOpener(resident)
     return openers
