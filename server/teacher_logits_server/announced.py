@@ -53,6 +53,11 @@ class Announced:
                     return lease.lease_id
         return None
 
+    def leases_of(self, session_id: str) -> list[str]:
+        """Return the ids of all leases that a session was told of."""
+        told = self._told.get(session_id, {}).values()
+        return [lease.lease_id for terms in told for lease in terms.leases]
+
     def end(self, session_id: str, step: int) -> None:
         """Forget what a session was told of a step."""
         told = self._told.get(session_id, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -192,6 +193,28 @@ class TestAnAnnouncedStep:
         assert house.ledger.view().sessions[0].kind == "publisher"
         house.seal(publisher, payload_id, extent=extent)
         assert house.ledger.lease_count() == 0
+
+    def test_is_taken_back_by_force_from_a_reader_that_may_have_read_it(self, house: House) -> None:
+        class Page:
+            def __init__(self) -> None:
+                self.revoked: list[str] = []
+
+            def revoke(self, lease_id: str) -> None:
+                self.revoked.append(lease_id)
+
+        page = Page()
+        (publisher,) = house.publishers(dp=1)
+        reader = house.read_as()
+        session = house.ledger._sessions.find(reader)
+        assert session is not None
+        assert session.line is not None
+        session.line = session.last_line = replace(session.line, page=page)
+        house.ledger.want_steps(reader, 0, 1)
+        announce(house, publisher, 0)
+        (terms,) = told(house, reader)
+        assert isinstance(terms, StepGrant)
+        house.ledger.reclaim_session(reader)
+        assert page.revoked == [terms.leases[0].lease_id]
 
     def test_is_sealed_as_it_was_announced_and_not_otherwise(self, house: House) -> None:
         (publisher,) = house.publishers(dp=1)
