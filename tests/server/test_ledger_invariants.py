@@ -336,8 +336,9 @@ class House(RuleBasedStateMachine):
     def end_line(self, data: st.DataObject, process_alive: bool) -> None:
         lined = [s.session_id for s in self.sessions.values() if s.has_line]
         session_id = drawn(data, lined)
+        was_closed = self.sessions[session_id].closed  # a client ends its line with its last view
         self.ledger.line_ended(session_id, process_alive=process_alive)
-        self.end_session(session_id, doubtful=process_alive)
+        self.end_session(session_id, doubtful=process_alive and not was_closed)
 
     @rule(seconds=st.sampled_from([1.0, OPENING_TTL, TTL]))
     def wait_and_sweep(self, seconds: float) -> None:
