@@ -21,10 +21,10 @@ from teacher_logits.wire_steps import reservation_from_wire
 from teacher_logits.wire_transport import part_from_wire, part_to_wire
 from teacher_logits_client import packets
 from teacher_logits_client.exchange import Exchange
-from teacher_logits_client.write_requests import reserve_request, seal_request
+from teacher_logits_client.write_requests import announce_request, reserve_request, seal_request
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from teacher_logits.device_memory import DeviceMemoryPart
     from teacher_logits.payload import Extent, Payload
@@ -164,6 +164,10 @@ class Line(Exchange):
             line_pb2.LineRequest(release=request), what="the return of a lease", timeout=timeout
         )
 
+    def watch(self, fd: int) -> Callable[[], None]:
+        """Have whoever waits here look again when a slab's file is touched; see ``packets``."""
+        return self._socket.watch(fd)
+
     # What publishers call
 
     def put_slab(
@@ -250,6 +254,14 @@ class Line(Exchange):
             what=f"the seal of payload {payload_id}",
             timeout=timeout,
         )
+
+    def announce(
+        self, session_id: str, payload_id: str, extent: Extent, valid_count: int | None
+    ) -> None:
+        """Say where a payload will lie that is reserved; waits for nothing, not even room."""
+        request = announce_request(session_id, payload_id, extent, valid_count)
+        whole = line_pb2.LineRequest(announce=request)
+        self.post(whole, until=0.0, on_refusal=lambda error: None)  # its seal is told as well
 
     def abandon(self, session_id: str, payload_id: str, *, timeout: float) -> bool:
         """Give a reservation up; True where it was sealed before, and is held."""

@@ -1,5 +1,8 @@
 """Mailbox: the steps that were sent ahead to one session, until they are asked for.
 
+A step that is announced lies here as any other, and can be taken once it is open and sealed; it
+goes, untaken, where the server withdraws it.
+
 Put by whichever thread reads the broker line, taken by whoever acquires; each step once. What
 was never asked for stays, and goes back unread with the session.
 """
@@ -7,12 +10,19 @@ was never asked for stays, and goes back unread with the session.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from weakref import WeakMethod
 
 from teacher_logits.errors import RequestInvalidError
 from teacher_logits.grid import is_whole
-from teacher_logits.terms import SlabsGone, StepFailure, StepGrant, WritersCame
+from teacher_logits.terms import (
+    SlabsGone,
+    StepFailure,
+    StepGrant,
+    StepWithdrawn,
+    WritersCame,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,6 +43,14 @@ class Opened(Protocol):
     @property
     def grant(self) -> StepGrant:
         """As it came."""
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether it may be handed out."""
+
+    @property
+    def is_made(self) -> bool:
+        """Whether nothing is left to be done for that."""
 
 
 class Mailbox:
@@ -59,9 +77,11 @@ class Mailbox:
         self._lock = threading.Lock()
         self._came: _Bulletin[DeviceProbe] = _Bulletin()
         self._gone: _Bulletin[str] = _Bulletin()
+        self._withdrawn: deque[Opened] = deque()
 
     def __contains__(self, step: int) -> bool:
-        return step in self._steps
+        found = self._steps.get(step)
+        return found is not None and _can_be_taken(found)
 
     def put(self, mail: Mail) -> None:
         """Take in what was sent ahead."""
@@ -70,6 +90,8 @@ class Mailbox:
                 self._steps[mail.step] = mail
         elif isinstance(mail, SlabsGone):
             self._gone.post(mail.slab_ids)
+        elif isinstance(mail, StepWithdrawn):
+            self._withdraw(mail.step)
         elif isinstance(mail, WritersCame):
             self._came.post(mail.probes)
 
@@ -84,41 +106,71 @@ class Mailbox:
         """Have a method told of slabs where nothing will lie again; as ``hear_of_writers``."""
         self._gone.listen(listener)
 
+    def take_withdrawn(self) -> list[Opened]:
+        """Return what was opened of steps that were withdrawn, each once."""
+        return [self._withdrawn.popleft() for _ in range(len(self._withdrawn))]
+
+    def awaits_opening(self, step: int) -> bool:
+        """Say whether a step is announced, and nobody has opened it yet."""
+        found = self._steps.get(step)
+        return isinstance(found, StepGrant) and bool(found.awaited)
+
+    def remove(self, grant: StepGrant) -> None:
+        """Remove a grant that waits here and cannot be had."""
+        with self._lock:
+            if self.holds(grant):
+                del self._steps[grant.step]
+
     def fail(self, step: int, error: TeacherLogitsError) -> None:
         """Take in that a step was refused, unless it came all the same."""
         with self._lock:
             self._steps.setdefault(step, StepFailure(step=step, error=error))
 
     def take(self, step: int) -> StepGrant | Opened | None:
-        """Return a step that is here, and None where another thread was quicker.
+        """Return a step that can be had; None where there is none, or none yet.
 
         Raises:
             TeacherLogitsError: why it cannot be had.
         """
         with self._lock:
-            found = self._steps.pop(step, None)
+            found = self._steps.get(step)
+            if found is None or not _can_be_taken(found):
+                return None
+            del self._steps[step]
         if isinstance(found, StepFailure):
             raise found.error
         return found
 
     def take_opened(self, step: int) -> Opened | None:
-        """Return a step that is here and open; what else is here of it stays."""
+        """Return a step that is here, made and sealed; what else is here of it stays."""
         with self._lock:
             found = self._steps.get(step)
             if found is None or isinstance(found, StepGrant | StepFailure):
+                return None
+            if not (found.is_made and found.is_sealed):
                 return None
             del self._steps[step]
             return found
 
     def take_all_opened(self) -> list[Opened]:
-        """Return every step that is here and open."""
-        found = [self.take_opened(step) for step in list(self._steps)]
-        return [each for each in found if each is not None]
+        """Return every step that is here and open, sealed or not."""
+        with self._lock:
+            all_here = list(self._steps.values())
+            opened = [e for e in all_here if not isinstance(e, StepGrant | StepFailure)]
+            for each in opened:
+                del self._steps[each.grant.step]
+        return [*opened, *self.take_withdrawn()]
 
     def grants(self) -> list[StepGrant]:
         """Return what waits to be opened, the lowest step first."""
         waiting = [each for each in list(self._steps.values()) if isinstance(each, StepGrant)]
         return sorted(waiting, key=lambda grant: grant.step)
+
+    def announced(self) -> list[StepGrant]:
+        """Return what waits here for its seal, opened or not."""
+        here = [each for each in list(self._steps.values()) if not isinstance(each, StepFailure)]
+        grants = [each if isinstance(each, StepGrant) else each.grant for each in here]
+        return [grant for grant in grants if grant.awaited]
 
     def holds(self, grant: StepGrant) -> bool:
         """Say whether this very grant waits to be taken."""
@@ -131,6 +183,23 @@ class Mailbox:
                 return False
             self._steps[opened.grant.step] = opened
             return True
+
+    def _withdraw(self, step: int) -> None:
+        with self._lock:
+            found = self._steps.get(step)
+            if found is None or isinstance(found, StepFailure):
+                return
+            grant = found if isinstance(found, StepGrant) else found.grant
+            if grant.awaited:
+                del self._steps[step]
+            if grant.awaited and not isinstance(found, StepGrant):
+                self._withdrawn.append(found)
+
+
+def _can_be_taken(found: StepGrant | StepFailure | Opened) -> bool:
+    if isinstance(found, StepGrant):
+        return not found.awaited
+    return isinstance(found, StepFailure) or found.is_sealed
 
 
 class _Bulletin(Generic[News]):

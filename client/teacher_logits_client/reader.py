@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from teacher_logits.device_memory import DeviceProbe
-    from teacher_logits.terms import LeaseTerms
+    from teacher_logits.terms import LeaseTerms, StepGrant
     from teacher_logits.transport import Settlement
     from teacher_logits_client.agreement import Agreed
     from teacher_logits_client.calls import Calls
@@ -135,13 +135,47 @@ class Reader:
             raise
         return self.adopt(opened)
 
+    def open_ahead(self, grant: StepGrant, *, until: float) -> tuple[OpenedLease, ...] | None:
+        """Return the memory of a grant; None of an announced one that is copied when it is taken.
+
+        Raises:
+            TransportFailure, StalePayloadError, DeadlinePassedError: all leases stay the caller's.
+        """
+        if grant.awaited and self._mode is MapMode.COPY:
+            return None
+        return tuple(
+            self.open_bytes(grant.leases, until=until, keep=True, is_announced=bool(grant.awaited))
+        )
+
+    def seals_of(self, grant: StepGrant, *, until: float) -> tuple[Callable[[], bool], ...]:
+        """Return what says of each payload that a grant awaits whether it is sealed.
+
+        Whoever waits on the line is woken then.
+
+        Raises:
+            TransportFailure, DeadlinePassedError: seals there cannot be seen.
+        """
+        return tuple([self._openers.seal_of(extent, until=until) for extent in grant.awaited])
+
+    def opens_at_once(self, grant: StepGrant) -> bool:
+        """Say whether a grant can be opened without waiting for anybody."""
+        return all(map(self._openers.has, grant.awaited)) and all(
+            self._openers.opens_at_once(lease, settled=self._settled.get(lease.writer_id))
+            for lease in grant.leases
+        )
+
     def open_bytes(
-        self, leases: Sequence[LeaseTerms], *, until: float, keep: bool = False
+        self,
+        leases: Sequence[LeaseTerms],
+        *,
+        until: float,
+        keep: bool = False,
+        is_announced: bool = False,
     ) -> list[OpenedLease]:
         """Return the memory of leases that belong together, to be adopted or put away.
 
         Where one cannot be opened all are given back, unless the deadline has passed or
-        ``keep`` says so: then all stay the caller's.
+        ``keep`` says so: then all stay the caller's. What ``is_announced`` is not sealed yet.
 
         Raises:
             TransportFailure, StalePayloadError, DeadlinePassedError: as for ``open``.
@@ -151,9 +185,7 @@ class Reader:
         opened: list[OpenedLease] = []
         try:
             for lease in leases:
-                memory, transport = self._openers.open(
-                    lease, settled=self._settled.get(lease.writer_id), until=until
-                )
+                memory, transport = self._open(lease, until, is_announced=is_announced)
                 opened.append(OpenedLease(lease=lease, memory=memory, transport=transport))
                 if transport is Transport.CUDA_IPC and self._watch is not None:
                     self._watch.start()
@@ -171,6 +203,13 @@ class Reader:
             raise
         return opened
 
+    def _open(
+        self, lease: LeaseTerms, until: float, *, is_announced: bool
+    ) -> tuple[OpenedPayload, Transport]:
+        if is_announced:
+            return self._openers.open_announced(lease, until=until)
+        return self._openers.open(lease, settled=self._settled.get(lease.writer_id), until=until)
+
     def adopt(self, opened: OpenedLease) -> LeasedPayload:
         """Return the payload of an opened lease, which is its owner's from now on."""
         return self.payload_of(opened).adopt()
@@ -186,10 +225,6 @@ class Reader:
             give_back=partial(self._give_back, lease_id),
             check_digest=self._check_digest,
         )
-
-    def opens_at_once(self, lease: LeaseTerms) -> bool:
-        """Say whether a lease can be opened without waiting for anybody."""
-        return self._openers.opens_at_once(lease, settled=self._settled.get(lease.writer_id))
 
     def put_away(self, opened: Sequence[OpenedLease]) -> None:
         """Let go of memory that nobody adopted; its leases stay the session's, unread."""

@@ -132,6 +132,10 @@ class DeviceSlab:
         """Read a slot."""
         return self._twin.generation(slot)
 
+    def touch(self) -> None:
+        """Have whoever watches the twin look at its slots: see ``WriterSlab.touch``."""
+        self._twin.touch()
+
     def room(self, extent: Extent) -> memoryview:
         """Return the extent's bytes of the twin, writable: row columns and host copies."""
         return self._twin.room(extent)

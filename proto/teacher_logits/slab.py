@@ -10,7 +10,8 @@ descriptor over the broker line and can map it read-only or copy-on-write.
     | extents, from byte 65536 to the end; Extent.offset_bytes counts from there        |
 
 A slot is even while its extent may be read and odd while it may not (``pool``). Slots are
-written by the one writer only, each by one aligned 8-byte store.
+written by the one writer only, each by one aligned 8-byte store. That store is the seal: readers
+to whom an extent was announced wait for it, and the writer touches the slab's file behind it.
 
 Flag 1, sparse: the slab is the host twin of device memory (``device_slab``). Its room is a hole
 but for what was written: to read a hole by ``pread`` takes no memory, to touch it in a map does.
@@ -96,6 +97,10 @@ class WriterSlab:
     def generation(self, slot: int) -> int:
         """Read a slot."""
         return int(self._slots[slot])
+
+    def touch(self) -> None:
+        """Have whoever watches the slab look at its slots: a slab is a file, and can be watched."""
+        os.utime(self.fd)
 
     def room(self, extent: Extent) -> memoryview:
         """Return the extent's bytes, writable."""
