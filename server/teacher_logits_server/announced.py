@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from teacher_logits.keys import PayloadKey
     from teacher_logits.terms import StepGrant
 
 
@@ -45,12 +46,17 @@ class Announced:
                 return step
         return None
 
-    def lease_id(self, session_id: str, payload_id: str) -> str | None:
-        """Return the id under which a session is to be leased a payload."""
-        for terms in self._told.get(session_id, {}).values():
-            for lease in terms.leases:
-                if lease.payload.payload_id == payload_id:
-                    return lease.lease_id
+    def lease_id(self, session_id: str, key: PayloadKey | None) -> str | None:
+        """Return the id under which a session is to be leased a shard of a step, if it was told.
+
+        The same rows may have been sealed anew since, where the first writer is gone.
+        """
+        told = self._told.get(session_id)
+        if told is None or key is None or key.step not in told:
+            return None
+        for lease in told[key.step].leases:
+            if lease.payload.key == key:
+                return lease.lease_id
         return None
 
     def leases_of(self, session_id: str) -> list[str]:

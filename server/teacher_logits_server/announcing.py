@@ -112,7 +112,10 @@ class Announcing(Ending):
 
     def _carry_out(self, published: Published) -> None:
         """Carry out what was decided, and follow what was announced."""
+        may_concern_readers = published.steps.changes.is_any
         super()._carry_out(published)
+        if not (may_concern_readers and self._announced):
+            return
         for session_id in self._announced.sessions():
             session = self._sessions.find(session_id)
             if session is not None and session.teacher_id == published.profile.teacher_id:

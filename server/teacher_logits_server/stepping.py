@@ -196,7 +196,7 @@ class Stepping(Settling):
         digest: bytes = b"",
         now: float,
     ) -> LeaseTerms:
-        told = self._announced.lease_id(session.session_id, sealed.payload.payload_id)
+        told = self._announced.lease_id(session.session_id, sealed.payload.key)
         lease = Lease(
             lease_id=told or self._new_lease_id(),
             session_id=session.session_id,

@@ -156,6 +156,28 @@ class TestAnAnnouncedStep:
         house.ledger.line_ended(publishers[1].session_id, process_alive=False)
         assert told(house, reader) == [StepWithdrawn(step=3)]
 
+    def test_keeps_its_leases_where_a_shard_is_sealed_anew_beside_what_is_written(
+        self, house: House
+    ) -> None:
+        first, second = house.publishers()
+        early, late = house.read_as(student(dp=2, rank=0)), house.read_as(student(student_id="b"))
+        house.seal(first, house.reserve(first, 0).payload_id, digest="the same")
+        house.register(second, 0)
+        house.take(early, 0)  # holds the first shard, whose writer goes, and so does the other's
+        for publisher in (first, second):
+            house.ledger.line_ended(publisher.session_id, process_alive=False)
+        again, other = house.publishers()
+        house.ledger.want_steps(late, 0, 1)
+        payload_id, extent = announce(house, other, 0)
+        (terms,) = told(house, late)
+        assert isinstance(terms, StepGrant)
+        house.seal(again, house.reserve(again, 0).payload_id, digest="the same")
+        house.seal(other, payload_id, extent=extent)
+
+        assert told(house, late) == []
+        house.give_back(late, terms)
+        assert [lease.session_id for lease in house.ledger.view().leases] == [early]
+
     def test_that_a_reader_gives_up_comes_to_it_when_it_is_sealed(self, house: House) -> None:
         (publisher,) = house.publishers(dp=1)
         reader = house.read_as()

@@ -55,6 +55,8 @@ class Reader:
     grants: list[tuple[StepGrant, set[str]]] = field(default_factory=list)
     #: Steps that it was told of before they were sealed.
     announced: dict[int, StepGrant] = field(default_factory=dict)
+    #: Steps of which it wants to hear nothing before they are sealed.
+    declined: set[int] = field(default_factory=set)
     closed: bool = False
     died: bool = False
 
@@ -222,6 +224,7 @@ class Registered(RuleBasedStateMachine):
         reader = drawn(data, [each for each in self.living() if each.announced])
         terms = reader.announced.pop(drawn(data, reader.announced))
         self.ledger.give_up_announced(reader.session_id, terms.leases[0].lease_id)
+        reader.declined.add(terms.step)
 
     @precondition(lambda self: len(self.publishers) == self.dp)
     @rule(data=st.data(), how=st.sampled_from(["close", "die", "line", "child"]))
@@ -309,6 +312,7 @@ class Registered(RuleBasedStateMachine):
 
     def want_one(self, reader: Reader, first: int, count: int) -> None:
         self.ledger.want_steps(reader.session_id, first, count)
+        reader.declined &= {*range(first, first + count)}
         self.hear_reader(reader, asked=first)
 
     def hear_reader(self, reader: Reader, *, asked: int | None = None) -> None:
@@ -326,6 +330,7 @@ class Registered(RuleBasedStateMachine):
                 sent[each.step] += 1
                 if isinstance(each, StepGrant) and each.awaited:
                     assert each.step not in reader.announced
+                    assert each.step not in reader.declined
                     reader.announced[each.step] = each
                 elif isinstance(each, StepGrant):
                     assert each.step not in reader.announced
