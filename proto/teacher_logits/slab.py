@@ -25,6 +25,7 @@ import fcntl
 import mmap
 import os
 import struct
+import threading
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import SlabOpenError
@@ -91,8 +92,14 @@ class WriterSlab:
         return CONTROL_BYTES + self.size_bytes
 
     def mark(self, slot: int, generation: int) -> None:
-        """Write a slot: an odd number bars readers, an even one lets them in."""
+        """Write a slot: an odd number bars readers, an even one lets them in.
+
+        What was written into the extent before is seen by who sees an even number; who sees
+        what is written after an odd one sees that number too.
+        """
+        fence()
         self._slots[slot] = generation
+        fence()
 
     def generation(self, slot: int) -> int:
         """Read a slot."""
@@ -144,6 +151,19 @@ class WriterSlab:
             self._map.close()
         except BufferError:
             pass  # a tensor views it; the mapping dies with that tensor
+
+
+def fence() -> None:
+    """Keep this thread's reads and writes of shared memory before it before those after it.
+
+    x86 does so by itself, but for a read that overtakes a write; ARM does not. Of a lock that
+    nobody else knows, the release orders what came before, and the second acquisition, which
+    no CPU lets overtake it, what comes after.
+    """
+    lock = threading.Lock()
+    lock.acquire()
+    lock.release()
+    lock.acquire()
 
 
 def read_header(control: memoryview | mmap.mmap, *, slab_id: str, total_bytes: int) -> int:

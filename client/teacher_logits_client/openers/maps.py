@@ -26,7 +26,7 @@ import torch
 
 from teacher_logits.device_memory import DeviceError
 from teacher_logits.errors import SlabOpenError
-from teacher_logits.slab import CONTROL_BYTES, HEADER_BYTES, is_sparse, read_header
+from teacher_logits.slab import CONTROL_BYTES, HEADER_BYTES, fence, is_sparse, read_header
 from teacher_logits_client.config import MapMode
 from teacher_logits_client.forks import Home
 from teacher_logits_client.openers.pages import drop_dirtied
@@ -120,11 +120,14 @@ class ReaderSlab:
 
     def holds(self, extent: Extent) -> bool:
         """Say whether an extent may be read, in its generation."""
-        return self._slots[extent.slot] == extent.generation
+        return self.generation(extent.slot) == extent.generation
 
     def generation(self, slot: int) -> int:
-        """Read a slot."""
-        return self._slots[slot]
+        """Read a slot, after whatever of its extent was read, and before whatever will be."""
+        fence()
+        generation = self._slots[slot]
+        fence()
+        return generation
 
     def room(self, extent: Extent) -> Room:
         """Return the extent in the slab's map."""
