@@ -8,7 +8,8 @@ Forward KL against the K ids and the tail, with gradients for hidden states [P,H
 Each runs in a process of its own, and the processes take turns. `pip install --group peers`
 brings the peers; one that is not there is named on standard error, and the rest go on.
 
-One JSON object a line. `hidden_loss`: seconds of forward and backward; `extra_mb` is the
+One JSON object a line. `hidden_loss`: seconds of forward and backward, and `cpu_s` the median of
+what the process computed, which other work on the machine moves less; `extra_mb` is the
 highest that the resident set rose in all rounds, over what it was with inputs and libraries
 loaded and a few positions done, less the weight's gradient: in 10^6 bytes. `loss` is a
 position's; `liger_chunked_jsd` and `trl_chunked_dense` compute the dense divergence. `ratio` is
@@ -21,6 +22,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -60,6 +62,7 @@ class Found:
     """What a child process told."""
 
     seconds: list[float]
+    cpu_seconds: list[float]
     rise_bytes: int
     loss: float
 
@@ -116,6 +119,7 @@ def _report(run: Run, found: Found, anchored: Found | None) -> None:
         "s",
         found.seconds,
         against=None if anchored is None else (ANCHOR, anchored.seconds),
+        cpu_s=round(statistics.median(found.cpu_seconds), 3),
         extra_mb=round((found.rise_bytes - of_weight) / 1e6, 1),
         loss=round(found.loss / run.tokens, 6),
         **asdict(run),
@@ -127,16 +131,21 @@ def _in_turns(runs: list[Run], rounds: int) -> dict[str, Found]:
     children = {run.implementation: _Child(run) for run in runs}
     try:
         ready = {name: each for name, each in children.items() if each.is_there()}
-        seconds: dict[str, list[float]] = {name: [] for name in ready}
+        rounds_of: dict[str, list[dict[str, float]]] = {name: [] for name in ready}
         for _ in range(rounds):
             for name, child in ready.items():
-                seconds[name].append(float(child.ask("round")["seconds"]))
+                rounds_of[name].append(child.ask("round"))
         ends = {name: child.ask("end") for name, child in ready.items()}
     finally:
         for child in children.values():
             child.stop()
     return {
-        name: Found(seconds=seconds[name], rise_bytes=int(end["rise"]), loss=float(end["loss"]))
+        name: Found(
+            seconds=[each["seconds"] for each in rounds_of[name]],
+            cpu_seconds=[each["cpu_seconds"] for each in rounds_of[name]],
+            rise_bytes=int(end["rise"]),
+            loss=end["loss"],
+        )
         for name, end in ends.items()
     }
 
@@ -203,9 +212,10 @@ def _child(run: Run) -> None:
         if line.strip() == "end":
             write_line({"rise": resident_bytes("VmHWM") - before, "loss": loss})
             return
-        begun = time.perf_counter()
+        begun, computed = time.perf_counter(), time.process_time()
         loss = _round(loss_of, case)
-        write_line({"seconds": time.perf_counter() - begun})
+        took = {"seconds": time.perf_counter() - begun}
+        write_line(took | {"cpu_seconds": time.process_time() - computed})
 
 
 def _round(loss_of: Callable[[Case], torch.Tensor], case: Case) -> float:

@@ -261,6 +261,19 @@ class TestPositions:
         assert torch.allclose(more[0].grad, few[0].grad)  # type: ignore[arg-type]
         assert (more[1].grad[9:] == 0).all()  # type: ignore[index]
 
+    def test_on_which_all_is_renormalised_do_not_look_at_other_columns(self) -> None:
+        head = head_of(6, 9, soft_cap=5.0)
+        targets = targets_of(normal(6, 6, seed=9), k=3)
+        clean, spoilt = head.leaves(), head.leaves()
+        with torch.no_grad():
+            spoilt[1][6:] = math.nan
+        for leaves in (clean, spoilt):
+            losses.reverse_kl(head.tiled(*leaves), targets, tail=Tail.RENORMALISED)[0].backward()
+
+        for leaf, other in zip(spoilt, clean, strict=True):
+            assert torch.equal(leaf.grad, other.grad)  # type: ignore[arg-type]
+            assert leaf.grad.any()  # type: ignore[union-attr]
+
     @pytest.mark.parametrize("at", [0, 4])
     def test_that_count_do_not_hide_a_nan(self, at: int) -> None:
         head, targets = head_of(5, 9), targets_of(normal(5, 9, seed=9), k=4)
@@ -452,7 +465,7 @@ class TestMemory:
         gradient, *rest = self.made(dtype=dtype, frozen=False, tail=tail, soft_cap=soft_cap)
 
         assert gradient == self.COLUMNS * self.WIDTH * dtype.itemsize
-        assert max(rest) == 32 * 500 * 4
+        assert max(rest) <= 32 * 500 * 4
 
     def test_of_a_frozen_head_no_gradient_is_made(self) -> None:
         assert max(self.made(dtype=torch.bfloat16, frozen=True, tail=Tail.BUCKET)) == 32 * 500 * 4

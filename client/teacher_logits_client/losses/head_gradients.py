@@ -15,6 +15,7 @@ from teacher_logits_client.losses.products import add_product
 
 if TYPE_CHECKING:
     from teacher_logits_client.losses.head_logits import HeadLogits
+    from teacher_logits_client.losses.pairs import Pairs
     from teacher_logits_client.losses.tiled_head import Columns, TiledHead
     from teacher_logits_client.losses.tiles import Tile
 
@@ -59,6 +60,16 @@ class HeadGradients:
             add_product(factor, columns.weight, to=self._of_rows[tile.positions])
         if self._of_weight is not None:
             add_product(factor.t(), self._rows[tile.positions], to=self._of_weight)
+
+    def add_pairs(self, pairs: Pairs, columns: Columns, gradient: torch.Tensor) -> None:
+        """Add what the gradient of some pairs [m] comes to."""
+        if self._of_bias is not None:
+            self._of_bias.index_add_(0, pairs.columns, gradient)
+        factor = gradient.unsqueeze(1)
+        if self._of_rows is not None:
+            self._of_rows.index_add_(0, pairs.positions, factor * columns.weight[pairs.columns])
+        if self._of_weight is not None:
+            self._of_weight.index_add_(0, pairs.columns, factor * self._rows[pairs.positions])
 
     def finish(self, columns: Columns) -> None:
         """Round the sums of these columns, where they are not in place."""

@@ -8,7 +8,8 @@ each tile of logits z again, and of it the gradient
     g_j = c_0 * exp(z_j - L_out)    for every other j       (times 1 - tanh² under a soft cap)
 
 and adds g W to the hidden states' gradient and gᵀ h to the weight's (math note 3.4, way B). So
-the head is multiplied through twice, where plain autograd does it once and keeps [P,V].
+the head is multiplied through twice, where plain autograd does it once and keeps [P,V]. Where
+both sides are renormalised on the ids, only these are looked at (``pairs``).
 
 Promises: no array of [P,V]; K+1 numbers a position between forward and backward; of tensors
 that want no gradient, none is computed or held. First derivatives only.
@@ -27,6 +28,7 @@ from teacher_logits_client.losses.head_gradients import HeadGradients
 from teacher_logits_client.losses.head_logits import HeadLogits
 from teacher_logits_client.losses.merging import over_shards
 from teacher_logits_client.losses.outside import Outside
+from teacher_logits_client.losses.pairs import pairs_of
 from teacher_logits_client.losses.tails import Tail
 from teacher_logits_client.losses.tiled_head import TiledHead
 from teacher_logits_client.losses.weighing import Inputs, weigh
@@ -105,7 +107,10 @@ class _HiddenLoss(torch.autograd.Function):
         for columns in tiled.columns():
             found.begin(columns)
             for tile in columns.tiles:
-                found.add(tile, columns, _tile_gradient(tiled, tile, columns, kept))
+                if tail is Tail.RENORMALISED:
+                    _add_pairs(found, tiled, tile, columns, kept.at_ids)
+                else:
+                    found.add(tile, columns, _tile_gradient(tiled, tile, columns, kept))
             found.finish(columns)
         return found.of_hidden(hidden, rows), found.weight, found.bias, None
 
@@ -127,11 +132,14 @@ def _coarse_student(
     )
     for columns in tiled.columns():
         for tile in columns.tiles:
+            if tail is Tail.RENORMALISED:
+                for pairs in pairs_of(tile, tiled.hidden.shape[1]):
+                    chosen[pairs.entries] = tiled.logits_at(pairs, columns)
+                continue
             logits = tiled.logits(tile, columns)
             chosen[tile.entries] = logits.view(-1)[tile.places]
-            if tail is not Tail.RENORMALISED:
-                logits.view(-1)[tile.places] = -torch.inf
-                outside.add(tile.positions, logits)
+            logits.view(-1)[tile.places] = -torch.inf
+            outside.add(tile.positions, logits)
     return torch.cat([chosen.view(ids.shape), outside.log_sum()], 1), outside.entropy()
 
 
@@ -150,3 +158,13 @@ def _tile_gradient(tiled: TiledHead, tile: Tile, columns: Columns, kept: _Pulls)
     # Added: an id that is named twice pulls twice.
     flat.index_add_(0, tile.places, kept.at_ids[tile.entries])
     return gradient if slopes is None else gradient.mul_(slopes)
+
+
+def _add_pairs(
+    found: HeadGradients, tiled: TiledHead, tile: Tile, columns: Columns, at_ids: torch.Tensor
+) -> None:
+    """Add a tile's gradient to what is found, where only its ids have one."""
+    for pairs in pairs_of(tile, tiled.hidden.shape[1]):
+        gradient = at_ids[pairs.entries]
+        slopes = tiled.slopes_at(pairs, columns)
+        found.add_pairs(pairs, columns, gradient if slopes is None else gradient.mul_(slopes))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from teacher_logits_client.losses.head_logits import HeadLogits
+    from teacher_logits_client.losses.pairs import Pairs
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -73,21 +74,40 @@ class TiledHead:
         multiply(self.hidden[tile.positions], columns.weight.t(), into=logits)
         if columns.bias is not None:
             logits.add_(columns.bias)
+        return self._scaled(logits)
+
+    def logits_at(self, pairs: Pairs, columns: Columns) -> torch.Tensor:
+        """Return the logits over temperature of some pairs [m]."""
+        rows, weight = self.hidden[pairs.positions], columns.weight[pairs.columns]
+        logits = (rows.to(self.dtype) * weight).sum(1)
+        if columns.bias is not None:
+            logits.add_(columns.bias[pairs.columns])
+        return self._scaled(logits)
+
+    def slopes(self, tile: Tile, logits: torch.Tensor) -> torch.Tensor | None:
+        """Return what a soft cap has the gradient multiplied by [c,n], for a tile's ``logits``.
+
+        None without a cap. In a buffer, as they are.
+        """
+        return None if self._head.soft_cap is None else self._slopes(logits, self._buffer(1, tile))
+
+    def slopes_at(self, pairs: Pairs, columns: Columns) -> torch.Tensor | None:
+        """Return the same for some pairs [m], whose logits are made again if there is a cap."""
+        if self._head.soft_cap is None:
+            return None
+        logits = self.logits_at(pairs, columns)
+        return self._slopes(logits, logits)
+
+    def _scaled(self, logits: torch.Tensor) -> torch.Tensor:
         cap, scale = self._head.soft_cap, self._head.scale
         if cap is None:
             return _times(logits, scale / self._temperature)
         return _times(_times(logits, scale / cap).tanh_(), cap / self._temperature)
 
-    def slopes(self, tile: Tile, logits: torch.Tensor) -> torch.Tensor | None:
-        """Return what a soft cap has the gradient multiplied by, 1 - tanh² [c,n], for ``logits``.
-
-        None without a cap. In a buffer, as they are.
-        """
-        if self._head.soft_cap is None:
-            return None
-        slopes = self._buffer(1, tile)
-        torch.mul(logits, self._temperature / self._head.soft_cap, out=slopes)
-        return slopes.square_().neg_().add_(1.0)
+    def _slopes(self, logits: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Write 1 - tanh² to ``out``."""
+        torch.mul(logits, self._temperature / (self._head.soft_cap or 1.0), out=out)
+        return out.square_().neg_().add_(1.0)
 
     def _buffer(self, number: int, tile: Tile) -> torch.Tensor:
         size = tile.shape[0] * tile.shape[1]

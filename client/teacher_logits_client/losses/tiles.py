@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-# Elements of a tile of logits, and of the weight's: 4 and 16 MiB of fp32 suit a CPU's caches.
-_CPU_LOGITS, _CPU_WEIGHT, _CPU_POSITIONS = 1 << 20, 1 << 22, 512
+# Elements of a tile of logits, and of the weight's: 4 MiB of fp32 each suit a CPU's caches.
+_CPU_LOGITS, _CPU_WEIGHT, _CPU_POSITIONS = 1 << 20, 1 << 20, 512
 _GPU_LOGITS, _GPU_WEIGHT, _GPU_POSITIONS = 1 << 26, 1 << 26, 4096
 
 
