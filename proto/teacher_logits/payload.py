@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import ALIGNMENT_BYTES, COLUMN_RULES, Column, ColumnKind
+from teacher_logits.selection_rules import TOP_K, ClientIds, Sampled
 
 if TYPE_CHECKING:
     from teacher_logits.keys import PayloadKey
+    from teacher_logits.selection_rules import SelectionRule
 
 MAX_TEMPERATURES = 5
 MAX_SIZE_BYTES = 1 << 46
@@ -25,7 +27,8 @@ class Payload:
 
     ``temperatures`` names the columns of ``log_tail`` and ``logsumexp``, temperature 1
     first. ``vocabulary_size`` counts the vocabulary columns that took part. ``whole_rows``:
-    every row has all its positions, so that no token comes after a row's last.
+    every row has all its positions, so that no token comes after a row's last. ``selection``
+    says what its entries are, and ``top_k`` how many a position.
     """
 
     payload_id: str
@@ -42,6 +45,7 @@ class Payload:
     bad_row_count: int = 0
     whole_rows: bool = False
     key: PayloadKey | None = None
+    selection: SelectionRule = TOP_K
 
     def column(self, kind: ColumnKind) -> Column:
         """Return the column of a kind.
@@ -93,8 +97,10 @@ def check_payload(payload: Payload) -> Payload:
         "N": payload.row_count,
         "N+1": payload.row_count + 1,
         "K": payload.top_k,
+        "M": payload.top_k,
         "T": len(payload.temperatures),
     }
+    _check_entries(payload)
     end = 0
     seen: set[ColumnKind] = set()
     for column in payload.columns:
@@ -110,6 +116,22 @@ def check_payload(payload: Payload) -> Payload:
             facts={"end_bytes": end, "size_bytes": payload.size_bytes},
         )
     return payload
+
+
+def _check_entries(payload: Payload) -> None:
+    """Refuse entries of another kind than the selection says: a loss goes by its word."""
+    rule, kinds = payload.selection, {column.kind for column in payload.columns}
+    own = {Sampled: ColumnKind.SAMPLED_IDS, ClientIds: ColumnKind.SCORED_IDS}.get(type(rule))
+    others = {ColumnKind.SAMPLED_IDS, ColumnKind.SCORED_IDS}
+    if own is not None:
+        others = {*others, ColumnKind.TOPK_IDS} - {own}
+    wrong = sorted(kind.value for kind in kinds & others)
+    if wrong or (own is not None and own not in kinds):
+        raise PayloadInvalidError(
+            f"payload {payload.payload_id} says that its entries are {rule.name}, and has the "
+            f"columns {', '.join(sorted(kind.value for kind in kinds))}",
+            facts={"selection": rule.name, "columns": ", ".join(wrong)},
+        )
 
 
 def _check_counts(payload: Payload) -> None:

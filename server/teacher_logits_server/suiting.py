@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import ColumnKind
+from teacher_logits.selection_rules import TOP_K, ClientIds, Sampled
 from teacher_logits_server.capability import listed
 
 if TYPE_CHECKING:
@@ -21,17 +22,29 @@ def check_payload_suits(
 ) -> None:
     """Refuse a payload that was made for another session and lacks what this one settled.
 
+    Ids that a client chose are what they are: of those, teacher and vocabulary must suit.
+
     Raises:
         PayloadInvalidError: it is another teacher's, or has fewer entries a position, ids
-            beyond this session's vocabulary, not all of its temperatures, or another value type.
+            beyond this session's vocabulary, not all of its temperatures, or another value type;
+            or its entries were selected otherwise.
     """
     asked_type, has_type = student.value_type, None
-    if asked_type is not None:
+    chosen = isinstance(payload.selection, ClientIds)
+    sampled = isinstance(payload.selection, Sampled)
+    if asked_type is not None and not (chosen or sampled):
         has_type = payload.column(ColumnKind.TOPK_LOGPROBS).element_type
+    else:
+        asked_type = None
+    selection = student.selection or (payload.selection if payload.key is not None else TOP_K)
     lacking = [t for t in student.all_temperatures if t not in payload.temperatures]
+    if chosen:
+        selection, lacking = payload.selection, []
+    fewest = 0 if chosen else student.top_k
     if (
         payload.teacher_id == teacher_id
-        and payload.top_k >= student.top_k
+        and payload.top_k >= fewest
+        and payload.selection == selection
         and payload.vocabulary_size <= vocabulary_size
         and not lacking
         and has_type is asked_type
@@ -39,7 +52,13 @@ def check_payload_suits(
         return  # a reader waits: no texts are made for nothing
     for wrong, what, asked, has in (
         (payload.teacher_id != teacher_id, "teacher_id", teacher_id, payload.teacher_id),
-        (payload.top_k < student.top_k, "top_k", student.top_k, payload.top_k),
+        (payload.top_k < fewest, "top_k", fewest, payload.top_k),
+        (
+            payload.selection != selection,
+            "selection",
+            repr(selection),
+            repr(payload.selection),
+        ),
         (
             payload.vocabulary_size > vocabulary_size,
             "vocabulary_size",

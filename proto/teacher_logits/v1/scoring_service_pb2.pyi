@@ -42,3 +42,19 @@ class ScoreResponse(_message.Message):
     LEASE_FIELD_NUMBER: _ClassVar[int]
     lease: _payload_pb2.Lease
     def __init__(self, lease: _Optional[_Union[_payload_pb2.Lease, _Mapping]] = ...) -> None: ...
+
+class ScoredIdsRequest(_message.Message):
+    __slots__ = ("rows", "ids", "ids_per_position")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    IDS_PER_POSITION_FIELD_NUMBER: _ClassVar[int]
+    rows: ScoreRequest
+    ids: bytes
+    ids_per_position: int
+    def __init__(self, rows: _Optional[_Union[ScoreRequest, _Mapping]] = ..., ids: _Optional[bytes] = ..., ids_per_position: _Optional[int] = ...) -> None: ...
+
+class ScoredIdsResponse(_message.Message):
+    __slots__ = ("lease",)
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    lease: _payload_pb2.Lease
+    def __init__(self, lease: _Optional[_Union[_payload_pb2.Lease, _Mapping]] = ...) -> None: ...
