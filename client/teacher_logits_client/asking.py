@@ -6,6 +6,7 @@ import secrets
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import PayloadInvalidError
+from teacher_logits.tensors import to_bytes
 from teacher_logits_client.calls import Scoring
 
 if TYPE_CHECKING:
@@ -24,7 +25,22 @@ def scoring_of(batch: RowBatch, session_id: str, *, mask_bad_rows: bool) -> Scor
         prefix_lengths=batch.prefix.lengths.tolist() if batch.prefix else (),
         row_windows=batch.windows.flatten().tolist() if batch.has_windows else (),
         mask_bad_rows=mask_bad_rows,
+        ids=b"" if batch.chosen is None else to_bytes(batch.chosen),
+        ids_per_position=0 if batch.chosen is None else batch.chosen.shape[1],
     )
+
+
+def check_bad_rows(policy: str) -> None:
+    """Let a policy about bad rows pass.
+
+    Raises:
+        PayloadInvalidError: it is none.
+    """
+    if policy not in ("reject", "mask"):
+        raise PayloadInvalidError(
+            f"bad_rows={policy!r} is no policy: give 'reject' or 'mask'",
+            facts={"bad_rows": str(policy)},
+        )
 
 
 def check_count(input_ids: Rows, limit: int) -> None:

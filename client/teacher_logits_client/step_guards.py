@@ -1,6 +1,7 @@
 """Step guards: what a registered step is held against before anyone computes with it.
 
-    shape             K and temperatures are at least those that the session asked for
+    shape             K and temperatures are at least those that the session asked for, and
+                      entries are selected as it asked
     row_status        how many rows are masked
     row_digests       the teacher scored these very tokens
     lookup_identity   position s scores token s+1
@@ -87,10 +88,12 @@ def check_shape(payload: Payload, profile: StudentProfile) -> None:
         for asked in wanted
         if not any(abs(asked - each) <= 1e-6 * abs(asked) for each in has)  # they travel as fp32
     ]
-    if payload.top_k < profile.top_k or missing:
+    selection = profile.selection or payload.selection
+    if payload.top_k < profile.top_k or missing or payload.selection != selection:
         raise PayloadInvalidError(
-            f"payload {payload.payload_id} has K = {payload.top_k} and temperatures {has}; the "
-            f"session asked for K = {profile.top_k} or more and {wanted}",
+            f"payload {payload.payload_id} has K = {payload.top_k}, temperatures {has} and "
+            f"entries of {payload.selection}; the session asked for K = {profile.top_k} or more, "
+            f"{wanted} and {selection}",
             facts={"top_k": payload.top_k, "asked_top_k": profile.top_k},
         )
 

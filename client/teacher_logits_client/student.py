@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, overload
 
 from teacher_logits.errors import PayloadInvalidError, RequestInvalidError
 from teacher_logits.grid import is_whole
 from teacher_logits.keys import check_step
 from teacher_logits_client.admitted import Admitted
-from teacher_logits_client.asking import check_count, check_size, scoring_of
+from teacher_logits_client.asking import check_bad_rows, check_count, check_size, scoring_of
+from teacher_logits_client.chosen_ids import flatten_ids
 from teacher_logits_client.config import check_timeout
 from teacher_logits_client.futures import ScoreFuture
 from teacher_logits_client.rows import make_row_batch
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
     from teacher_logits_client.batch import Batch
     from teacher_logits_client.calls.pending import PendingLease
+    from teacher_logits_client.chosen_ids import Ids
     from teacher_logits_client.flat_rows import Mask, Numbers, Rows
     from teacher_logits_client.payloads import LeasedPayload
     from teacher_logits_client.rows import RowBatch
@@ -64,14 +67,79 @@ class Session(Admitted):
             PayloadInvalidError: rows that no server would score, before anything is sent.
             SessionExpiredError, EpochChangedError: the session has ended.
         """
+        return self._ask(
+            input_ids,
+            lengths,
+            attention_mask=attention_mask,
+            prefix_ids=prefix_ids,
+            prefix_lengths=prefix_lengths,
+            windows=windows,
+            bad_rows=bad_rows,
+            timeout=timeout,
+        )
+
+    def scored_ids(
+        self,
+        input_ids: Rows,
+        lengths: Numbers | None = None,
+        *,
+        ids: Ids,
+        attention_mask: Mask | None = None,
+        prefix_ids: Rows | None = None,
+        prefix_lengths: Numbers | None = None,
+        windows: torch.Tensor | Sequence[Sequence[int]] | None = None,
+        bad_rows: Literal["reject", "mask"] = "reject",
+        timeout: float | None = None,
+    ) -> ScoreFuture:
+        """Have the teacher score ids of your own choice at each position; returns at once.
+
+        The payload's ``targets`` have these ids, in your order, with the teacher's log-probability
+        of each and the mass outside **exactly these**: reverse KL on the student's own best ids is
+        exact over them and the rest. What comes back grows with positions times ids, and not with
+        the vocabulary.
+
+        Args:
+            ids: integers, M a position; -1 where a position wants fewer. [P,M] of the wanted
+                positions one behind the other; [N,S,M], read at ``[i, p]`` for position p of row
+                i, such as ``student_logits.topk(M).indices``; or a list of N rows.
+            input_ids, lengths, attention_mask, prefix_ids, prefix_lengths, windows, bad_rows,
+                timeout: as for ``score``.
+
+        Raises:
+            PayloadInvalidError: rows or ids that no server would score, before anything is sent:
+                an id outside the vocabulary or twice at a position, other positions than are
+                wanted, more than the teacher's ``top_k`` a position or than one request may hold.
+            SessionExpiredError, EpochChangedError: the session has ended.
+        """
+        return self._ask(
+            input_ids,
+            lengths,
+            ids=ids,
+            attention_mask=attention_mask,
+            prefix_ids=prefix_ids,
+            prefix_lengths=prefix_lengths,
+            windows=windows,
+            bad_rows=bad_rows,
+            timeout=timeout,
+        )
+
+    def _ask(
+        self,
+        input_ids: Rows,
+        lengths: Numbers | None,
+        *,
+        ids: Ids | None = None,
+        attention_mask: Mask | None,
+        prefix_ids: Rows | None,
+        prefix_lengths: Numbers | None,
+        windows: torch.Tensor | Sequence[Sequence[int]] | None,
+        bad_rows: str,
+        timeout: float | None,
+    ) -> ScoreFuture:
         self._check()
-        if bad_rows not in ("reject", "mask"):
-            raise PayloadInvalidError(
-                f"bad_rows={bad_rows!r} is no policy: give 'reject' or 'mask'",
-                facts={"bad_rows": str(bad_rows)},
-            )
-        seconds = self._seconds(timeout)
-        check_count(input_ids, self.terms.max_request_tokens)
+        check_bad_rows(bad_rows)
+        seconds, limit = self._seconds(timeout), self.terms.max_request_tokens
+        check_count(input_ids, limit)
         batch = make_row_batch(
             input_ids,
             lengths,
@@ -82,7 +150,16 @@ class Session(Admitted):
             vocabulary_size=self.terms.vocabulary_size,
             prefix_vocabulary_size=self.teacher.vocabulary_size,
         )
-        check_size(batch, self.terms.max_request_tokens)
+        check_size(batch, limit)
+        if ids is not None:
+            chosen = flatten_ids(
+                ids,
+                batch,
+                vocabulary_size=self.terms.vocabulary_size,
+                most=self.teacher.top_k,
+                max_tokens=limit,
+            )
+            batch = replace(batch, chosen=chosen)
         pending = self._send(batch, mask_bad_rows=bad_rows == "mask", seconds=seconds)
         return ScoreFuture(
             self._answers, pending, batch, reject_bad_rows=bad_rows == "reject", owner=self

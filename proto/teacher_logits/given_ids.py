@@ -4,10 +4,12 @@
 
 The tail is summed over the complement of exactly these ids, which makes a reverse KL on a
 student's own best ids exact (math note 1.7). The order of the ids is kept, and -1 stands for no
-id: its log-probability is -inf.
+id: its log-probability is -inf. An id that is named again has its log-probability again, and its
+mass is counted once; a loss over such entries would count it twice, and so a request of them is
+refused (``check_ids``).
 
-Refuses ids outside the vocabulary, and one that stands at a position twice: its mass would be
-counted twice. A position with NaN, +inf or nothing finite is told by its status, its numbers 0.
+Refuses ids outside the vocabulary. A position with NaN, +inf or nothing finite is told by its
+status, its numbers 0.
 """
 
 from __future__ import annotations
@@ -58,6 +60,28 @@ def check_ids(
     Raises:
         PayloadInvalidError: naming the first position, its id and the rule.
     """
+    _check_range(ids, vocab_size, starts, firsts)
+    ordered = ids.sort(1).values
+    twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).nonzero()
+    if len(twice):
+        at, place = twice[0].tolist()
+        token_id, (row, position) = int(ordered[at, place]), _place(at, starts, firsts)
+        raise PayloadInvalidError(
+            f"row {row}, position {position}: id {token_id} is given twice ({len(twice)} repeats "
+            "in all), and a loss would count its mass twice; give each id once a position, and -1 "
+            "in its stead",
+            facts={
+                "row": row,
+                "position": position,
+                "token_id": token_id,
+                "repeats": len(twice),
+            },
+        )
+
+
+def _check_range(
+    ids: torch.Tensor, vocab_size: int, starts: Sequence[int], firsts: Sequence[int]
+) -> None:
     outside = ((ids < -1) | (ids >= vocab_size)).nonzero()
     if len(outside):
         at, place = outside[0].tolist()
@@ -72,22 +96,6 @@ def check_ids(
                 "token_id": token_id,
                 "vocab_size": vocab_size,
                 "wrong_ids": len(outside),
-            },
-        )
-    ordered = ids.sort(1).values
-    twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).nonzero()
-    if len(twice):
-        at, place = twice[0].tolist()
-        token_id, (row, position) = int(ordered[at, place]), _place(at, starts, firsts)
-        raise PayloadInvalidError(
-            f"row {row}, position {position}: id {token_id} is given twice ({len(twice)} repeats "
-            "in all), and its mass would count twice; give each id once a position, and -1 in its "
-            "stead",
-            facts={
-                "row": row,
-                "position": position,
-                "token_id": token_id,
-                "repeats": len(twice),
             },
         )
 
@@ -121,7 +129,7 @@ def score_given(
         )
     check_settings(max(1, ids.shape[1]), temperatures)
     ids = ids.to(logits.device, torch.int64)
-    check_ids(ids, width)
+    _check_range(ids, width, (0,), (0,))
     following = None if next_ids is None else check_next_ids(next_ids, logits, width)
     found = _empty(logits, ids, len(temperatures), following is not None)
     step = rows_at_once(width, logits.device)
@@ -147,7 +155,8 @@ def _score(
     scale = torch.tensor(list(temperatures), dtype=torch.float64, device=rows.device)
     values = rows.gather(1, ids.clamp_min(0)).double().masked_fill(ids < 0, -torch.inf)
     rest = top.double() / scale + sums.double().log()
-    head = (values.unsqueeze(2) / scale).logsumexp(1)
+    once = values.masked_fill(_is_repeat(ids), -torch.inf)
+    head = (once.unsqueeze(2) / scale).logsumexp(1)
     whole = torch.logaddexp(head, rest)
     out.status.copy_(status)
     out.logprobs.copy_((values - whole[:, :1]).masked_fill(bad, 0.0))
@@ -157,6 +166,14 @@ def _score(
         actual = rows.gather(1, following.clamp_min(0).unsqueeze(1)).double() - whole[:, :1]
         unknown = bad.squeeze(1) | (following < 0)
         out.actual_logprob.copy_(actual.squeeze(1).masked_fill(unknown, 0.0))
+
+
+def _is_repeat(ids: torch.Tensor) -> torch.Tensor:
+    """Return bool [R,M]: the ids that stand at their position before."""
+    ordered, order = ids.sort(dim=1, stable=True)
+    repeats = torch.zeros_like(ids, dtype=torch.bool)
+    repeats[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
+    return torch.zeros_like(repeats).scatter_(1, order, repeats)
 
 
 def _empty(

@@ -63,6 +63,13 @@ SAMPLED_COLUMNS = (
 )
 """What an engine's payloads have in a session of sampled targets."""
 
+SCORED_ID_COLUMNS = (
+    ColumnKind.SCORED_IDS,
+    ColumnKind.SCORED_LOGPROBS,
+    *SCORED_COLUMNS[2:],
+)
+"""What payloads of client-chosen ids have."""
+
 PUBLISHED_COLUMNS = (*SCORED_COLUMNS, ColumnKind.TOPK_LOGITS)
 """What a publisher's payloads may have."""
 

@@ -50,7 +50,10 @@ _READ_PAYLOAD = "/teacher_logits.v1.BulkService/ReadPayload"
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
-    """A scoring request as it travels; see ``ScoreRequest`` for the fields."""
+    """A scoring request as it travels; see ``ScoreRequest`` for the fields.
+
+    With ``ids``, those of the client's choice are scored; see ``ScoredIdsRequest``.
+    """
 
     session_id: str
     request_id: str
@@ -60,6 +63,23 @@ class Scoring:
     prefix_lengths: Sequence[int]
     row_windows: Sequence[int]
     mask_bad_rows: bool
+    ids: bytes = b""
+    ids_per_position: int = 0
+
+    def rows(self) -> scoring_service_pb2.ScoreRequest:
+        """Return the message of all but the ids."""
+        return scoring_service_pb2.ScoreRequest(
+            session_id=self.session_id,
+            request_id=self.request_id,
+            input_ids=self.input_ids,
+            row_lengths=self.row_lengths,
+            prefix_ids=self.prefix_ids,
+            prefix_lengths=self.prefix_lengths,
+            row_windows=self.row_windows,
+            bad_rows=scoring_service_pb2.BAD_ROW_POLICY_MASK
+            if self.mask_bad_rows
+            else scoring_service_pb2.BAD_ROW_POLICY_REJECT,
+        )
 
 
 class Calls:
@@ -214,23 +234,15 @@ class Calls:
     def score(self, scoring: Scoring, *, what: str, timeout: float) -> PendingLease:
         """Send a scoring request, and do not wait for it."""
         self._check_open()
-        call = self._scoring.Score.future(
-            scoring_service_pb2.ScoreRequest(
-                session_id=scoring.session_id,
-                request_id=scoring.request_id,
-                input_ids=scoring.input_ids,
-                row_lengths=scoring.row_lengths,
-                prefix_ids=scoring.prefix_ids,
-                prefix_lengths=scoring.prefix_lengths,
-                row_windows=scoring.row_windows,
-                bad_rows=scoring_service_pb2.BAD_ROW_POLICY_MASK
-                if scoring.mask_bad_rows
-                else scoring_service_pb2.BAD_ROW_POLICY_REJECT,
-            ),
-            timeout=timeout,
-        )
         waiting = Waiting(what=what, address=self.address, seconds=timeout)
-        return PendingLease(call, waiting, request_id=scoring.request_id)
+        if not scoring.ids_per_position:
+            call = self._scoring.Score.future(scoring.rows(), timeout=timeout)
+            return PendingLease(call, waiting, request_id=scoring.request_id)
+        request = scoring_service_pb2.ScoredIdsRequest(
+            rows=scoring.rows(), ids=scoring.ids, ids_per_position=scoring.ids_per_position
+        )
+        chosen = self._scoring.ScoredIds.future(request, timeout=timeout)
+        return PendingLease(chosen, waiting, request_id=scoring.request_id)
 
     def read_payload(
         self, session_id: str, lease_id: str, offset_bytes: int, *, timeout: float

@@ -13,6 +13,7 @@ import torch
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits_client.losses import slopes
 from teacher_logits_client.losses.coarse import Inputs, coarse_loss
+from teacher_logits_client.losses.samples import linear_form
 from teacher_logits_client.losses.tails import Tail, check_tail
 from teacher_logits_client.targets import Targets
 
@@ -36,6 +37,7 @@ def sum_over_positions(
     width = targets.topk_ids.shape[-1]
     check_tail(tail, width=width, at_reverse_kl=divergence is slopes.reverse_kl)
     _check_temperature(targets, temperature)
+    divergence, entropy = linear_form(targets, divergence, tail)
     ids = targets.topk_ids.reshape(-1, width).long()
     places = _places(student_logits, targets)
     logits = _flat_logits(student_logits, ids, places)
@@ -55,7 +57,8 @@ def sum_over_positions(
         tail=tail,
         divergence=divergence,
     )
-    return coarse_loss(logits, inputs), count
+    loss = coarse_loss(logits, inputs)
+    return loss if entropy is None else loss - (entropy.to(loss) * weights.to(loss)).sum(), count
 
 
 def _places(student_logits: torch.Tensor, targets: Targets) -> torch.Tensor | None:
