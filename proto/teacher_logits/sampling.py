@@ -15,7 +15,7 @@ with a row. A position with a NaN, a +inf or nothing finite has ids -1 and zeros
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -72,11 +72,12 @@ def sample_threshold(logits: torch.Tensor, *, m: int, uniforms: torch.Tensor) ->
             facts={"m": m, "positions": len(logits), "uniforms": uniforms.numel()},
         )
     parts = [_threshold(rows, m, uniforms[at]) for rows, at in _pieces(logits)]
-    if not parts:
-        parts = [_threshold(logits.new_zeros(1, logits.shape[1]), m, uniforms.new_zeros(1))[:0]]
-    return Sample(
-        **dict(zip(Sample.__annotations__, map(torch.cat, zip(*parts, strict=True)), strict=True))
-    )
+    if not parts:  # of the shapes that there would be
+        blank = _threshold(logits.new_zeros(1, logits.shape[1]), m, uniforms.new_zeros(1))
+        parts = [tuple(tensor[:0] for tensor in blank)]
+    names = [field.name for field in fields(Sample)]
+    joined = map(torch.cat, zip(*parts, strict=True))
+    return Sample(**dict(zip(names, joined, strict=True)))
 
 
 def sample_with_replacement(

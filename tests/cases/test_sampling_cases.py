@@ -105,7 +105,7 @@ def test_rs_total_variance(power: str) -> None:
 
 class TestLosses:
     def targets(self) -> tuple[Targets, torch.Tensor]:
-        teacher = torch.from_numpy(LOSS["teacher_logits"])
+        teacher = torch.from_numpy(LOSS["teacher_logits"]).double()
         logprobs = teacher.view(-1, teacher.shape[-1]).log_softmax(1)
         entropy = -(logprobs.exp() * logprobs).sum(1)
         ids = torch.from_numpy(LOSS["sampled/ids"]).view(len(entropy), -1)
