@@ -15,8 +15,13 @@ from typing import TYPE_CHECKING
 from teacher_logits.codec import entry_tolerance
 from teacher_logits.errors import AlignmentError, PayloadInvalidError
 from teacher_logits.invariants import check_invariants
-from teacher_logits.layout import ColumnKind, RowStatus
-from teacher_logits.profiles import SAMPLED_COLUMNS, SCORED_COLUMNS, SCORED_ID_COLUMNS
+from teacher_logits.layout import (
+    SAMPLED_COLUMNS,
+    SCORED_ID_COLUMNS,
+    ColumnKind,
+    RowStatus,
+)
+from teacher_logits.profiles import SCORED_COLUMNS
 from teacher_logits.selection_rules import TOP_K, ClientIds, Sampled
 from teacher_logits.terms import Check, Verdict
 
@@ -54,6 +59,9 @@ def check_entries(payload: Payload, profile: StudentProfile, batch: RowBatch | N
         asked, top_k = ClientIds(), chosen.shape[1]
     elif isinstance(has, ClientIds):
         asked, top_k, temperatures = has, payload.top_k, payload.temperatures
+    elif isinstance(asked, Sampled) and isinstance(has, Sampled):
+        seed = None if batch is None else batch.seed
+        asked = has if seed is None else Sampled(seed=seed)
     same = len(temperatures) == len(payload.temperatures) and all(
         abs(wanted - got) <= 1e-6 * abs(wanted)  # they travel as fp32
         for wanted, got in zip(temperatures, payload.temperatures, strict=True)

@@ -31,7 +31,7 @@ class RowBatch:
     ``ids_bytes`` and ``prefix_bytes`` are the ids as they travel (int32, little-endian), and
     ``digests`` the digests of the rows, 16 bytes each, prefixes not included. ``chosen`` int32
     [P,M] are the ids that are to be scored at the wanted positions, None for the session's own
-    selection.
+    selection; ``seed`` that of its sample, None for the session's own.
     """
 
     rows: FlatRows
@@ -42,6 +42,7 @@ class RowBatch:
     prefix_bytes: bytes
     digests: bytes
     chosen: torch.Tensor | None = None
+    seed: int | None = None
 
     @property
     def position_count(self) -> int:

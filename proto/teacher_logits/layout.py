@@ -73,6 +73,29 @@ class ColumnKind(enum.Enum):
     ENTROPY = "entropy"
 
 
+_ROW_KINDS = (
+    ColumnKind.ACTUAL_LOGPROB,
+    ColumnKind.ROW_OFFSETS,
+    ColumnKind.ROW_WINDOWS,
+    ColumnKind.ROW_DIGESTS,
+    ColumnKind.ROW_STATUS,
+)
+SAMPLED_COLUMNS = (
+    ColumnKind.SAMPLED_IDS,
+    ColumnKind.SAMPLED_WEIGHTS,
+    ColumnKind.ENTROPY,
+    *_ROW_KINDS,
+)
+"""What an engine's payloads have in a session of sampled targets."""
+SCORED_ID_COLUMNS = (
+    ColumnKind.SCORED_IDS,
+    ColumnKind.SCORED_LOGPROBS,
+    ColumnKind.LOG_TAIL,
+    ColumnKind.LOGSUMEXP,
+    *_ROW_KINDS,
+)
+"""What payloads of client-chosen ids have."""
+
 _VALUES = frozenset({ElementType.FLOAT16, ElementType.BFLOAT16, ElementType.FLOAT32})
 _F32 = frozenset({ElementType.FLOAT32})
 _I32 = frozenset({ElementType.INT32})

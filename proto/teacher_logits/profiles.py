@@ -55,21 +55,6 @@ SCORED_COLUMNS = (
 )
 """What an engine's payloads have, and a publisher's unless its profile says otherwise."""
 
-SAMPLED_COLUMNS = (
-    ColumnKind.SAMPLED_IDS,
-    ColumnKind.SAMPLED_WEIGHTS,
-    ColumnKind.ENTROPY,
-    *SCORED_COLUMNS[4:],
-)
-"""What an engine's payloads have in a session of sampled targets."""
-
-SCORED_ID_COLUMNS = (
-    ColumnKind.SCORED_IDS,
-    ColumnKind.SCORED_LOGPROBS,
-    *SCORED_COLUMNS[2:],
-)
-"""What payloads of client-chosen ids have."""
-
 PUBLISHED_COLUMNS = (*SCORED_COLUMNS, ColumnKind.TOPK_LOGITS)
 """What a publisher's payloads may have."""
 

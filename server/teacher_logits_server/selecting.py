@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import Violation
-from teacher_logits.profiles import SAMPLED_COLUMNS
+from teacher_logits.layout import SAMPLED_COLUMNS
 from teacher_logits.selection_rules import TOP_K, Nucleus, Sampled
 from teacher_logits.terms import Check, Verdict
 

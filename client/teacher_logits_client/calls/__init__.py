@@ -65,6 +65,7 @@ class Scoring:
     mask_bad_rows: bool
     ids: bytes = b""
     ids_per_position: int = 0
+    seed: int | None = None
 
     def rows(self) -> scoring_service_pb2.ScoreRequest:
         """Return the message of all but the ids."""
@@ -79,6 +80,7 @@ class Scoring:
             bad_rows=scoring_service_pb2.BAD_ROW_POLICY_MASK
             if self.mask_bad_rows
             else scoring_service_pb2.BAD_ROW_POLICY_REJECT,
+            seed=self.seed,
         )
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from teacher_logits.errors import PoolFullError
     from teacher_logits.payload import Extent
     from teacher_logits.profiles import StudentProfile, TeacherProfile
+    from teacher_logits.selection_rules import SelectionRule
     from teacher_logits.terms import LeaseTerms
     from teacher_logits_server.engines.answers import Answer
     from teacher_logits_server.ledger import Ledger
@@ -49,7 +50,8 @@ class ScoreJob:
     Ids are int32, little-endian, row after row; ``prefix_lengths`` and ``row_windows`` (first
     position and count) have one entry a row or none at all. ``deadline`` is a time of the
     server's clock, in seconds. ``digest`` tells this request from another with the same id.
-    ``chosen`` are ids to be scored in place of the session's own selection.
+    ``chosen`` are ids to be scored in place of the session's own selection, and ``seed`` that of
+    its sample in place of the session's own.
     """
 
     session_id: str
@@ -63,6 +65,7 @@ class ScoreJob:
     bad_rows: BadRows = BadRows.REJECT
     digest: bytes = b""
     chosen: ChosenIds | None = None
+    seed: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -163,7 +166,7 @@ def _wanted(
     vocabulary_size: int,
 ) -> Wanted:
     ids = None
-    selection = profile.selection or TOP_K
+    selection = _seeded(profile.selection or TOP_K, job.seed)
     if job.chosen is not None:
         selection = ClientIds()
         ids = read_chosen_ids(
@@ -178,6 +181,19 @@ def _wanted(
         vocabulary_size=vocabulary_size,
         ids=ids,
     )
+
+
+def _seeded(selection: SelectionRule, seed: int | None) -> SelectionRule:
+    """Return a session's rule with the seed of a request, where it has one."""
+    if seed is None:
+        return selection
+    if not isinstance(selection, Sampled):
+        raise PayloadInvalidError(
+            f"the request has the seed {seed}, and the session's entries are selected by "
+            f"{selection}: leave it out, or open the session with selection=Sampled()",
+            facts={"seed": str(seed), "selection": selection.name},
+        )
+    return Sampled(seed=seed)
 
 
 def _columns(

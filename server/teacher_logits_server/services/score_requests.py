@@ -83,6 +83,7 @@ def read_job(asked: Asked, *, deadline: float, max_tokens: int) -> ScoreJob:
         ),
         deadline=deadline,
         digest=asked.digest(),
+        seed=request.seed if request.HasField("seed") else None,
         chosen=_chosen(asked.choice, max_tokens * MAX_IDS_PER_TOKEN),
     )
 
