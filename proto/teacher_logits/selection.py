@@ -73,6 +73,12 @@ class Selection:
             topk_logits=None if logits is None else logits[positions],
         )
 
+    @property
+    def columns(self) -> dict[str, torch.Tensor]:
+        """The tensors that a payload has, by name; what a publisher's ``draft.write`` takes."""
+        found = {name: tensor for name, tensor in vars(self).items() if name != "status"}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
     def blank(self) -> None:
         """Make all positions what those of a bad row are: ids -1, every float 0.
 
