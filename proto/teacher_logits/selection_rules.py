@@ -93,7 +93,7 @@ class ClientIds:
     name = "client_ids"
 
 
-SelectionRule: TypeAlias = "TopK | Nucleus | Sampled | ClientIds"
+SelectionRule: TypeAlias = TopK | Nucleus | Sampled | ClientIds
 
 TOP_K = TopK()
 

@@ -100,7 +100,7 @@ def test_an_id_that_stands_there_twice_is_named(made: Callable[[], Columns], kin
     columns = made()
     columns[kind][1, 1] = columns[kind][1, 0]
 
-    with pytest.raises(PayloadInvalidError, match="row 0, position 1: .*stands there twice"):
+    with pytest.raises(PayloadInvalidError, match=r"row 0, position 1: .*stands there twice"):
         check_invariants(columns, vocab_size=VOCABULARY, temperatures=TEMPERATURES)
 
 

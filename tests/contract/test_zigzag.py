@@ -1,5 +1,7 @@
 """Zigzag: the ranks of a context hold every position once, and each as much work."""
 
+from itertools import chain
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ def test_every_position_is_some_ranks_and_all_have_equal_work(size: int, part: i
         for rank in range(size)
     ]
 
-    assert sorted(sum(held, [])) == list(range(length))
+    assert sorted(chain(*held)) == list(range(length))
     # A causal position costs as many as stand before it.
     assert len({sum(positions) for positions in held}) == 1
 
