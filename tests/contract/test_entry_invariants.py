@@ -77,7 +77,7 @@ def test_what_is_right_passes(made: Callable[[], Columns]) -> None:
         (chosen, Kind.SCORED_LOGPROBS, torch.nan, "NaN or above 0"),
         (chosen, Kind.SCORED_LOGPROBS, -0.01, "do not sum to one at temperature 1"),
         (chosen, Kind.LOG_TAIL, -9.0, "do not sum to one at temperature 1"),
-        (chosen, Kind.LOG_TAIL, torch.nan, "log_tail that is NaN"),
+        (chosen, Kind.LOG_TAIL, torch.nan, "NaN or above 0"),
         (chosen, Kind.LOGSUMEXP, torch.inf, "logsumexp that is not finite"),
         (chosen, Kind.ACTUAL_LOGPROB, torch.nan, "actual_logprob"),
     ],
