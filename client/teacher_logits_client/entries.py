@@ -29,11 +29,13 @@ class Entries(Mapping[ColumnKind, torch.Tensor]):
 
     def __init__(self, columns: Mapping[ColumnKind, torch.Tensor]) -> None:
         self._columns = columns
-        self.is_sample = ColumnKind.SAMPLED_IDS in columns
+        # By what it lists: of rows of padding alone, any column can be had.
+        self._kinds = frozenset(columns)
+        self.is_sample = ColumnKind.SAMPLED_IDS in self._kinds
         self._names: dict[ColumnKind, ColumnKind] = {}
         if self.is_sample:
             self._names = {ColumnKind.TOPK_IDS: ColumnKind.SAMPLED_IDS}
-        elif ColumnKind.SCORED_IDS in columns:
+        elif ColumnKind.SCORED_IDS in self._kinds:
             self._names = {
                 ColumnKind.TOPK_IDS: ColumnKind.SCORED_IDS,
                 ColumnKind.TOPK_LOGPROBS: ColumnKind.SCORED_LOGPROBS,
@@ -57,4 +59,4 @@ class Entries(Mapping[ColumnKind, torch.Tensor]):
         made = (ColumnKind.TOPK_LOGPROBS, ColumnKind.LOG_TAIL)
         if self.is_sample and kind in made:
             return True
-        return isinstance(kind, ColumnKind) and self._names.get(kind, kind) in self._columns
+        return isinstance(kind, ColumnKind) and self._names.get(kind, kind) in self._kinds

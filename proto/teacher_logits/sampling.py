@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # Elements in one go: some fp64 buffers of that size are needed.
-_CPU_ELEMENTS, _GPU_ELEMENTS = 1 << 19, 1 << 25
+_CPU_ELEMENTS, _GPU_ELEMENTS = 1 << 19, 1 << 22
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -20,9 +20,9 @@ from teacher_logits.errors import RequestInvalidError
 from teacher_logits.grid import is_size, is_whole
 
 SEED_LIMIT = 1 << 64
-MAX_IDS_PER_TOKEN = 64
+MAX_IDS_PER_TOKEN = 8
 """A request of client-chosen ids has at most so many of them for each token that a server takes at
-a time, whatever they are spread over."""
+a time, however they are spread: 2 MiB where it takes 65,536, which its messages may hold anyway."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from teacher_logits.layout import COLUMN_RULES, ColumnKind
 from teacher_logits.payload import MAX_TEMPERATURES
 from teacher_logits.profiles import PROTOCOL_VERSION, VocabularyPolicy
 from teacher_logits.terms import Check, Verdict
-from teacher_logits_server.selecting import check_selection, columns_on_offer, selection_check
+from teacher_logits_server.selecting import check_selection, columns_on_offer, selection_checks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -143,7 +143,7 @@ def describe_scores(student: StudentProfile, teacher: TeacherProfile) -> tuple[C
     return (
         _tokenizer_check(student, teacher),
         _vocabulary_check(student, teacher),
-        selection_check(student, teacher),
+        *selection_checks(student, teacher),
         _provenance_check(student, teacher),
     )
 

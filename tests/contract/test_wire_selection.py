@@ -25,19 +25,29 @@ from teacher_logits.wire import (
 from teacher_logits.wire_selection import selection_from_wire, selection_to_wire
 from teacher_logits.wire_session import payload_from_wire, payload_to_wire
 
-RULES = [TopK(), Nucleus(mass=0.25, least=3), Sampled(seed=2**64 - 1), ClientIds()]
+RULES: list[SelectionRule] = [
+    TopK(),
+    Nucleus(mass=0.25, least=3),
+    Sampled(seed=2**64 - 1),
+    ClientIds(),
+]
 GRID = BatchGrid(global_batch_size=2, data_parallel_size=1, micro_batch_size=1)
 
 
 def a_payload(rule: SelectionRule) -> Payload:
-    sizes = {"row_count": 2, "position_count": 3}
     if isinstance(rule, Sampled):
-        columns, size = sampled_columns(**sizes, entry_count=4)
+        columns, size = sampled_columns(row_count=2, position_count=3, entry_count=4)
     elif isinstance(rule, ClientIds):
-        columns, size = scored_id_columns(**sizes, entry_count=4, temperature_count=1)
+        columns, size = scored_id_columns(
+            row_count=2, position_count=3, entry_count=4, temperature_count=1
+        )
     else:
         columns, size = top_k_columns(
-            **sizes, top_k=4, temperature_count=1, value_type=ElementType.FLOAT16
+            row_count=2,
+            position_count=3,
+            top_k=4,
+            temperature_count=1,
+            value_type=ElementType.FLOAT16,
         )
     return Payload(
         payload_id="p-1",
