@@ -66,17 +66,16 @@ def check_entries(payload: Payload, profile: StudentProfile, batch: RowBatch | N
         abs(wanted - got) <= 1e-6 * abs(wanted)  # they travel as fp32
         for wanted, got in zip(temperatures, payload.temperatures, strict=True)
     )
-    if payload.top_k != top_k or not same or has != asked:
+    if has != asked:
         raise PayloadInvalidError(
-            f"payload {payload.payload_id} has K = {payload.top_k}, temperatures "
-            f"{payload.temperatures} and entries of {has}; K = {top_k}, {temperatures} and {asked} "
-            "were asked for",
-            facts={
-                "top_k": payload.top_k,
-                "asked_top_k": top_k,
-                "selection": has.name,
-                "asked_selection": asked.name,
-            },
+            f"payload {payload.payload_id} has entries of {has}; the session asked for {asked}",
+            facts={"selection": has.name, "asked_selection": asked.name},
+        )
+    if payload.top_k != top_k or not same:
+        raise PayloadInvalidError(
+            f"payload {payload.payload_id} has K = {payload.top_k} and temperatures "
+            f"{payload.temperatures}; the session asked for K = {top_k} and {temperatures}",
+            facts={"top_k": payload.top_k, "asked_top_k": top_k},
         )
 
 

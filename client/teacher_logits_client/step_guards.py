@@ -88,13 +88,17 @@ def check_shape(payload: Payload, profile: StudentProfile) -> None:
         for asked in wanted
         if not any(abs(asked - each) <= 1e-6 * abs(asked) for each in has)  # they travel as fp32
     ]
-    selection = profile.selection or payload.selection
-    if payload.top_k < profile.top_k or missing or payload.selection != selection:
+    if payload.top_k < profile.top_k or missing:
         raise PayloadInvalidError(
-            f"payload {payload.payload_id} has K = {payload.top_k}, temperatures {has} and "
-            f"entries of {payload.selection}; the session asked for K = {profile.top_k} or more, "
-            f"{wanted} and {selection}",
+            f"payload {payload.payload_id} has K = {payload.top_k} and temperatures {has}; the "
+            f"session asked for K = {profile.top_k} or more and {wanted}",
             facts={"top_k": payload.top_k, "asked_top_k": profile.top_k},
+        )
+    if profile.selection not in (None, payload.selection):
+        raise PayloadInvalidError(
+            f"payload {payload.payload_id} has entries of {payload.selection}, and the session "
+            f"asked for {profile.selection}",
+            facts={"selection": payload.selection.name},
         )
 
 

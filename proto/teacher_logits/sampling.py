@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from teacher_logits.complement import row_sums
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import RowStatus
 from teacher_logits.ranking import status_of
@@ -120,10 +121,11 @@ def _threshold(rows: torch.Tensor, m: int, uniforms: torch.Tensor) -> tuple[torc
     top = logits.amax(1, keepdim=True)
     shifted = logits.sub_(top)
     p = shifted.exp()
-    total = p.sum(1, keepdim=True)
+    total = row_sums(p).unsqueeze(1)
     p = p.div_(total)
     # 0 times the logit of what is ruled out is 0.
-    entropy = total.log() - (p * shifted.masked_fill_(shifted == -torch.inf, 0.0)).sum(1, True)
+    shifted.masked_fill_(shifted == -torch.inf, 0.0)
+    entropy = total.log() - row_sums(shifted.mul_(p)).unsqueeze(1)
     head = _head(p, m)
     thresholds = head.left / (m - head.counts)
     tail = _without(p, head.ids, head.counts)
@@ -157,7 +159,7 @@ def _head(p: torch.Tensor, m: int) -> _Head:
     order = p.gather(1, ids).argsort(dim=1, descending=True, stable=True)
     ids = ids.gather(1, order)
     values = p.gather(1, ids)
-    rest = p.scatter(1, ids, 0.0).sum(1, keepdim=True)
+    rest = row_sums(p.scatter(1, ids, 0.0)).unsqueeze(1)
     if width < m:
         missing = (0, m - width)
         ids = torch.nn.functional.pad(ids, missing)
