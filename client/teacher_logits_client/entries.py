@@ -4,8 +4,9 @@
     scored_ids, scored_logprobs, log_tail  ids of the client's choice
     sampled_ids, sampled_weights           a sample: its weights' logs, and nothing outside
 
-Targets are made of the first form. The others are brought into it without a copy but for the logs,
-and nothing else tells them apart but that a sample says so: not every loss may be fed one.
+Targets are made of the first form, where a payload has it. The others are brought into it without
+a copy but for the logs, and nothing else tells them apart but that a sample says so: not every loss
+may be fed one.
 """
 
 from __future__ import annotations
@@ -31,11 +32,12 @@ class Entries(Mapping[ColumnKind, torch.Tensor]):
         self._columns = columns
         # By what it lists: of rows of padding alone, any column can be had.
         self._kinds = frozenset(columns)
-        self.is_sample = ColumnKind.SAMPLED_IDS in self._kinds
+        has_best = ColumnKind.TOPK_IDS in self._kinds
+        self.is_sample = ColumnKind.SAMPLED_IDS in self._kinds and not has_best
         self._names: dict[ColumnKind, ColumnKind] = {}
         if self.is_sample:
             self._names = {ColumnKind.TOPK_IDS: ColumnKind.SAMPLED_IDS}
-        elif ColumnKind.SCORED_IDS in self._kinds:
+        elif ColumnKind.SCORED_IDS in self._kinds and not has_best:
             self._names = {
                 ColumnKind.TOPK_IDS: ColumnKind.SCORED_IDS,
                 ColumnKind.TOPK_LOGPROBS: ColumnKind.SCORED_LOGPROBS,

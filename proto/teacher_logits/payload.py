@@ -97,10 +97,11 @@ def check_payload(payload: Payload) -> Payload:
         "N": payload.row_count,
         "N+1": payload.row_count + 1,
         "K": payload.top_k,
-        "M": payload.top_k,
         "T": len(payload.temperatures),
     }
     _check_entries(payload)
+    if isinstance(payload.selection, Sampled | ClientIds):
+        sizes["M"] = payload.top_k
     end = 0
     seen: set[ColumnKind] = set()
     for column in payload.columns:
@@ -119,19 +120,22 @@ def check_payload(payload: Payload) -> Payload:
 
 
 def _check_entries(payload: Payload) -> None:
-    """Refuse entries of another kind than the selection says: a loss goes by its word."""
+    """Refuse entries of another kind than the selection says: a loss goes by its word.
+
+    The K best may have others beside them, which are then not what targets are made of.
+    """
     rule, kinds = payload.selection, {column.kind for column in payload.columns}
+    best, others = ColumnKind.TOPK_IDS, {ColumnKind.SAMPLED_IDS, ColumnKind.SCORED_IDS}
     own = {Sampled: ColumnKind.SAMPLED_IDS, ClientIds: ColumnKind.SCORED_IDS}.get(type(rule))
-    others = {ColumnKind.SAMPLED_IDS, ColumnKind.SCORED_IDS}
-    if own is not None:
-        others = {*others, ColumnKind.TOPK_IDS} - {own}
-    wrong = sorted(kind.value for kind in kinds & others)
-    if wrong or (own is not None and own not in kinds):
-        raise PayloadInvalidError(
-            f"payload {payload.payload_id} says that its entries are {rule.name}, and has the "
-            f"columns {', '.join(sorted(kind.value for kind in kinds))}",
-            facts={"selection": rule.name, "columns": ", ".join(wrong)},
-        )
+    there = kinds & {best, *others}
+    if there == {own} or (own is None and (best in there or not there)):
+        return
+    names = ", ".join(sorted(kind.value for kind in there)) or "none"
+    raise PayloadInvalidError(
+        f"payload {payload.payload_id} says that its entries are {rule.name}, and has the ids "
+        f"{names}",
+        facts={"selection": rule.name, "columns": names},
+    )
 
 
 def _check_counts(payload: Payload) -> None:

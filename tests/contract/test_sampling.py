@@ -165,3 +165,15 @@ class TestUniforms:
 def test_a_seed_that_is_none_is_refused(seed: int) -> None:
     with pytest.raises(RequestInvalidError, match="seed"):
         Sampled(seed=seed)
+
+
+@pytest.mark.parametrize("u", [0.0, 1e-17, 0.5, 1 - 2**-53])
+def test_entries_as_large_as_the_threshold_are_picked_once_each_whatever_is_rounded(
+    u: float,
+) -> None:
+    for count in (3, 7, 49, 90, 187):
+        drawn = torch.tensor([u], dtype=torch.float64)
+
+        got = sample_threshold(torch.zeros(1, count), m=count, uniforms=drawn)
+
+        assert got.ids[0].sort().values.tolist() == list(range(count))
