@@ -10,7 +10,7 @@ from teacher_logits.grid import is_whole
 from teacher_logits.keys import check_step
 from teacher_logits.selection_rules import Sampled
 from teacher_logits.tensors import to_bytes
-from teacher_logits_client.calls import Scoring
+from teacher_logits_client.calls.scoring import Scoring
 
 if TYPE_CHECKING:
     from teacher_logits.selection_rules import SelectionRule

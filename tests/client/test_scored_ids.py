@@ -21,7 +21,7 @@ from tests.transport_suite.dense_teacher import HEAD_ROWS, VOCABULARY_SIZE, head
 import teacher_logits_client as tl
 from teacher_logits.errors import NotAllowedError, PayloadInvalidError, RequestInvalidError
 from teacher_logits.selection_rules import MAX_IDS_PER_TOKEN, ClientIds
-from teacher_logits_client.calls import Scoring
+from teacher_logits_client.calls.scoring import Scoring
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -26,7 +26,7 @@ from teacher_logits.profiles import TeacherProfile
 from teacher_logits.terms import LeaseTerms
 from teacher_logits.v1 import scoring_service_pb2
 from teacher_logits_server.requests import Requests
-from teacher_logits_server.services.score_requests import Asked, read_job
+from teacher_logits_server.services.score_requests import read_job
 from teacher_logits_server.services.scoring import ScoringService
 
 if TYPE_CHECKING:
@@ -314,22 +314,16 @@ def test_an_id_that_was_used_for_other_rows_is_refused() -> None:
     assert len(run(scenario())) == 2
 
 
-def asked(field: str, count: int) -> Asked:
-    return Asked(rows=score_request(**{field: [1] * count}))
-
-
 @pytest.mark.parametrize(
     ("field", "per_row"), [("row_lengths", 1), ("prefix_lengths", 1), ("row_windows", 2)]
 )
 def test_more_rows_than_the_server_takes_tokens_are_refused_by_their_count(
     field: str, per_row: int
 ) -> None:
-    read_job(Asked(rows=score_request(**{field: [1] * per_row * 8})), deadline=1.0, max_tokens=8)
+    read_job(score_request(**{field: [1] * per_row * 8}), deadline=1.0, max_tokens=8)
 
     with pytest.raises(PayloadInvalidError, match=field) as caught:
-        read_job(
-            Asked(rows=score_request(**{field: [1] * per_row * 9})), deadline=1.0, max_tokens=8
-        )
+        read_job(score_request(**{field: [1] * per_row * 9}), deadline=1.0, max_tokens=8)
 
     assert (caught.value.facts["entries"], caught.value.facts["limit"]) == (9, 8)
 

@@ -7,8 +7,7 @@ tokens, more ids of the client's choice than it takes for that many tokens.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.selection_rules import MAX_IDS_PER_TOKEN
@@ -17,34 +16,28 @@ from teacher_logits.wire import enum_from_wire
 from teacher_logits_server.engines.chosen_ids import ChosenIds
 from teacher_logits_server.scorer import BadRows, ScoreJob
 
-if TYPE_CHECKING:
-    from google.protobuf.message import Message
-
 #: Requests of more rows are read and checked off the loop: each row costs microseconds there.
 _ROWS_ON_LOOP = 1024
 _ID_BYTES = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """A request: its rows, and the message with the client's own ids, where it has some."""
-
-    rows: messages.ScoreRequest
-    choice: messages.ScoredIdsRequest | None = None
-
-    @property
-    def is_short(self) -> bool:
-        """Whether the serving thread may read it; ids of a choice are sorted, and take time."""
-        return self.choice is None and len(self.rows.row_lengths) <= _ROWS_ON_LOOP
-
-    def digest(self) -> bytes:
-        """Return what tells one scoring request from another, its ids among the rest."""
-        whole: Message = self.rows if self.choice is None else self.choice
-        data = whole.SerializeToString(deterministic=True)
-        return hashlib.blake2b(data, digest_size=16).digest()
+Asked: TypeAlias = "messages.ScoreRequest | messages.ScoredIdsRequest"
 
 
-def read_job(asked: Asked, *, deadline: float, max_tokens: int) -> ScoreJob:
+def is_short(request: Asked) -> bool:
+    """Say whether the serving thread may read it; ids of a choice are sorted, and take time."""
+    few = len(request.row_lengths) <= _ROWS_ON_LOOP
+    return few and isinstance(request, messages.ScoreRequest)
+
+
+def digest_of(request: Asked) -> bytes:
+    """Return what tells one scoring request from another, its ids among the rest."""
+    kind = request.DESCRIPTOR.name.encode()
+    data = request.SerializeToString(deterministic=True)
+    return hashlib.blake2b(kind + data, digest_size=16).digest()
+
+
+def read_job(request: Asked, *, deadline: float, max_tokens: int) -> ScoreJob:
     """Return the job of a request; ``deadline`` is a time of the server's clock.
 
     Raises:
@@ -52,7 +45,6 @@ def read_job(asked: Asked, *, deadline: float, max_tokens: int) -> ScoreJob:
             are no pairs.
         RequestInvalidError: it does not say what to do about bad rows.
     """
-    request = asked.rows
     windows = request.row_windows
     for field, count in (
         ("row_lengths", len(request.row_lengths)),
@@ -82,16 +74,22 @@ def read_job(asked: Asked, *, deadline: float, max_tokens: int) -> ScoreJob:
             request.bad_rows, messages.BadRowPolicy, "BAD_ROW_POLICY_", BadRows, field="bad_rows"
         ),
         deadline=deadline,
-        digest=asked.digest(),
-        seed=request.seed if request.HasField("seed") else None,
-        chosen=_chosen(asked.choice, max_tokens * MAX_IDS_PER_TOKEN),
+        digest=digest_of(request),
+        seed=_seed(request),
+        chosen=_chosen(request, max_tokens * MAX_IDS_PER_TOKEN),
     )
 
 
-def _chosen(choice: messages.ScoredIdsRequest | None, most: int) -> ChosenIds | None:
-    if choice is None:
+def _seed(request: Asked) -> int | None:
+    if isinstance(request, messages.ScoreRequest) and request.HasField("seed"):
+        return request.seed
+    return None
+
+
+def _chosen(request: Asked, most: int) -> ChosenIds | None:
+    if isinstance(request, messages.ScoreRequest):
         return None
-    count = len(choice.ids) // _ID_BYTES
+    count = len(request.ids) // _ID_BYTES
     if count > most:
         raise PayloadInvalidError(
             f"{count} ids are to be scored, and the server takes {most} at a time "
@@ -99,4 +97,4 @@ def _chosen(choice: messages.ScoredIdsRequest | None, most: int) -> ChosenIds | 
             "request, or fewer ids a position",
             facts={"ids": count, "limit": most},
         )
-    return ChosenIds(data=choice.ids, per_position=choice.ids_per_position)
+    return ChosenIds(data=request.ids, per_position=request.ids_per_position)

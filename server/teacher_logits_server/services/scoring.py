@@ -24,7 +24,7 @@ from teacher_logits.errors import (
 from teacher_logits.v1 import scoring_service_pb2 as messages
 from teacher_logits.v1 import scoring_service_pb2_grpc as stubs
 from teacher_logits.wire_session import lease_to_wire
-from teacher_logits_server.services.score_requests import Asked, read_job
+from teacher_logits_server.services.score_requests import digest_of, is_short, read_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from teacher_logits.terms import LeaseTerms
     from teacher_logits_server.ledger import Ledger
     from teacher_logits_server.scorer import ScoreJob, Scorer
+    from teacher_logits_server.services.score_requests import Asked
 
     Context = ServicerContext[messages.ScoreRequest, messages.ScoreResponse]
     IdsContext = ServicerContext[messages.ScoredIdsRequest, messages.ScoredIdsResponse]
@@ -84,30 +85,29 @@ class ScoringService(stubs.ScoringServiceServicer):
         self, request: messages.ScoreRequest, context: Context
     ) -> messages.ScoreResponse:
         """Run the teacher over some rows and lease the payload."""
-        lease = await self._answer(Asked(rows=request), context.time_remaining())
+        lease = await self._answer(request, context.time_remaining())
         return messages.ScoreResponse(lease=lease_to_wire(lease))
 
     async def ScoredIds(
         self, request: messages.ScoredIdsRequest, context: IdsContext
     ) -> messages.ScoredIdsResponse:
         """Run the teacher over some rows and lease what it says of the client's own ids."""
-        asked = Asked(rows=request.rows, choice=request)
-        lease = await self._answer(asked, context.time_remaining())
+        lease = await self._answer(request, context.time_remaining())
         return messages.ScoredIdsResponse(lease=lease_to_wire(lease))
 
     async def _answer(self, asked: Asked, remaining: float) -> LeaseTerms:
-        scorer = self._scorer_of(asked.rows.session_id)
+        scorer = self._scorer_of(asked.session_id)
         self._check_draining(asked)
         margin = min(_ANSWER_MARGIN_SECONDS, remaining / 10)
         wait = min(remaining - margin, self._longest_wait)
         # The job gives up first: it knows whether it waited for room or for the teacher.
         deadline = self._clock.now() + wait - margin
-        key = asked.rows.session_id, asked.rows.request_id
+        key = asked.session_id, asked.request_id
         calls = self._calls.setdefault(key, _Calls())
         calls.waiting += 1
         try:
             submit = partial(self._submit, scorer, asked, deadline)
-            if asked.is_short:
+            if is_short(asked):
                 job, future = submit()
             else:
                 job, future = await self._in_thread(submit, key, calls)
@@ -193,8 +193,8 @@ class ScoringService(stubs.ScoringServiceServicer):
     def _check_draining(self, asked: Asked) -> None:
         if not self._ledger.draining:
             return
-        session_id, request_id = asked.rows.session_id, asked.rows.request_id
-        if self._ledger.find_request(session_id, request_id, asked.digest()) is None:
+        session_id, request_id = asked.session_id, asked.request_id
+        if self._ledger.find_request(session_id, request_id, digest_of(asked)) is None:
             raise _draining()
 
     def _too_late(self, waited: float) -> DeadlinePassedError:
