@@ -61,6 +61,7 @@ class Nucleus:
                 facts={"least": repr(self.least)},
             )
         object.__setattr__(self, "mass", float(self.mass))
+        object.__setattr__(self, "least", int(self.least))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +85,7 @@ class Sampled:
                 f"the seed is {self.seed!r}: give a whole number from 0 to 2**64 - 1",
                 facts={"seed": repr(self.seed)},
             )
+        object.__setattr__(self, "seed", int(self.seed))
 
 
 @dataclass(frozen=True, kw_only=True)
