@@ -127,12 +127,7 @@ def compare_with_reference(
         LeaseLostError: the targets' lease is closed.
     """
     targets.check_open()
-    if targets.sampled:
-        raise PayloadInvalidError(
-            "the targets are a sample, whose weights are no log-probabilities: compare those of a "
-            "session without selection=Sampled(...)",
-            facts={"selection": "sampled"},
-        )
+    _refuse_sample(targets)
     if isinstance(reference, torch.Tensor):
         reference = _dense(reference[..., :vocabulary_size], targets)
     view = _View.of(targets, reference)
@@ -164,6 +159,15 @@ def compare_with_reference(
         served_loss=served_loss,
         reference_loss=reference_loss,
     )
+
+
+def _refuse_sample(targets: Targets) -> None:
+    if targets.sampled:
+        raise PayloadInvalidError(
+            "the targets are a sample, whose weights are no log-probabilities: compare those of a "
+            "session without selection=Sampled(...)",
+            facts={"selection": "sampled"},
+        )
 
 
 class _View:

@@ -182,6 +182,11 @@ class TestSamples:
             with pytest.raises(PayloadInvalidError, match="no temperature 2"):
                 payload.targets_at(2.0)
 
+    def test_have_no_log_probabilities_to_compare(self, sampled: tl.Session) -> None:
+        with sampled.score(ROWS).result(LONG) as payload:
+            with pytest.raises(PayloadInvalidError, match="no log-probabilities"):
+                tl.compare_with_reference(payload.targets, torch.zeros(9, VOCABULARY_SIZE))
+
     def test_a_session_of_samples_has_ids_scored_too(self, sampled: tl.Session) -> None:
         with sampled.scored_ids([[1, 2]], ids=torch.tensor([[4], [5]])).result(LONG) as payload:
             assert payload.payload.selection == ClientIds()
