@@ -126,8 +126,7 @@ def compare_with_reference(
             a NaN in it, sampled targets, or nothing that could be compared.
         LeaseLostError: the targets' lease is closed.
     """
-    targets.check_open()
-    _refuse_sample(targets)
+    _check_comparable(targets)
     if isinstance(reference, torch.Tensor):
         reference = _dense(reference[..., :vocabulary_size], targets)
     view = _View.of(targets, reference)
@@ -161,7 +160,8 @@ def compare_with_reference(
     )
 
 
-def _refuse_sample(targets: Targets) -> None:
+def _check_comparable(targets: Targets) -> None:
+    targets.check_open()
     if targets.sampled:
         raise PayloadInvalidError(
             "the targets are a sample, whose weights are no log-probabilities: compare those of a "
