@@ -24,8 +24,12 @@ if TYPE_CHECKING:
 
     from teacher_logits.errors import TeacherLogitsError
 
-MAX_STREAM_TRIES = 5
-"""Streams of one payload that may break one after the other without a byte between them."""
+MAX_STREAM_TRIES = 6
+"""Streams of one payload that may break one after the other without a byte between them.
+
+Their pauses together outlast the longest wait of a channel before it connects anew: a server
+that has just been started again is not given up for the memory of its predecessor.
+"""
 
 _FIRST_PAUSE_SECONDS = 0.05
 

@@ -19,6 +19,7 @@ from teacher_logits.v1 import line_pb2, registry_service_pb2, teacher_logits_ser
 from teacher_logits.wire_session import lease_from_wire
 from teacher_logits.wire_steps import reservation_from_wire
 from teacher_logits.wire_transport import part_from_wire, part_to_wire
+from teacher_logits_client import packets
 from teacher_logits_client.exchange import Exchange
 from teacher_logits_client.write_requests import reserve_request, seal_request
 
@@ -75,6 +76,13 @@ class Line(Exchange):
     def is_revoked(self, lease_id: str) -> bool:
         """Say whether an operator took a lease back by force; asks nobody."""
         return self._page is not None and self._page.is_revoked(lease_id)
+
+    def await_packet(self, bell: int) -> None:
+        """Wait until the server has sent something, or a bell rings; take neither.
+
+        ``bell`` is an eventfd of the caller's. Whoever reads or calls meanwhile is not hindered.
+        """
+        packets.wait_beside(self._socket, bell)
 
     # What students call
 

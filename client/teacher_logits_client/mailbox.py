@@ -7,8 +7,7 @@ was never asked for stays, and goes back unread with the session.
 from __future__ import annotations
 
 import threading
-from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from weakref import WeakMethod
 
 from teacher_logits.errors import RequestInvalidError
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     from teacher_logits.device_memory import DeviceProbe
     from teacher_logits.errors import TeacherLogitsError
     from teacher_logits.terms import Mail
+
+News = TypeVar("News")
 
 MAX_PREFETCH = 15
 """Steps that a session may want ahead, beside the one that it asks for."""
@@ -56,9 +57,8 @@ class Mailbox:
         self.prefetch = int(prefetch)
         self._steps: dict[int, StepGrant | StepFailure | Opened] = {}
         self._lock = threading.Lock()
-        self._gone: deque[str] = deque()
-        self._came: list[DeviceProbe] = []
-        self._listener: WeakMethod[Callable[[Sequence[DeviceProbe]], None]] | None = None
+        self._came: _Bulletin[DeviceProbe] = _Bulletin()
+        self._gone: _Bulletin[str] = _Bulletin()
 
     def __contains__(self, step: int) -> bool:
         return step in self._steps
@@ -69,32 +69,20 @@ class Mailbox:
             with self._lock:
                 self._steps[mail.step] = mail
         elif isinstance(mail, SlabsGone):
-            self._gone.extend(mail.slab_ids)
+            self._gone.post(mail.slab_ids)
         elif isinstance(mail, WritersCame):
-            with self._lock:
-                self._came += mail.probes
-            self._tell()
+            self._came.post(mail.probes)
 
     def hear_of_writers(self, listener: Callable[[Sequence[DeviceProbe]], None]) -> None:
         """Have a method told of device memory that came, by the thread that reads the line.
 
         Its object is not kept alive by that.
         """
-        self._listener = WeakMethod(listener)
-        self._tell()
+        self._came.listen(listener)
 
-    def _tell(self) -> None:
-        listener = self._listener() if self._listener is not None else None
-        if listener is None:
-            return
-        with self._lock:
-            came, self._came = self._came, []
-        if came:
-            listener(came)
-
-    def take_gone(self) -> list[str]:
-        """Return the slabs that the server says are gone, each once."""
-        return [self._gone.popleft() for _ in range(len(self._gone))]
+    def hear_of_gone_slabs(self, listener: Callable[[Sequence[str]], None]) -> None:
+        """Have a method told of slabs where nothing will lie again; as ``hear_of_writers``."""
+        self._gone.listen(listener)
 
     def fail(self, step: int, error: TeacherLogitsError) -> None:
         """Take in that a step was refused, unless it came all the same."""
@@ -143,3 +131,30 @@ class Mailbox:
                 return False
             self._steps[opened.grant.step] = opened
             return True
+
+
+class _Bulletin(Generic[News]):
+    """News for one listener, each told once; what comes before there is one waits for it."""
+
+    def __init__(self) -> None:
+        self._waiting: list[News] = []
+        self._lock = threading.Lock()
+        self._listener: WeakMethod[Callable[[Sequence[News]], None]] | None = None
+
+    def post(self, news: Sequence[News]) -> None:
+        with self._lock:
+            self._waiting += news
+        self._tell()
+
+    def listen(self, listener: Callable[[Sequence[News]], None]) -> None:
+        self._listener = WeakMethod(listener)
+        self._tell()
+
+    def _tell(self) -> None:
+        listener = self._listener() if self._listener is not None else None
+        if listener is None:
+            return
+        with self._lock:
+            news, self._waiting = self._waiting, []
+        if news:
+            listener(news)

@@ -6,8 +6,7 @@
 
 Whoever acquires such a step finds it open and its batch made, or waits for the rest of it. That
 thread is started with the first step of the session of which something is streamed. Where a
-batch is closed, what lies in slabs that are mapped is opened as well. Slabs that the server says
-are gone are let go of here too.
+batch is closed, what lies in slabs that are mapped is opened as well.
 """
 
 from __future__ import annotations
@@ -76,13 +75,10 @@ class OpenedAhead:
         self._closed = False
 
     def open_all(self, *, at_once: bool = False) -> None:
-        """Open what waits and lies in slabs, and let slabs go that are gone.
+        """Open what waits and lies in slabs.
 
         ``at_once``: only what needs no answer of the server's. What fails is left as it is.
         """
-        gone = self._mailbox.take_gone()
-        if gone:
-            self._reader.forget_slabs(gone)
         for grant in self._mailbox.grants():
             if _streams(grant) or (
                 at_once and not all(map(self._reader.opens_at_once, grant.leases))

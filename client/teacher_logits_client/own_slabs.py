@@ -54,7 +54,7 @@ class OwnSlabs:
         mail: what the line's mail is put into.
         maker: makes the slabs, of the host or of a device.
         host_copies: when what lies on a device is copied to the host as well.
-        probe: what readers of a device open on trial; it ends with the way.
+        probe: what readers of a device open on trial; its process keeps it.
     """
 
     def __init__(
@@ -177,10 +177,7 @@ class OwnSlabs:
         """Let go of the line, and of the slabs; see ``Way.close``."""
         self.room.drain()
         self._line.close()
-        with self.room.lock:
-            self.room.shelf.close()
-        if self.probe is not None:
-            self.probe.close()
+        self.room.shelf.close()
 
     def wait_free(self, *, until: float, but_copied: bool = False) -> None:
         """Wait until nobody reads what was sealed; see ``Way.wait_free``."""

@@ -110,6 +110,18 @@ def wait(connection: Connection, event: int, until: float) -> bool:
     return any(fd != connection.bell for fd, _ in ready)
 
 
+def wait_beside(connection: Connection, bell: int) -> None:
+    """Wait until something lies in the socket, it has ended, or a bell of the caller's rings.
+
+    Takes nothing, so that another thread may wait to read at the same time.
+    """
+    poll = select.poll()
+    poll.register(bell, select.POLLIN)
+    if connection.fileno() >= 0:  # else it was closed on this side, and its bell will ring
+        poll.register(connection, select.POLLIN)
+    poll.poll()
+
+
 def has_hung_up(connection: Connection) -> bool:
     """Whether the other side has closed the connection; never waits."""
     if connection.fileno() < 0:

@@ -18,8 +18,10 @@ from teacher_logits.errors import (
     NotAvailable,
     TeacherLogitsError,
 )
+from teacher_logits.transport import Transport
 from teacher_logits_client.config import MapMode
 from teacher_logits_client.late_proofs import LateProofs
+from teacher_logits_client.line_watch import LineWatch
 from teacher_logits_client.openers.own import OwnPayload
 from teacher_logits_client.payloads import LeasedPayload
 from teacher_logits_client.session_openers import SessionOpeners
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
     from teacher_logits.device_memory import DeviceProbe
     from teacher_logits.terms import LeaseTerms
-    from teacher_logits.transport import Settlement, Transport
+    from teacher_logits.transport import Settlement
     from teacher_logits_client.agreement import Agreed
     from teacher_logits_client.calls import Calls
     from teacher_logits_client.openers import OpenedPayload
@@ -73,6 +75,7 @@ class Reader:
         self._mode = mode
         self._check_digest = check_digest
         self._settled = {s.writer_id: s.transport for s in agreed.terms.settlements}
+        self._watch = None if agreed.line is None else LineWatch(agreed.line)
         self._late = LateProofs(agreed, calls=calls, devices=devices, settle=self.settle)
         self._openers = SessionOpeners(
             agreed,
@@ -108,8 +111,11 @@ class Reader:
         self._late.try_probes(probes)
 
     def forget_slabs(self, slab_ids: Sequence[str]) -> None:
-        """Let go of slabs that are gone, once no lease is on them."""
-        self._openers.forget_slabs(slab_ids)
+        """Let go of slabs that are gone, soon, and once no lease is on them; returns at once.
+
+        On the thread of the returns, since a device may have to be waited for.
+        """
+        self._returner.later(partial(self._openers.forget_slabs, slab_ids))
 
     def open(self, lease: LeaseTerms, *, until: float, keep_if_late: bool = False) -> LeasedPayload:
         """Return a lease's payload; a lease that cannot be opened is given back.
@@ -149,6 +155,8 @@ class Reader:
                     lease, settled=self._settled.get(lease.writer_id), until=until
                 )
                 opened.append(OpenedLease(lease=lease, memory=memory, transport=transport))
+                if transport is Transport.CUDA_IPC and self._watch is not None:
+                    self._watch.start()
                 if self._mode is MapMode.COPY:
                     own = OwnPayload(memory, lease.payload.columns)
                     opened[-1] = replace(opened[-1], memory=own)
@@ -246,6 +254,8 @@ class Reader:
     def let_go(self) -> None:
         """Let go of the line and the slabs; tensors keep what they view."""
         self._late.close()
+        if self._watch is not None:
+            self._watch.stop()
         if self.line is not None:
             self.line.close()
         self._openers.close()

@@ -172,7 +172,10 @@ class SlabShelf:
             raise
 
     def close(self) -> None:
-        """Let go of all of them. Under the lock."""
-        for slab_id, slab in self._slabs.items():
-            slab.close(in_use=self._room.is_outstanding(slab_id))
-        self._slabs.clear()
+        """Let go of all of them; not under the lock, since a device may have to be waited for."""
+        with self._lock:
+            in_use = {each: self._room.is_outstanding(each) for each in self._slabs}
+            slabs = list(self._slabs.values())
+            self._slabs.clear()
+        for slab in slabs:
+            slab.close(in_use=in_use[slab.slab_id])

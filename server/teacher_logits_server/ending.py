@@ -166,6 +166,7 @@ class Ending(Stepping):
             session.phase = Phase.ENDED
         if session.phase is Phase.ENDED:
             self._mail.forget(session.session_id)
+            self._lending.forget_reader(session.session_id)
             self._sessions.drop(session)
             # Whoever still has the session, an error's traceback say, keeps no page mapped.
             session.line = session.last_line = None

@@ -126,7 +126,7 @@ class Reading(Sealing):
     def may_open(self, session_id: str, slab_id: str) -> None:
         """Refuse a slab that is not in use, or to a session not proven to share memory.
 
-        Who may open a publisher's slab is told when it is gone.
+        Who may open a publisher's slab, or one of the engine's device, is told when it is gone.
 
         Raises:
             SessionExpiredError: the session has ended.
@@ -140,6 +140,7 @@ class Reading(Sealing):
                 own = self._lending.own_device
                 if own is not None and own.pool.has_slab(slab_id):
                     own.note_passed(slab_id, session_id)
+                    self._mail.open(session_id)
                 return
             writer_id = self._lending.relays.writer_of(slab_id)
             if writer_id is not None and session.shares(writer_id):

@@ -235,7 +235,7 @@ class Stepping(Settling):
             if session_id in self._writers:
                 self._mail.note_freed(session_id, payload_id)
                 self._news.mail.add(session_id)
-        for session_id, slab_id in self._lending.relays.take_unmappable():
+        for session_id, slab_id in self._lending.take_unmappable():
             if self._mail.note_gone(session_id, slab_id):
                 self._news.mail.add(session_id)
         return super()._take_news()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.client.publishing import a_teacher
+from tests.held import left_behind, open_descriptors
 
 import teacher_logits_client as tl
 from teacher_logits.errors import ConfigError
@@ -91,10 +92,10 @@ class TestTheKernel:
 
     def test_no_trial_leaves_a_descriptor_behind(self) -> None:
         kernel.kernel_findings()
-        before = os.listdir("/proc/self/fd")
+        before = open_descriptors()
         kernel.kernel_findings()
 
-        assert len(os.listdir("/proc/self/fd")) == len(before)
+        assert not left_behind(before, open_descriptors)
 
     def test_without_memfd_slabs_are_warned_about_and_the_rest_is_not(
         self, monkeypatch: pytest.MonkeyPatch

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from tests.held import left_behind, open_descriptors
 
 from teacher_logits.errors import (
     DeadlinePassedError,
@@ -169,14 +170,14 @@ def test_any_other_number_of_descriptors_is_refused_and_none_is_kept(
         call = threads.submit(line.get_slab, "slab-1", LONG)
         request = broker.take()
         page = a_page(b"slab")
-        before = len(os.listdir("/proc/self/fd"))
+        before = open_descriptors()
         reply = line_pb2.LineReply(call_id=request.call_id)
         reply.get_slab.slab_id = "slab-1"
         broker.answer(reply, *[page] * count)
 
         with pytest.raises(SlabOpenError, match=f"passed {count} descriptors"):
             call.result(LONG)
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert not left_behind(before, open_descriptors)
         os.close(page)
 
 
@@ -242,7 +243,7 @@ def test_a_descriptor_that_comes_too_late_is_closed(tmp_path: Path) -> None:
         with pytest.raises(DeadlinePassedError):
             line.get_slab("slab-1", SOON)
         page = a_page(b"slab")
-        before = len(os.listdir("/proc/self/fd"))
+        before = open_descriptors()
         reply = line_pb2.LineReply(call_id=broker.take().call_id)
         reply.get_slab.slab_id = "slab-1"
         broker.answer(reply, page)
@@ -250,7 +251,7 @@ def test_a_descriptor_that_comes_too_late_is_closed(tmp_path: Path) -> None:
         broker.answer(released(broker.take().call_id))
         call.result(LONG)
 
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert not left_behind(before, open_descriptors)
         os.close(page)
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.held import left_behind, open_descriptors
 
 from teacher_logits.errors import (
     ChecksumError,
@@ -33,6 +34,7 @@ from teacher_logits.slab import CONTROL_BYTES, WriterSlab
 from teacher_logits.terms import LeaseTerms
 from teacher_logits.transport import Locality, Transport
 from teacher_logits.v1 import bulk_service_pb2
+from teacher_logits_client.calls.channels import MAX_RECONNECT_SECONDS
 from teacher_logits_client.config import MapMode
 from teacher_logits_client.fallback import (
     MAX_STREAM_TRIES,
@@ -333,11 +335,11 @@ class TestSharedMemory:
 
         lease = writer.lease(b"a")
         gc.collect()  # what other tests left goes now, and not in between
-        before = len(os.listdir("/proc/self/fd"))
+        before = open_descriptors()
         with pytest.raises(SlabOpenError):
             SharedMemoryOpener(unsealed).open(lease, until=NEVER)
 
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert not left_behind(before, open_descriptors)
 
     def test_unmaps_a_retired_slab_with_the_last_lease_on_it(self) -> None:
         writer = Writer(name="to-be-retired")
@@ -666,7 +668,7 @@ class TestStream:
 
         with pytest.raises(StreamBrokenError, match="ended at byte 0 of 5120"):
             opener.open(lease, until=NEVER)
-        assert pauses == [0.05, 0.1, 0.2, 0.4]
+        assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8]
 
     def test_does_not_resume_past_the_deadline(self) -> None:
         streams = Streams(DATA)
@@ -858,3 +860,14 @@ class TestFallback:
 
     def test_a_stream_that_brought_bytes_is_resumed_at_once(self) -> None:
         assert pause_before_resuming(StreamBrokenError("reset"), fruitless=0) == 0.0
+
+    def test_the_pauses_outlast_a_channel_that_waits_before_it_connects_anew(self) -> None:
+        """A server that was started again a moment ago is there, whatever the last try met."""
+        broken = StreamBrokenError("connection refused")
+        pauses = [
+            pause_before_resuming(broken, fruitless=number) or 0.0
+            for number in range(1, MAX_STREAM_TRIES + 1)
+        ]
+
+        assert sum(pauses) > MAX_RECONNECT_SECONDS
+        assert pauses[-1] == 0.0

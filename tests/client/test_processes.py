@@ -6,12 +6,12 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 from tests.client.conftest import SHARED_MEMORY, STREAM, a_profile
+from tests.stopping import stop, stopped
 
 import teacher_logits_client as tl
 from teacher_logits.errors import (
@@ -31,15 +31,6 @@ def server() -> Iterator[testing.ServerProcess]:
         yield server
 
 
-@contextmanager
-def stopped(server: testing.ServerProcess) -> Iterator[None]:
-    os.kill(server.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
-
-
 class TestStoppedServer:
     @pytest.mark.parametrize("transports", [SHARED_MEMORY, STREAM], ids=lambda t: t[0].value)
     def test_a_call_ends_by_its_deadline_and_the_client_goes_on_afterwards(
@@ -51,7 +42,7 @@ class TestStoppedServer:
             session.score(IDS).result() as payload,
         ):
             payload_id = payload.payload.payload_id
-            with stopped(server):
+            with stopped(server.pid):
                 for call in (
                     lambda: session.score(IDS, timeout=0.3).result(),
                     lambda: session.acquire(payload_id=payload_id, timeout=0.3),
@@ -75,7 +66,7 @@ class TestStoppedServer:
             def stop_after_one(*what: object, **how: object) -> Iterator[bytes]:
                 chunks = honest(*what, **how)  # type: ignore[arg-type]
                 yield next(chunks)
-                os.kill(server.pid, signal.SIGSTOP)
+                stop(server.pid)
                 yield from chunks
 
             client._calls.read_payload = stop_after_one  # type: ignore[method-assign]
@@ -91,7 +82,7 @@ class TestStoppedServer:
             session.score(IDS).result().close()
 
     def test_connecting_to_it_ends_by_the_deadline(self, server: testing.ServerProcess) -> None:
-        with stopped(server), pytest.raises(ServerUnreachableError, match=r"within 0\.3 s"):
+        with stopped(server.pid), pytest.raises(ServerUnreachableError, match=r"within 0\.3 s"):
             tl.connect(server.address, timeout=0.3)
 
     def test_what_could_not_be_returned_is_returned_later(
@@ -104,7 +95,7 @@ class TestStoppedServer:
         ):
             payload = session.score(IDS).result()
             lease_id = payload.lease_id
-            with stopped(server):
+            with stopped(server.pid):
                 payload.close()
                 assert client._returner.wait(30)
                 assert lease_id in session._reader._out

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fake_cuda.driver import FakeCuda
 from tests.fake_cuda.log import done, faults
+from tests.held import left_behind, open_descriptors
 
 from teacher_logits import host_memory
 from teacher_logits.device_memory import DeviceError, MemoryKind
@@ -115,13 +116,13 @@ class TestTheDevicePart:
             raise DeviceError("no", number=1, name="INVALID_VALUE", call="export")
 
         monkeypatch.setattr(cuda, "export", refuse)
-        descriptors = os.listdir("/proc/self/fd")
+        descriptors = open_descriptors()
 
         with pytest.raises(DeviceError, match="no"):
             made(cuda)
 
         assert len(done(cuda.log.operations, "free")) == 1
-        assert os.listdir("/proc/self/fd") == descriptors
+        assert not left_behind(descriptors, open_descriptors)
 
     @pytest.mark.parametrize("kind", [MemoryKind.POOL, MemoryKind.VIRTUAL, MemoryKind.MANAGED])
     def test_cannot_be_memory_without_a_handle(self, cuda: FakeCuda, kind: MemoryKind) -> None:
@@ -270,10 +271,10 @@ class TestClosing:
         assert not done(cuda.log.operations, "free")
 
     def test_gives_all_descriptors_back(self, cuda: FakeCuda) -> None:
-        before = os.listdir("/proc/self/fd")
+        before = open_descriptors()
         slab = made(cuda)
         slab.close()
         del slab
         gc.collect()
 
-        assert os.listdir("/proc/self/fd") == before
+        assert not left_behind(before, open_descriptors)

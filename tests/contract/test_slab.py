@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.held import left_behind, open_descriptors
 
 from teacher_logits.errors import SlabOpenError
 from teacher_logits.payload import Extent
@@ -259,12 +260,12 @@ class TestClosing:
             raise OSError("full")
 
         monkeypatch.setattr(os, "posix_fallocate", fail)
-        before = set(os.listdir("/proc/self/fd"))
+        before = open_descriptors()
 
         with pytest.raises(OSError, match="full"):
             WriterSlab("slab", SIZE)
 
-        assert set(os.listdir("/proc/self/fd")) == before
+        assert not left_behind(before, open_descriptors)
 
 
 class TestExtents:

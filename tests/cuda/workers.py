@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from tests.cuda.work import Work
-from tests.processes.faults.workers import await_stopped
+from tests.stopping import stop
 
 from teacher_logits.errors import SessionRefusedError, TeacherLogitsError
 
@@ -81,8 +81,7 @@ class Worker:
 
     def stop(self) -> None:
         """Stop it, as SIGSTOP does."""
-        os.kill(self.pid, signal.SIGSTOP)
-        await_stopped(self.pid)
+        stop(self.pid)
 
     def go_on(self) -> None:
         """Let it go on."""

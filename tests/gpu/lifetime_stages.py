@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from typing import TYPE_CHECKING
 
 import torch
 from tests.gpu.rig import MIB, Failed, Numbers, Peer, Rig
 from tests.gpu.service_rig import STEPS_HELD, check_step, join, publish, service
+from tests.stopping import stop
 
 import teacher_logits_client as tl
 
@@ -26,7 +26,7 @@ def student_killed(rig: Rig) -> Numbers:
         join(student, "killed")
         publish(publisher, 0, size)
         check_step(student.ask("acquire", teacher="killed", step=0, look=True), rig)
-        os.kill(student.pid, signal.SIGSTOP)
+        stop(student.pid)
         publish(publisher, 1, size)  # its room is its own while it is stopped
         student.kill()
         started = time.perf_counter()

@@ -12,6 +12,7 @@ import pytest
 from tests.client.publishing import a_grid, a_student, a_teacher, expected, some_rows
 from tests.client.test_publisher import same
 from tests.processes.running import PATIENCE_SECONDS, line_of
+from tests.stopping import stopped
 
 import teacher_logits_client as tl
 from teacher_logits.errors import (
@@ -162,12 +163,8 @@ def test_a_seal_that_a_stopped_server_does_not_answer_can_be_tried_again() -> No
     ):
         draft = teacher.reserve(0, input_ids=ids, lengths=lengths)
         tl.select_top_k(logits, out=draft)
-        os.kill(server.pid, signal.SIGSTOP)
-        try:
-            with pytest.raises(DeadlinePassedError):
-                draft.seal(timeout=0.1)
-        finally:
-            os.kill(server.pid, signal.SIGCONT)
+        with stopped(server.pid), pytest.raises(DeadlinePassedError):
+            draft.seal(timeout=0.1)
         draft.seal(timeout=PATIENCE_SECONDS)
         with client.open_session(a_student("published")) as session:
             session.acquire(step=0, input_ids=ids, lengths=lengths).close()
@@ -180,12 +177,8 @@ def test_a_claim_that_a_stopped_server_does_not_answer_is_given_up() -> None:
         tl.connect(server.address) as client,
         client.open_publisher(a_teacher("published")) as teacher,
     ):
-        os.kill(server.pid, signal.SIGSTOP)
-        try:
-            with pytest.raises(DeadlinePassedError):
-                teacher.reserve(0, input_ids=ids, lengths=lengths, timeout=0.1)
-        finally:
-            os.kill(server.pid, signal.SIGCONT)
+        with stopped(server.pid), pytest.raises(DeadlinePassedError):
+            teacher.reserve(0, input_ids=ids, lengths=lengths, timeout=0.1)
         assert client._returner.wait(PATIENCE_SECONDS)
         _write(teacher, 0, logits)
 

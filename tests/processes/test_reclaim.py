@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import pytest
 import torch
 from tests.client.publishing import a_grid, a_teacher
 from tests.processes.running import PATIENCE_SECONDS, line_of
+from tests.stopping import stop
 
 import teacher_logits_client as tl
 from teacher_logits.errors import (
@@ -177,8 +177,7 @@ def test_a_stopped_student_is_shown_with_what_it_keeps(
         assert line_of(reader) == "held"
         assert the_session(inspect, reader)["state"] == "alive"
 
-        reader.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, reader.pid, os.WSTOPPED | os.WNOWAIT)
+        stop(reader.pid)
         session, text = the_session(inspect, reader), inspect()
         reader.send_signal(signal.SIGCONT)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 from tests.processes.running import PATIENCE_SECONDS
 from tests.processes.student import ROWS, a_profile
+from tests.stopping import stop
 
 import teacher_logits_client as tl
 from teacher_logits.errors import NotAvailable, ServerUnreachableError, SessionExpiredError
@@ -27,7 +28,7 @@ def test_whoever_has_to_do_with_a_killed_server_hears_of_it_in_time() -> None:
         digests = [leased.digest() for leased in held]
         payload_id = held[0].payload.payload_id
         # What is asked of a server that stands still is on its way when that is killed.
-        os.kill(server.pid, signal.SIGSTOP)
+        stop(server.pid)
         futures = [session.score(ROWS, timeout=PATIENCE_SECONDS) for session in (local, remote)]
         os.kill(server.pid, signal.SIGKILL)
         assert server.wait(PATIENCE_SECONDS) == -signal.SIGKILL

@@ -7,6 +7,7 @@ import logging
 import os
 import pickle
 import stat
+import tempfile
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ import pytest
 import torch
 from google.rpc import status_pb2
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from tests.held import left_behind, open_descriptors, running_threads
 
 from teacher_logits import inprocess, keys
 from teacher_logits.clock import MonotonicClock
@@ -642,9 +644,10 @@ class TestStarting:
     def test_listens_in_the_runtime_folder_when_told_nothing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-        with serving(tmp_path, listen=()) as service:
-            assert service.server.address == f"unix:{tmp_path}/teacher-logits/teacher.sock"
+        with tempfile.TemporaryDirectory() as folder:  # a socket's path has 107 bytes at most
+            monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+            with serving(tmp_path, listen=()) as service:
+                assert service.server.address == f"unix:{folder}/teacher-logits/teacher.sock"
 
     def test_a_broker_path_over_107_bytes_is_refused_with_the_flag_that_mends_it(
         self, tmp_path: Path
@@ -692,11 +695,6 @@ class TestStarting:
 
 
 class TestStopping:
-    def _held(self) -> tuple[set[str], int]:
-        """What this process holds: threads by name, and the number of its descriptors."""
-        threads = {thread.name for thread in threading.enumerate()}
-        return threads, len(os.listdir("/proc/self/fd"))
-
     def test_leaves_no_thread_no_descriptor_and_no_file(self, tmp_path: Path) -> None:
         def serve_once() -> None:
             with serving(tmp_path) as service:
@@ -705,10 +703,11 @@ class TestStopping:
                 service.caller.read(session_id, lease.lease_id)
 
         serve_once()  # gRPC keeps what it makes on its first use
-        before = self._held()
+        threads, descriptors = running_threads(), open_descriptors()
         serve_once()
 
-        assert self._held() == before
+        assert not left_behind(threads, running_threads)
+        assert not left_behind(descriptors, open_descriptors)
         assert list(tmp_path.iterdir()) == []
 
     def test_tells_a_call_that_waits_for_the_teacher(self, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.held import left_behind, open_descriptors, running_threads
 
 from teacher_logits import keys
 from teacher_logits.clock import MonotonicClock
@@ -458,7 +459,7 @@ class TestSlabs:
             _, extent = self._settle(rim, student)
             request = line_pb2.GetSlabRequest(slab_id=extent.slab_id)
             student.call(get_slab=request)
-            before = len(os.listdir("/proc/self/fd"))
+            before = open_descriptors()
 
             student.call(get_slab=request)
 
@@ -467,7 +468,7 @@ class TestSlabs:
             with pytest.raises(NotAllowedError):  # answered after that: nothing is on its way
                 student.call(get_slab=line_pb2.GetSlabRequest(slab_id="slab-of-mine"))
             # One more at the student's end, and none at the broker's, in the same process.
-            assert len(os.listdir("/proc/self/fd")) == before + 1
+            assert len(left_behind(before, open_descriptors, at_most=1)) == 1
 
     def test_a_slab_that_is_not_there_is_refused(self, rim: Rim) -> None:
         with Student(rim.path) as student:
@@ -847,15 +848,8 @@ class TestTheEndOfALine:
 
 
 class TestStopping:
-    def _descriptors(self) -> set[str]:
-        return {
-            f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}"
-            for fd in os.listdir("/proc/self/fd")
-            if os.path.exists(f"/proc/self/fd/{fd}")
-        }
-
     def test_leaves_no_thread_and_no_descriptor(self, tmp_path: Path) -> None:
-        threads, descriptors = threading.active_count(), self._descriptors()
+        threads, descriptors = running_threads(), open_descriptors()
         with running(str(tmp_path / "broker")) as rim:
             students = [Student(rim.path) for _ in range(3)]
             for student in students:
@@ -865,20 +859,20 @@ class TestStopping:
         for student in students:
             student.__exit__()
 
-        assert threading.active_count() == threads
-        assert self._descriptors() == descriptors
+        assert not left_behind(threads, running_threads)
+        assert not left_behind(descriptors, open_descriptors)
 
     def test_lines_that_come_and_go_leave_no_descriptor(self, rim: Rim) -> None:
         with Student(rim.path) as bystander:
             bystander.hello(rim.open_session())
-            before = len(os.listdir("/proc/self/fd"))
+            before = open_descriptors()
             for _ in range(50):
                 with Student(rim.path) as student:
                     student.hello(rim.open_session())
             with Student(rim.path) as last:
                 assert last.hello(rim.open_session())  # all earlier ends were seen
 
-            assert len(os.listdir("/proc/self/fd")) <= before + 4
+            assert len(left_behind(before, open_descriptors, at_most=4)) <= 4
 
     def test_twice_is_fine(self, rim: Rim) -> None:
         other = Broker(

@@ -11,6 +11,7 @@ import crc32c
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.held import left_behind, open_descriptors
 
 from teacher_logits import inprocess, keys
 from teacher_logits.clock import ManualClock
@@ -330,7 +331,7 @@ class TestSharedMemory:
         session_id = store.open_session(Transport.LOCAL).terms.session_id
         lease, extent = store.lend(session_id, bytes(2**17))
         store.ledger.release(session_id, lease.lease_id)
-        real, before = os.dup, len(os.listdir("/proc/self/fd"))
+        real, before = os.dup, open_descriptors()
 
         def dup(descriptor: int) -> int:
             copy = real(descriptor)
@@ -340,7 +341,7 @@ class TestSharedMemory:
         monkeypatch.setattr(os, "dup", dup)
         with pytest.raises(NotAllowedError, match="no slab"):
             exporter.pass_slab(session_id, extent.slab_id)
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert not left_behind(before, open_descriptors)
 
 
 class TestLocal:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -11,6 +10,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.held import left_behind, open_descriptors
+from tests.stopping import stop
 
 from teacher_logits_server import peers
 from teacher_logits_server.peers import Peer, is_stopped, peer_of
@@ -86,10 +87,10 @@ def test_a_pid_that_another_user_s_process_has_by_now_proves_nothing(
         os, "stat", lambda path: real("/proc/self") if str(path) == "/" else _another(real(path))
     )
     with connected(tmp_path / "s") as (_, connection):
-        before = len(os.listdir("/proc/self/fd"))
+        before = open_descriptors()
 
         assert not peer_of(connection).is_proven
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert not left_behind(before, open_descriptors)
 
 
 def _another(there: os.stat_result) -> os.stat_result:
@@ -137,8 +138,7 @@ def test_a_peer_that_is_stopped_is_seen_by_its_number_and_beginning(tmp_path: Pa
         peer = peer_of(connection)
         started = peer.started()
         running = is_stopped(peer.pid, started)
-        process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        stop(process.pid)
 
         assert started > 0
         assert not running

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.held import left_behind, open_descriptors
 
 from teacher_logits.errors import ConfigError
 from teacher_logits_server import sockets
@@ -92,23 +93,23 @@ def test_a_claim_counts_within_one_process_too(path: str) -> None:
 
 
 def test_releasing_leaves_an_empty_folder_and_no_descriptor(path: str, tmp_path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     claim = SocketClaim(path, flag="--listen")
     with bound(path):
         claim.release()
         claim.release()
 
     assert list(tmp_path.iterdir()) == []
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not left_behind(before, open_descriptors)
 
 
 def test_a_refusal_leaves_no_descriptor(path: str) -> None:
     claim = SocketClaim(path, flag="--listen")
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     with pytest.raises(ConfigError):
         SocketClaim(path, flag="--listen")
 
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not left_behind(before, open_descriptors)
     claim.release()
 
 

@@ -31,11 +31,14 @@ if TYPE_CHECKING:
 _SERVICE = "teacher_logits.v1.TeacherLogitsService"
 _WATCH_HEALTH = "/grpc.health.v1.Health/Watch"
 
+MAX_RECONNECT_SECONDS = 1.2
+"""The longest that a channel whose server was not there waits before it tries again."""
+
 _OPTIONS: list[tuple[str, int]] = [
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 1000),  # gRPC varies it by a fifth
 ]
 # A host that vanished shows by its silence; a Unix socket's peer cannot vanish unseen. The
 # server takes pings every 5 s and more.

@@ -49,6 +49,13 @@ def linear_form(
     return divergence, None
 
 
+def less_entropy(
+    loss: torch.Tensor, entropy: torch.Tensor | None, weights: torch.Tensor
+) -> torch.Tensor:
+    """Return a summed loss less the weighted entropies [P], where there are any to take off."""
+    return loss if entropy is None else loss - (entropy.to(loss) * weights.to(loss)).sum()
+
+
 def _refused(why: str, divergence: slopes.Divergence, tail: Tail) -> PayloadInvalidError:
     return PayloadInvalidError(
         "the targets are a sample, unbiased only for what is linear in the teacher's "

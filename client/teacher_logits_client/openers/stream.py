@@ -4,7 +4,8 @@ A chunk is a ``ReadPayloadResponse``, read in place: its header field by field, 
 copied once, into the buffer. A stream that breaks is resumed at the byte it broke at. Every
 chunk's checksum is compared before its bytes count.
 
-Buffers are kept when their last view is gone, since fresh pages cost ten times a warm copy.
+Buffers are kept when their last view is gone, since fresh pages cost ten times a warm copy,
+and are made of huge pages where the kernel has them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import mmap
 import struct
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import crc32c
@@ -76,11 +78,7 @@ class BufferPool:
                 best = min(fits, key=len)
                 self._idle.remove(best)
                 return best
-        return mmap.mmap(
-            -1,
-            round_up(size_bytes, mmap.PAGESIZE),
-            flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS,
-        )
+        return _new_buffer(size_bytes)
 
     def put(self, buffer: mmap.mmap) -> None:
         """Take back a buffer that nothing views."""
@@ -89,6 +87,17 @@ class BufferPool:
             kept = sum(len(each) for each in self._idle)
             while kept > self._most_bytes:
                 kept -= len(self._idle.pop(0))
+
+
+def _new_buffer(size_bytes: int) -> mmap.mmap:
+    buffer = mmap.mmap(
+        -1,
+        round_up(size_bytes, mmap.PAGESIZE),
+        flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS,
+    )
+    with suppress(OSError):  # a kernel without huge pages
+        buffer.madvise(mmap.MADV_HUGEPAGE)
+    return buffer
 
 
 class StreamedPayload(HostPayload):

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.processes.faults.roles import AT, READY, run
-from tests.processes.faults.workers import PATIENCE_SECONDS, await_stopped
+from tests.processes.faults.workers import PATIENCE_SECONDS
+from tests.stopping import await_stopped
 
 from teacher_logits.views import ServerView
 from teacher_logits_client.calls.inspection import inspect_server

@@ -4,25 +4,11 @@ import os
 import select
 import signal
 import socket
-import time
-from pathlib import Path
+
+from tests.stopping import await_stopped
 
 PATIENCE_SECONDS = 30.0
 """How long anything may take that must happen; nothing here hangs on how soon it does."""
-
-
-def await_stopped(pid: int) -> None:
-    """Wait until each thread of a process stands still; the kernel has no event for it."""
-    until = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < until:
-        states = [
-            (task / "stat").read_text().rpartition(")")[2].split()[0]
-            for task in Path(f"/proc/{pid}/task").iterdir()
-        ]
-        if all(state in "TtZ" for state in states):
-            return
-        os.sched_yield()
-    raise AssertionError(f"process {pid} was not stopped")
 
 
 class Worker:
