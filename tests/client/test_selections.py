@@ -177,6 +177,20 @@ class TestSamples:
 
         assert found == pytest.approx([found[0]] * 3, rel=1e-6)
 
+    def test_go_into_losses_from_hidden_states_alike(self, sampled: tl.Session) -> None:
+        generator = torch.Generator().manual_seed(2)
+        hidden = torch.randn(9, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+        weight = torch.randn(VOCABULARY_SIZE, 4, generator=generator, dtype=torch.float64)
+        with sampled.score(ROWS).result(LONG) as payload:
+            plain, _ = tl.losses.forward_kl(hidden @ weight.T, payload.targets)
+            fused, _ = tl.losses.forward_kl(tl.losses.from_hidden(hidden, weight), payload.targets)
+            with pytest.raises(PayloadInvalidError, match="forward_kl or soft_cross_entropy"):
+                tl.losses.reverse_kl(tl.losses.from_hidden(hidden, weight), payload.targets)
+
+        slopes = [torch.autograd.grad(loss, hidden)[0] for loss in (plain, fused)]
+        torch.testing.assert_close(plain.detach(), fused.detach())
+        torch.testing.assert_close(*slopes)
+
     def test_have_no_temperature_but_1(self, sampled: tl.Session) -> None:
         with sampled.score(ROWS).result(LONG) as payload:
             with pytest.raises(PayloadInvalidError, match="no temperature 2"):
