@@ -202,7 +202,9 @@ def _all_at_once(run: Run) -> Callable[[list[int]], object]:
 def _chunked(run: Run) -> Callable[[list[int]], object]:
     from teacher_logits.layout import ElementType, top_k_columns
     from teacher_logits.payload_room import HostRoom
+    from teacher_logits.selection_rules import TopK
     from teacher_logits_server.engines.answers import Answer, Part, fill
+    from teacher_logits_server.engines.keepers import Wanted
     from teacher_logits_server.engines.requests import read_request
     from teacher_logits_server.engines.transformers import load_engine
 
@@ -222,8 +224,11 @@ def _chunked(run: Run) -> Callable[[list[int]], object]:
             request,
             room=HostRoom(memoryview(bytearray(size_bytes))),
             columns=columns,
-            temperatures=(1.0,),
-            vocabulary_size=engine.profile.vocabulary_size,
+            wanted=Wanted(
+                selection=TopK(),
+                temperatures=(1.0,),
+                vocabulary_size=engine.profile.vocabulary_size,
+            ),
         )
         fill(engine, [Part(answer=answer, first_row=0, row_count=1)], wanted=lambda: True)
         answer.finish(mask=False)

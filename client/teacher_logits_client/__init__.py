@@ -30,6 +30,7 @@ from teacher_logits.grid import BatchGrid
 from teacher_logits.layout import ColumnKind, ElementType, RowStatus
 from teacher_logits.locality import ModelGrid
 from teacher_logits.profiles import NodeHints, StudentProfile, TeacherProfile, VocabularyPolicy
+from teacher_logits.selection_rules import Nucleus, Sampled, TopK
 from teacher_logits.terms import Check, Verdict
 from teacher_logits.tokenizer import fingerprint_of, id_count
 from teacher_logits.transport import Locality, Refusal, Transport
@@ -37,6 +38,8 @@ from teacher_logits_client.config import HostCopies, MapMode
 from teacher_logits_client.leased import ClientStatistics
 
 if TYPE_CHECKING:
+    from teacher_logits.partial_selection import merge_partials, select_partial
+    from teacher_logits.rank_merging import merge_over_ranks
     from teacher_logits.selection import select_top_k
     from teacher_logits_client import losses, testing
     from teacher_logits_client.batch import Batch
@@ -84,6 +87,7 @@ __all__ = [
     "MicroBatch",
     "ModelGrid",
     "NodeHints",
+    "Nucleus",
     "OpenStep",
     "OwnBuffer",
     "Parity",
@@ -93,6 +97,7 @@ __all__ = [
     "RepeatedMicroBatchError",
     "RescaleOrder",
     "RowStatus",
+    "Sampled",
     "ScoreFuture",
     "Session",
     "StaleAttemptError",
@@ -102,6 +107,7 @@ __all__ = [
     "StudentProfile",
     "Targets",
     "TeacherProfile",
+    "TopK",
     "Transport",
     "Verdict",
     "VocabularyPolicy",
@@ -114,6 +120,9 @@ __all__ = [
     "id_count",
     "labels_mask",
     "losses",
+    "merge_over_ranks",
+    "merge_partials",
+    "select_partial",
     "select_top_k",
     "testing",
 ]
@@ -145,6 +154,9 @@ _HOMES = {
     "gradient_norms": "normalisation",
     "labels_mask": "labels",
     "losses": "",
+    "merge_over_ranks": "teacher_logits.rank_merging",
+    "merge_partials": "teacher_logits.partial_selection",
+    "select_partial": "teacher_logits.partial_selection",
     "select_top_k": "teacher_logits.selection",
     "testing": "",
 }

@@ -5,10 +5,15 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import PayloadInvalidError
-from teacher_logits_client.calls import Scoring
+from teacher_logits.errors import PayloadInvalidError, RequestInvalidError
+from teacher_logits.grid import is_whole
+from teacher_logits.keys import check_step
+from teacher_logits.selection_rules import Sampled
+from teacher_logits.tensors import to_bytes
+from teacher_logits_client.calls.scoring import Scoring
 
 if TYPE_CHECKING:
+    from teacher_logits.selection_rules import SelectionRule
     from teacher_logits_client.flat_rows import Rows
     from teacher_logits_client.rows import RowBatch
 
@@ -24,7 +29,61 @@ def scoring_of(batch: RowBatch, session_id: str, *, mask_bad_rows: bool) -> Scor
         prefix_lengths=batch.prefix.lengths.tolist() if batch.prefix else (),
         row_windows=batch.windows.flatten().tolist() if batch.has_windows else (),
         mask_bad_rows=mask_bad_rows,
+        ids=b"" if batch.chosen is None else to_bytes(batch.chosen),
+        ids_per_position=0 if batch.chosen is None else batch.chosen.shape[1],
+        seed=batch.seed,
     )
+
+
+def check_bad_rows(policy: str) -> None:
+    """Let a policy about bad rows pass.
+
+    Raises:
+        PayloadInvalidError: it is none.
+    """
+    if policy not in ("reject", "mask"):
+        raise PayloadInvalidError(
+            f"bad_rows={policy!r} is no policy: give 'reject' or 'mask'",
+            facts={"bad_rows": str(policy)},
+        )
+
+
+def seed_of(seed: int | None, selection: SelectionRule | None) -> int | None:
+    """Return the seed of a request's sample: its own or the session's, None of no sample.
+
+    Raises:
+        RequestInvalidError: it is no seed.
+        PayloadInvalidError: the session's targets are no sample.
+    """
+    if isinstance(selection, Sampled):
+        return selection.seed if seed is None else Sampled(seed=seed).seed
+    if seed is not None:
+        raise PayloadInvalidError(
+            f"seed={seed} is given, and the session's targets are no sample: leave it out, or open "
+            "the session with selection=Sampled()",
+            facts={"seed": str(seed)},
+        )
+    return None
+
+
+def check_acquired(step: object, payload_id: object) -> None:
+    """Let a step, or a payload id, pass: one of them.
+
+    Raises:
+        RequestInvalidError: both are given or none, or the step is no whole number.
+    """
+    if (step is None) == (payload_id is None):
+        raise RequestInvalidError(
+            f"acquire was given step={step!r} and payload_id={payload_id!r}: give one of them",
+            facts={"step": repr(step), "payload_id": repr(payload_id)},
+        )
+    if step is None:
+        return
+    if not is_whole(step):
+        raise RequestInvalidError(
+            f"step {step!r} is none: steps are whole numbers from 0 on", facts={"step": repr(step)}
+        )
+    check_step(step)
 
 
 def check_count(input_ids: Rows, limit: int) -> None:

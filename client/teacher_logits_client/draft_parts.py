@@ -126,6 +126,7 @@ class DraftPart:
                 temperatures=self._payload.temperatures,
                 vocab_size=self._payload.vocabulary_size,
                 next_ids=next_here,
+                selection=self._payload.selection,
             )
         self._columns.note_selected(self.index, self._positions, self._offsets)
         return out

@@ -1,6 +1,6 @@
 """Guards: what a payload is held against before anyone computes with it.
 
-    request           rows, windows, K and temperatures are those that were asked for
+    request           rows, windows, K, temperatures and selection are those that were asked for
     row_status        no bad row where the request refuses them
     row_digests       the teacher scored these very tokens
     lookup_identity   position s scores token s+1
@@ -18,10 +18,16 @@ import torch
 from teacher_logits.digest import DIGEST_BYTES
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import ColumnKind, RowStatus
-from teacher_logits.profiles import SCORED_COLUMNS
+from teacher_logits.selection_rules import ClientIds, Sampled
 from teacher_logits.tensors import to_bytes
 from teacher_logits.terms import Check, Verdict
 from teacher_logits_client.alignment import check_lookup_identity, compare_digests
+from teacher_logits_client.entry_guards import (
+    check_chosen_lookup,
+    check_entries,
+    check_sample_lookup,
+    check_values,
+)
 from teacher_logits_client.labels import next_token_labels
 
 if TYPE_CHECKING:
@@ -29,6 +35,7 @@ if TYPE_CHECKING:
 
     from teacher_logits.payload import Payload
     from teacher_logits.profiles import StudentProfile
+    from teacher_logits.selection_rules import SelectionRule
     from teacher_logits_client.rows import RowBatch
 
     Columns = Mapping[ColumnKind, torch.Tensor]
@@ -52,8 +59,9 @@ def check_scored(
         PayloadInvalidError: it is not what was asked for, or holds bad rows.
         AlignmentError: it is about other tokens, or about the right ones at other places.
     """
-    _check_shape(payload, profile)
+    check_entries(payload, profile, batch)
     status = _check_status(columns, reject=reject_bad_rows)
+    check_values(payload, columns, batch)
     if batch is None:
         return (
             status,
@@ -61,25 +69,11 @@ def check_scored(
             _unchecked("lookup_identity", _NO_IDS),
         )
     _check_rows(payload, columns, batch)
-    return (status, _check_digests(columns, batch), _check_lookup(columns, batch))
-
-
-def _check_shape(payload: Payload, profile: StudentProfile) -> None:
-    """Never fewer than K entries a position, nor another temperature, in silence."""
-    for kind in SCORED_COLUMNS:
-        payload.column(kind)
-    temperatures = profile.all_temperatures
-    same = len(temperatures) == len(payload.temperatures) and all(
-        abs(asked - got) <= 1e-6 * abs(asked)  # they travel as fp32
-        for asked, got in zip(temperatures, payload.temperatures, strict=True)
+    return (
+        status,
+        _check_digests(columns, batch),
+        _check_lookup(payload.selection, columns, batch),
     )
-    if payload.top_k != profile.top_k or not same:
-        raise PayloadInvalidError(
-            f"payload {payload.payload_id} has K = {payload.top_k} and temperatures "
-            f"{payload.temperatures}; the session asked for K = {profile.top_k} and "
-            f"{temperatures}",
-            facts={"top_k": payload.top_k, "asked_top_k": profile.top_k},
-        )
 
 
 def _check_status(columns: Columns, *, reject: bool) -> Check:
@@ -127,7 +121,11 @@ def _check_digests(columns: Columns, batch: RowBatch) -> Check:
     return _passed("row_digests", f"{batch.rows.row_count} rows have the tokens that were sent")
 
 
-def _check_lookup(columns: Columns, batch: RowBatch) -> Check:
+def _check_lookup(selection: SelectionRule, columns: Columns, batch: RowBatch) -> Check:
+    if isinstance(selection, Sampled):
+        return check_sample_lookup()
+    if isinstance(selection, ClientIds):
+        return check_chosen_lookup(columns, next_ids(batch))
     found = check_lookup_identity(columns, next_ids(batch))
     detail = (
         f"{found.checked} positions score the token that comes next, {found.among_k} of them "

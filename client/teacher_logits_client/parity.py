@@ -123,10 +123,10 @@ def compare_with_reference(
 
     Raises:
         PayloadInvalidError: shapes that do not fit, an id that the reference has no column for,
-            a NaN in it, or nothing that could be compared.
+            a NaN in it, sampled targets, or nothing that could be compared.
         LeaseLostError: the targets' lease is closed.
     """
-    targets.check_open()
+    _check_comparable(targets)
     if isinstance(reference, torch.Tensor):
         reference = _dense(reference[..., :vocabulary_size], targets)
     view = _View.of(targets, reference)
@@ -158,6 +158,16 @@ def compare_with_reference(
         served_loss=served_loss,
         reference_loss=reference_loss,
     )
+
+
+def _check_comparable(targets: Targets) -> None:
+    targets.check_open()
+    if targets.sampled:
+        raise PayloadInvalidError(
+            "the targets are a sample, whose weights are no log-probabilities: compare those of a "
+            "session without selection=Sampled(...)",
+            facts={"selection": "sampled"},
+        )
 
 
 class _View:

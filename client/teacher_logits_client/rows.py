@@ -29,7 +29,9 @@ class RowBatch:
 
     ``windows`` int64 [N,2] are the first position and the count wanted of each row;
     ``ids_bytes`` and ``prefix_bytes`` are the ids as they travel (int32, little-endian), and
-    ``digests`` the digests of the rows, 16 bytes each, prefixes not included.
+    ``digests`` the digests of the rows, 16 bytes each, prefixes not included. ``chosen`` int32
+    [P,M] are the ids that are to be scored at the wanted positions, None for the session's own
+    selection; ``seed`` that of its sample, None for the session's own.
     """
 
     rows: FlatRows
@@ -39,6 +41,8 @@ class RowBatch:
     ids_bytes: bytes
     prefix_bytes: bytes
     digests: bytes
+    chosen: torch.Tensor | None = None
+    seed: int | None = None
 
     @property
     def position_count(self) -> int:

@@ -1,6 +1,7 @@
 """Step guards: what a registered step is held against before anyone computes with it.
 
-    shape             K and temperatures are at least those that the session asked for
+    shape             K and temperatures are at least those that the session asked for, and
+                      entries are selected as it asked
     row_status        how many rows are masked
     row_digests       the teacher scored these very tokens
     lookup_identity   position s scores token s+1
@@ -92,6 +93,12 @@ def check_shape(payload: Payload, profile: StudentProfile) -> None:
             f"payload {payload.payload_id} has K = {payload.top_k} and temperatures {has}; the "
             f"session asked for K = {profile.top_k} or more and {wanted}",
             facts={"top_k": payload.top_k, "asked_top_k": profile.top_k},
+        )
+    if profile.selection not in (None, payload.selection):
+        raise PayloadInvalidError(
+            f"payload {payload.payload_id} has entries of {payload.selection}, and the session "
+            f"asked for {profile.selection}",
+            facts={"selection": payload.selection.name},
         )
 
 

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, overload
 
-from teacher_logits.errors import PayloadInvalidError, RequestInvalidError
-from teacher_logits.grid import is_whole
-from teacher_logits.keys import check_step
+from teacher_logits.errors import PayloadInvalidError
 from teacher_logits_client.admitted import Admitted
-from teacher_logits_client.asking import check_count, check_size, scoring_of
+from teacher_logits_client.asking import (
+    check_acquired,
+    check_bad_rows,
+    check_count,
+    check_size,
+    scoring_of,
+    seed_of,
+)
+from teacher_logits_client.chosen_ids import flatten_ids
 from teacher_logits_client.config import check_timeout
 from teacher_logits_client.futures import ScoreFuture
 from teacher_logits_client.rows import make_row_batch
@@ -21,6 +28,7 @@ if TYPE_CHECKING:
 
     from teacher_logits_client.batch import Batch
     from teacher_logits_client.calls.pending import PendingLease
+    from teacher_logits_client.chosen_ids import Ids
     from teacher_logits_client.flat_rows import Mask, Numbers, Rows
     from teacher_logits_client.payloads import LeasedPayload
     from teacher_logits_client.rows import RowBatch
@@ -44,6 +52,7 @@ class Session(Admitted):
         prefix_lengths: Numbers | None = None,
         windows: torch.Tensor | Sequence[Sequence[int]] | None = None,
         bad_rows: Literal["reject", "mask"] = "reject",
+        seed: int | None = None,
         timeout: float | None = None,
     ) -> ScoreFuture:
         """Have the teacher score rows of token ids; returns at once.
@@ -57,6 +66,8 @@ class Session(Admitted):
                 row; positions count from the student's own first token.
             windows: [N,2], first position and count wanted of each row; all where not given.
             bad_rows: what to do about rows with a NaN or +inf: fail, or mask the row.
+            seed: of this request's sample, in place of the session's: one for each epoch, or rows
+                that come again bring the same sample again. For sessions of ``Sampled`` alone.
             timeout: seconds until the request is given up; the server's ``default_wait``
                 where not given.
 
@@ -64,14 +75,82 @@ class Session(Admitted):
             PayloadInvalidError: rows that no server would score, before anything is sent.
             SessionExpiredError, EpochChangedError: the session has ended.
         """
+        return self._ask(
+            input_ids,
+            lengths,
+            attention_mask=attention_mask,
+            prefix_ids=prefix_ids,
+            prefix_lengths=prefix_lengths,
+            windows=windows,
+            bad_rows=bad_rows,
+            seed=seed,
+            timeout=timeout,
+        )
+
+    def scored_ids(
+        self,
+        input_ids: Rows,
+        lengths: Numbers | None = None,
+        *,
+        ids: Ids,
+        attention_mask: Mask | None = None,
+        prefix_ids: Rows | None = None,
+        prefix_lengths: Numbers | None = None,
+        windows: torch.Tensor | Sequence[Sequence[int]] | None = None,
+        bad_rows: Literal["reject", "mask"] = "reject",
+        timeout: float | None = None,
+    ) -> ScoreFuture:
+        """Have the teacher score ids of your own choice at each position; returns at once.
+
+        The payload's ``targets`` have these ids, in your order, with the teacher's log-probability
+        of each and the mass outside **exactly these**: reverse KL on the student's own best ids is
+        exact over them and the rest. What comes back grows with positions times ids, and not with
+        the vocabulary.
+
+        Args:
+            ids: integers, M a position; -1 where a position wants fewer. [P,M] of the wanted
+                positions one behind the other; [N,S,M], read at ``[i, p]`` for position p of row
+                i, such as ``student_logits.topk(M).indices``; or a list of N rows.
+            input_ids, lengths, attention_mask, prefix_ids, prefix_lengths, windows, bad_rows,
+                timeout: as for ``score``.
+
+        Raises:
+            PayloadInvalidError: rows or ids that no server would score, before anything is sent:
+                an id outside the vocabulary or twice at a position, other positions than are
+                wanted, more than the teacher's ``top_k`` a position or than one request may hold.
+            SessionExpiredError, EpochChangedError: the session has ended.
+        """
+        return self._ask(
+            input_ids,
+            lengths,
+            ids=ids,
+            attention_mask=attention_mask,
+            prefix_ids=prefix_ids,
+            prefix_lengths=prefix_lengths,
+            windows=windows,
+            bad_rows=bad_rows,
+            timeout=timeout,
+        )
+
+    def _ask(
+        self,
+        input_ids: Rows,
+        lengths: Numbers | None,
+        *,
+        ids: Ids | None = None,
+        attention_mask: Mask | None,
+        prefix_ids: Rows | None,
+        prefix_lengths: Numbers | None,
+        windows: torch.Tensor | Sequence[Sequence[int]] | None,
+        bad_rows: str,
+        seed: int | None = None,
+        timeout: float | None,
+    ) -> ScoreFuture:
         self._check()
-        if bad_rows not in ("reject", "mask"):
-            raise PayloadInvalidError(
-                f"bad_rows={bad_rows!r} is no policy: give 'reject' or 'mask'",
-                facts={"bad_rows": str(bad_rows)},
-            )
-        seconds = self._seconds(timeout)
-        check_count(input_ids, self.terms.max_request_tokens)
+        check_bad_rows(bad_rows)
+        seed = seed_of(seed, self.profile.selection)
+        seconds, limit = self._seconds(timeout), self.terms.max_request_tokens
+        check_count(input_ids, limit)
         batch = make_row_batch(
             input_ids,
             lengths,
@@ -82,10 +161,21 @@ class Session(Admitted):
             vocabulary_size=self.terms.vocabulary_size,
             prefix_vocabulary_size=self.teacher.vocabulary_size,
         )
-        check_size(batch, self.terms.max_request_tokens)
+        check_size(batch, limit)
+        chosen = None if ids is None else self._chosen(ids, batch)
+        batch = replace(batch, chosen=chosen, seed=seed)
         pending = self._send(batch, mask_bad_rows=bad_rows == "mask", seconds=seconds)
         return ScoreFuture(
             self._answers, pending, batch, reject_bad_rows=bad_rows == "reject", owner=self
+        )
+
+    def _chosen(self, ids: Ids, batch: RowBatch) -> torch.Tensor:
+        return flatten_ids(
+            ids,
+            batch,
+            vocabulary_size=self.terms.vocabulary_size,
+            most=self.teacher.top_k,
+            max_tokens=self.terms.max_request_tokens,
         )
 
     def _send(self, batch: RowBatch, *, mask_bad_rows: bool, seconds: float) -> PendingLease:
@@ -165,7 +255,7 @@ class Session(Admitted):
             if ready is not None:
                 return ready
         self._check(look=step is None)
-        _check_asked(step, payload_id)
+        check_acquired(step, payload_id)
         seconds = self._seconds(timeout)
         until = time.monotonic() + seconds
         batch = self._rows_to_compare(input_ids, lengths, attention_mask, windows)
@@ -200,18 +290,3 @@ class Session(Admitted):
     def _seconds(self, timeout: float | None) -> float:
         default = self._answers.default_seconds
         return default if timeout is None else check_timeout(timeout, what="a call")
-
-
-def _check_asked(step: int | None, payload_id: str | None) -> None:
-    if (step is None) == (payload_id is None):
-        raise RequestInvalidError(
-            f"acquire was given step={step!r} and payload_id={payload_id!r}: give one of them",
-            facts={"step": repr(step), "payload_id": repr(payload_id)},
-        )
-    if step is None:
-        return
-    if not is_whole(step):
-        raise RequestInvalidError(
-            f"step {step!r} is none: steps are whole numbers from 0 on", facts={"step": repr(step)}
-        )
-    check_step(step)

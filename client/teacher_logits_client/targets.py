@@ -25,6 +25,7 @@ import torch
 from teacher_logits.codec import renormalise, retemper
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import ColumnKind, RowStatus
+from teacher_logits_client.entries import Entries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -44,6 +45,9 @@ class Targets:
     row's positions start; ``row_firsts`` int64 [N], which position of its row is the first of
     them (None where that is 0 for each). ``topk_ids`` may be a view of the payload, the rest is
     never one. Those of a lease end with it; ``clone`` gives some that do not.
+    The entries are the K best, or ids that the client chose, in its order; or, where ``sampled``,
+    a sample, with the logs of its unbiased weights and nothing in the tail, which only losses that
+    are linear in them take. ``entropy`` fp32 [P] is then the whole distribution's.
     """
 
     topk_ids: torch.Tensor
@@ -54,6 +58,8 @@ class Targets:
     temperature: float
     row_offsets: torch.Tensor
     row_firsts: torch.Tensor | None = None
+    sampled: bool = False
+    entropy: torch.Tensor | None = None
 
     def __repr__(self) -> str:
         """Shapes, and not a number of the tensors."""
@@ -129,7 +135,7 @@ class Targets:
                 facts={"row": row, "positions": length, "row_0_positions": first},
             )
         shape = (len(lengths), int(lengths[0]))
-        actual = self.actual_logprob
+        actual, entropy = self.actual_logprob, self.entropy
         return replace(
             self,
             topk_ids=self.topk_ids.view(*shape, self.topk_ids.shape[-1]),
@@ -137,6 +143,7 @@ class Targets:
             log_tail=self.log_tail.view(shape),
             actual_logprob=None if actual is None else actual.view(shape),
             valid=self.valid.view(shape),
+            entropy=None if entropy is None else entropy.view(shape),
         )
 
 
@@ -156,12 +163,14 @@ def make_targets(
     A position is valid where ``row_status`` says that its row is OK. With ``lengths`` [N], the
     true number of tokens of each row, a row's last position is not valid, since nothing comes
     next there; where only some positions were asked for, ``row_windows`` must be there too.
-    It also says where rows start, for a loss over logits of whole rows.
+    It also says where rows start, for a loss over logits of whole rows. Entries that are sampled
+    or a client's choice stand under names of their own; see ``entries``.
 
     Raises:
         PayloadInvalidError: a column is missing, the temperature is not among ``temperatures``,
             or a valid position holds a NaN or +inf.
     """
+    columns = entries = Entries(columns)
     ids = _column(columns, ColumnKind.TOPK_IDS)
     logprobs, log_tail = _at_temperature(columns, temperature, temperatures)
     logprobs, log_tail = renormalise(logprobs, log_tail)
@@ -174,6 +183,7 @@ def make_targets(
             f"row_offsets speak of {len(valid)} positions and topk_ids has {len(ids)}",
             facts={"row_offsets_positions": len(valid), "positions": len(ids)},
         )
+    entropy = columns[ColumnKind.ENTROPY].clone() if entries.is_sample else None
     _refuse_nan(scored, logprobs, log_tail, actual)
     if not bool(scored.all()):
         # Rows that the teacher could not score: no entries, and all the mass in the tail.
@@ -190,6 +200,8 @@ def make_targets(
         temperature=temperature,
         row_offsets=offsets,
         row_firsts=firsts,
+        sampled=entries.is_sample,
+        entropy=entropy,
     )
 
 

@@ -15,19 +15,20 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from teacher_logits.codec import log_total, normalisation_tolerance, retemper
+from teacher_logits.codec import normalisation_tolerance
+from teacher_logits.entry_invariants import given_rules, sampled_rules, stands_twice, sums_to_one
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import ColumnKind, RowStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-_NEEDED = (
-    ColumnKind.TOPK_IDS,
-    ColumnKind.TOPK_LOGPROBS,
-    ColumnKind.LOG_TAIL,
-    ColumnKind.ROW_OFFSETS,
-)
+_NEEDED = {
+    ColumnKind.TOPK_IDS: (ColumnKind.TOPK_LOGPROBS, ColumnKind.LOG_TAIL),
+    ColumnKind.SAMPLED_IDS: (ColumnKind.SAMPLED_WEIGHTS,),
+    ColumnKind.SCORED_IDS: (ColumnKind.SCORED_LOGPROBS, ColumnKind.LOG_TAIL),
+}
+"""What each kind of entries needs beside it and ``row_offsets``; those of the best are the rule."""
 
 
 def check_invariants(
@@ -43,32 +44,45 @@ def check_invariants(
 
     ``columns`` has at least ``topk_ids``, ``topk_logprobs``, ``log_tail`` and ``row_offsets``;
     ``topk_logits``, ``logsumexp``, ``actual_logprob``, ``row_windows`` and ``row_status`` are
-    checked where they are there. ``temperatures`` are those of the columns of ``log_tail`` and
-    ``logsumexp``.
+    checked where they are there. Sampled and client-chosen entries stand in for the best, by
+    rules of their own (``entry_invariants``). ``temperatures`` are those of the columns of
+    ``log_tail`` and ``logsumexp``.
 
     Raises:
         PayloadInvalidError: naming the first fault's row, its position in that row, its rule.
     """
-    missing = [kind.value for kind in _NEEDED if kind not in columns]
+    entries = _entries(columns)
+    needed = (entries, *_NEEDED[entries], ColumnKind.ROW_OFFSETS)
+    missing = [kind.value for kind in needed if kind not in columns]
     if missing:
         raise PayloadInvalidError(
             f"the payload has no column {', '.join(missing)}", facts={"missing": ", ".join(missing)}
         )
     offsets = columns[ColumnKind.ROW_OFFSETS].cpu()
-    _check_rows(columns, offsets, first_row)
-    good = _good_positions(columns, offsets)
+    _check_rows(columns, offsets, first_row, positions=len(columns[entries]))
+    good = _good_positions(columns, offsets, columns[entries])
     for rule, faulty in _rules(columns, vocab_size, temperatures):
         places = (faulty & good).nonzero()
         if len(places):
             raise _fault(rule, int(places[0]), len(places), offsets, first_row)
 
 
+def _entries(columns: Mapping[ColumnKind, torch.Tensor]) -> ColumnKind:
+    """Return which of its columns has the payload's ids."""
+    found = (kind for kind in _NEEDED if kind in columns)
+    return next(found, ColumnKind.TOPK_IDS)
+
+
 def _check_rows(
-    columns: Mapping[ColumnKind, torch.Tensor], offsets: torch.Tensor, first_row: int
+    columns: Mapping[ColumnKind, torch.Tensor],
+    offsets: torch.Tensor,
+    first_row: int,
+    *,
+    positions: int,
 ) -> None:
     if len(offsets) == 0:
         raise PayloadInvalidError("row_offsets is empty; N rows have N+1 offsets")
-    positions, first, last = len(columns[ColumnKind.TOPK_IDS]), int(offsets[0]), int(offsets[-1])
+    first, last = int(offsets[0]), int(offsets[-1])
     lengths = offsets.diff()
     if (first, last) != (0, positions) or bool((lengths < 0).any()):
         raise PayloadInvalidError(
@@ -103,10 +117,9 @@ def _check_each_row(faulty: torch.Tensor, rule: str, first_row: int) -> None:
 
 
 def _good_positions(
-    columns: Mapping[ColumnKind, torch.Tensor], offsets: torch.Tensor
+    columns: Mapping[ColumnKind, torch.Tensor], offsets: torch.Tensor, ids: torch.Tensor
 ) -> torch.Tensor:
     """Return bool [P]: the positions of rows whose status is OK."""
-    ids = columns[ColumnKind.TOPK_IDS]
     status = columns.get(ColumnKind.ROW_STATUS)
     if status is None:
         return torch.ones(len(ids), dtype=torch.bool, device=ids.device)
@@ -118,6 +131,18 @@ def _rules(
     columns: Mapping[ColumnKind, torch.Tensor], vocab_size: int, temperatures: Sequence[float]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield each rule and where it is broken, bool [P]; the cheap and telling ones first."""
+    if _entries(columns) is ColumnKind.SAMPLED_IDS:
+        yield from sampled_rules(columns, vocab_size)
+        return
+    if _entries(columns) is ColumnKind.SCORED_IDS:
+        yield from given_rules(columns, vocab_size, temperatures)
+        return
+    yield from _top_k_rules(columns, vocab_size, temperatures)
+
+
+def _top_k_rules(
+    columns: Mapping[ColumnKind, torch.Tensor], vocab_size: int, temperatures: Sequence[float]
+) -> Iterator[tuple[str, torch.Tensor]]:
     ids, stored = columns[ColumnKind.TOPK_IDS], columns[ColumnKind.TOPK_LOGPROBS]
     tails, values = columns[ColumnKind.LOG_TAIL], stored.float()
     tolerance = normalisation_tolerance(stored, tails[:, 0])
@@ -137,10 +162,8 @@ def _rules(
     falls = (values[:, 1:] <= values[:, :-1]).all(1)
     yield "log-probabilities that are not in falling order", ~falls
     for column, temperature in enumerate(temperatures):
-        yield from _sums_to_one(columns, column, temperature, tolerance)
-    ordered = ids.sort(1).values
-    twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
-    yield "an id that stands there twice", twice.any(1)
+        yield from sums_to_one(columns, stored, column, temperature, tolerance)
+    yield "an id that stands there twice", stands_twice(ids)
     logits = columns.get(ColumnKind.TOPK_LOGITS)
     if logits is not None:
         raw = logits.float()
@@ -155,29 +178,6 @@ def _rules(
     actual = columns.get(ColumnKind.ACTUAL_LOGPROB)
     if actual is not None:
         yield "an actual_logprob that is NaN or above 0", ~(actual <= tolerance)
-
-
-def _sums_to_one(
-    columns: Mapping[ColumnKind, torch.Tensor],
-    column: int,
-    temperature: float,
-    tolerance: torch.Tensor,
-) -> Iterator[tuple[str, torch.Tensor]]:
-    stored, tails = columns[ColumnKind.TOPK_LOGPROBS], columns[ColumnKind.LOG_TAIL]
-    normalisers = columns.get(ColumnKind.LOGSUMEXP)
-    values = stored
-    if normalisers is not None:
-        yield "a logsumexp that is not finite", ~normalisers[:, column].isfinite()
-        if column > 0:
-            at_1, at_tau = normalisers[:, 0], normalisers[:, column]
-            values = retemper(stored, at_1, at_tau, temperature)
-    elif column > 0:
-        return
-    total = log_total(values, tails[:, column]).abs()
-    yield (
-        f"entries and tail that do not sum to one at temperature {temperature:g}",
-        ~(total <= tolerance * max(1.0, 1.0 / temperature)),
-    )
 
 
 def _fault(

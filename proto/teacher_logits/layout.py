@@ -52,7 +52,7 @@ _SIZES = {
 
 
 class ColumnKind(enum.Enum):
-    """What a column means. Axes: P positions, N rows, K entries, T temperatures, V vocabulary."""
+    """What a column means. Axes: P positions, N rows, K or M entries, T temperatures, V ids."""
 
     TOPK_IDS = "topk_ids"
     TOPK_LOGPROBS = "topk_logprobs"
@@ -70,7 +70,31 @@ class ColumnKind(enum.Enum):
     SAMPLED_WEIGHTS = "sampled_weights"
     SCORED_IDS = "scored_ids"
     SCORED_LOGPROBS = "scored_logprobs"
+    ENTROPY = "entropy"
 
+
+_ROW_KINDS = (
+    ColumnKind.ACTUAL_LOGPROB,
+    ColumnKind.ROW_OFFSETS,
+    ColumnKind.ROW_WINDOWS,
+    ColumnKind.ROW_DIGESTS,
+    ColumnKind.ROW_STATUS,
+)
+SAMPLED_COLUMNS = (
+    ColumnKind.SAMPLED_IDS,
+    ColumnKind.SAMPLED_WEIGHTS,
+    ColumnKind.ENTROPY,
+    *_ROW_KINDS,
+)
+"""What an engine's payloads have in a session of sampled targets."""
+SCORED_ID_COLUMNS = (
+    ColumnKind.SCORED_IDS,
+    ColumnKind.SCORED_LOGPROBS,
+    ColumnKind.LOG_TAIL,
+    ColumnKind.LOGSUMEXP,
+    *_ROW_KINDS,
+)
+"""What payloads of client-chosen ids have."""
 
 _VALUES = frozenset({ElementType.FLOAT16, ElementType.BFLOAT16, ElementType.FLOAT32})
 _F32 = frozenset({ElementType.FLOAT32})
@@ -95,6 +119,7 @@ COLUMN_RULES: dict[ColumnKind, tuple[frozenset[ElementType], tuple[str | int, ..
     ColumnKind.SAMPLED_WEIGHTS: (_F32, ("P", "M")),
     ColumnKind.SCORED_IDS: (_I32, ("P", "M")),
     ColumnKind.SCORED_LOGPROBS: (_F32, ("P", "M")),
+    ColumnKind.ENTROPY: (_F32, ("P",)),
 }
 
 
@@ -181,7 +206,7 @@ def top_k_columns(
             f"log-probabilities cannot be {value_type.value}: use float16, bfloat16 or float32",
             facts={"value_type": value_type.value},
         )
-    n, p, k, t = row_count, position_count, top_k, temperature_count
+    p, k, t = position_count, top_k, temperature_count
     logits = [(ColumnKind.TOPK_LOGITS, logit_type(value_type), (p, k))] if with_logits else []
     return lay_out(
         [
@@ -190,10 +215,48 @@ def top_k_columns(
             *logits,
             (ColumnKind.LOG_TAIL, ElementType.FLOAT32, (p, t)),
             (ColumnKind.LOGSUMEXP, ElementType.FLOAT32, (p, t)),
-            (ColumnKind.ACTUAL_LOGPROB, ElementType.FLOAT32, (p,)),
-            (ColumnKind.ROW_OFFSETS, ElementType.INT64, (n + 1,)),
-            (ColumnKind.ROW_WINDOWS, ElementType.INT32, (n, 2)),
-            (ColumnKind.ROW_DIGESTS, ElementType.UINT8, (n, 16)),
-            (ColumnKind.ROW_STATUS, ElementType.UINT8, (n,)),
+            *_of_rows(row_count, position_count),
         ]
     )
+
+
+def sampled_columns(
+    *, row_count: int, position_count: int, entry_count: int
+) -> tuple[tuple[Column, ...], int]:
+    """Place the columns of a payload of sampled targets; return them and its size in bytes."""
+    entries = (position_count, entry_count)
+    return lay_out(
+        [
+            (ColumnKind.SAMPLED_IDS, ElementType.INT32, entries),
+            (ColumnKind.SAMPLED_WEIGHTS, ElementType.FLOAT32, entries),
+            (ColumnKind.ENTROPY, ElementType.FLOAT32, (position_count,)),
+            *_of_rows(row_count, position_count),
+        ]
+    )
+
+
+def scored_id_columns(
+    *, row_count: int, position_count: int, entry_count: int, temperature_count: int
+) -> tuple[tuple[Column, ...], int]:
+    """Place the columns of a payload of client-chosen ids; return them and its size in bytes."""
+    entries, beside = (position_count, entry_count), (position_count, temperature_count)
+    return lay_out(
+        [
+            (ColumnKind.SCORED_IDS, ElementType.INT32, entries),
+            (ColumnKind.SCORED_LOGPROBS, ElementType.FLOAT32, entries),
+            (ColumnKind.LOG_TAIL, ElementType.FLOAT32, beside),
+            (ColumnKind.LOGSUMEXP, ElementType.FLOAT32, beside),
+            *_of_rows(row_count, position_count),
+        ]
+    )
+
+
+def _of_rows(n: int, p: int) -> list[tuple[ColumnKind, ElementType, tuple[int, ...]]]:
+    """Return the columns that stand in every scored payload: the next token's, and the rows'."""
+    return [
+        (ColumnKind.ACTUAL_LOGPROB, ElementType.FLOAT32, (p,)),
+        (ColumnKind.ROW_OFFSETS, ElementType.INT64, (n + 1,)),
+        (ColumnKind.ROW_WINDOWS, ElementType.INT32, (n, 2)),
+        (ColumnKind.ROW_DIGESTS, ElementType.UINT8, (n, 16)),
+        (ColumnKind.ROW_STATUS, ElementType.UINT8, (n,)),
+    ]

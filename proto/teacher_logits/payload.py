@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import ALIGNMENT_BYTES, COLUMN_RULES, Column, ColumnKind
+from teacher_logits.selection_rules import TOP_K, ClientIds, Sampled
 
 if TYPE_CHECKING:
     from teacher_logits.keys import PayloadKey
+    from teacher_logits.selection_rules import SelectionRule
 
 MAX_TEMPERATURES = 5
 MAX_SIZE_BYTES = 1 << 46
@@ -25,7 +27,8 @@ class Payload:
 
     ``temperatures`` names the columns of ``log_tail`` and ``logsumexp``, temperature 1
     first. ``vocabulary_size`` counts the vocabulary columns that took part. ``whole_rows``:
-    every row has all its positions, so that no token comes after a row's last.
+    every row has all its positions, so that no token comes after a row's last. ``selection``
+    says what its entries are, and ``top_k`` how many a position.
     """
 
     payload_id: str
@@ -42,6 +45,7 @@ class Payload:
     bad_row_count: int = 0
     whole_rows: bool = False
     key: PayloadKey | None = None
+    selection: SelectionRule = TOP_K
 
     def column(self, kind: ColumnKind) -> Column:
         """Return the column of a kind.
@@ -95,6 +99,9 @@ def check_payload(payload: Payload) -> Payload:
         "K": payload.top_k,
         "T": len(payload.temperatures),
     }
+    _check_entries(payload)
+    if isinstance(payload.selection, Sampled | ClientIds):
+        sizes["M"] = payload.top_k
     end = 0
     seen: set[ColumnKind] = set()
     for column in payload.columns:
@@ -110,6 +117,25 @@ def check_payload(payload: Payload) -> Payload:
             facts={"end_bytes": end, "size_bytes": payload.size_bytes},
         )
     return payload
+
+
+def _check_entries(payload: Payload) -> None:
+    """Refuse entries of another kind than the selection says: a loss goes by its word.
+
+    The K best may have others beside them, which are then not what targets are made of.
+    """
+    rule, kinds = payload.selection, {column.kind for column in payload.columns}
+    best, others = ColumnKind.TOPK_IDS, {ColumnKind.SAMPLED_IDS, ColumnKind.SCORED_IDS}
+    own = {Sampled: ColumnKind.SAMPLED_IDS, ClientIds: ColumnKind.SCORED_IDS}.get(type(rule))
+    there = kinds & {best, *others}
+    if there == {own} or (own is None and (best in there or not there)):
+        return
+    names = ", ".join(sorted(kind.value for kind in there)) or "none"
+    raise PayloadInvalidError(
+        f"payload {payload.payload_id} says that its entries are {rule.name}, and has the ids "
+        f"{names}",
+        facts={"selection": rule.name, "columns": names},
+    )
 
 
 def _check_counts(payload: Payload) -> None:

@@ -17,6 +17,14 @@ from teacher_logits.errors import RequestInvalidError
 from teacher_logits.grid import BatchGrid, is_whole
 from teacher_logits.layout import ColumnKind, ElementType
 from teacher_logits.locality import ModelGrid
+from teacher_logits.selection_rules import (
+    TOP_K,
+    Nucleus,
+    Sampled,
+    SelectionRule,
+    TopK,
+    check_selection,
+)
 from teacher_logits.transport import PREFERENCE, Locality, Transport
 
 if TYPE_CHECKING:
@@ -75,7 +83,8 @@ class TeacherProfile:
 
     A publisher also says which of the teacher's data-parallel ranks it is
     (``data_parallel_rank``, which is the shard it writes), and in which element type it
-    writes log-probabilities (``value_type``); it needs a ``batch_grid``.
+    writes log-probabilities (``value_type``) and how it selects (``selection``, the K best or a
+    nucleus of them); it needs a ``batch_grid``. An engine selects as each student asks.
 
     Raises:
         RequestInvalidError: as for ``StudentProfile``.
@@ -96,6 +105,7 @@ class TeacherProfile:
     arithmetic_type: str = ""
     data_parallel_rank: int = 0
     value_type: ElementType = ElementType.FLOAT16
+    selection: SelectionRule = TOP_K
     hints: NodeHints = field(default_factory=NodeHints)
 
     def __post_init__(self) -> None:
@@ -103,6 +113,7 @@ class TeacherProfile:
         object.__setattr__(self, "temperatures", _temperatures(self.temperatures))
         value_type = word_of(ElementType, self.value_type, what="value_type")
         object.__setattr__(self, "value_type", value_type)
+        check_selection(self.selection, (TopK, Nucleus), whose="a teacher")
         object.__setattr__(self, "columns", words_of(ColumnKind, self.columns, what="columns"))
 
 
@@ -130,6 +141,9 @@ class StudentProfile:
         columns: columns that this side cannot do without.
         value_type: element type of the log-probabilities; None for what was published, and
             float16 of an engine.
+        selection: how entries are selected: ``TopK()``, ``Nucleus(mass=0.99)`` or, of an engine,
+            ``Sampled(seed=7)``; None for what was published, and ``TopK()`` of an engine.
+            ``top_k`` says how many entries a position, at most.
         student_id: shared by all ranks of one training job.
         readers_per_rank: sessions that read each data-parallel rank's rows.
         engine, arithmetic_type: provenance insisted on; empty where any will do.
@@ -152,6 +166,7 @@ class StudentProfile:
     temperatures: tuple[float, ...] = ()
     columns: tuple[ColumnKind, ...] = ()
     value_type: ElementType | None = None
+    selection: SelectionRule | None = None
     student_id: str = "student"
     readers_per_rank: int = 1
     engine: str = ""
@@ -169,6 +184,8 @@ class StudentProfile:
         )
         if self.value_type is not None:
             self._take("value_type", word_of(ElementType, self.value_type, what="value_type"))
+        if self.selection is not None:
+            check_selection(self.selection, (TopK, Nucleus, Sampled), whose="a student")
         self._take("locality", word_of(Locality, self.locality, what="locality"))
         self._take("columns", words_of(ColumnKind, self.columns, what="columns"))
         self._take("transports", words_of(Transport, self.transports, what="transports"))

@@ -50,12 +50,17 @@ def rank(logits: torch.Tensor, count: int) -> Ranking:
     """
     ids, values, floors = _take(logits, min(count + count // 8 + _SLACK, logits.shape[1]))
     values = values.float() + 0.0  # makes -0.0 into +0.0
+    order = in_order(ids, values)[:, :count]
+    ranking = Ranking(ids.gather(1, order), values.gather(1, order), status_of(values.amax(1)))
+    return _with_ties(logits, ranking, floors.float())
+
+
+def in_order(ids: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return the places [R,n] of entries in the agreed order; ``values`` fp32, none is -0.0."""
     # As integers, floats are in order once the bits of negative ones, save the sign, are turned.
     bits = values.view(torch.int32).long()
     keys = ((bits ^ ((bits >> 31) & 0x7FFFFFFF)) << 32) - ids
-    order = keys.argsort(dim=1, descending=True)[:, :count]
-    ranking = Ranking(ids.gather(1, order), values.gather(1, order), _status(values.amax(1)))
-    return _with_ties(logits, ranking, floors.float())
+    return keys.argsort(dim=1, descending=True)
 
 
 def _take(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -83,7 +88,8 @@ def _members(chosen: torch.Tensor, *, depth: int, columns: int, width: int) -> t
     return torch.cat([inside, rest.expand(len(chosen), -1)], 1)
 
 
-def _status(largest: torch.Tensor) -> torch.Tensor:
+def status_of(largest: torch.Tensor) -> torch.Tensor:
+    """Return the status uint8 [R] of rows by their largest logit, which is NaN where one is."""
     status = torch.zeros(largest.shape, dtype=torch.uint8, device=largest.device)
     status.masked_fill_(largest == torch.inf, RowStatus.POSITIVE_INFINITY)
     status.masked_fill_(largest == -torch.inf, RowStatus.EMPTY_SUPPORT)

@@ -73,6 +73,12 @@ class Selection:
             topk_logits=None if logits is None else logits[positions],
         )
 
+    @property
+    def columns(self) -> dict[str, torch.Tensor]:
+        """The tensors that a payload has, by name; what a publisher's ``draft.write`` takes."""
+        found = {name: tensor for name, tensor in vars(self).items() if name != "status"}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
     def blank(self) -> None:
         """Make all positions what those of a bad row are: ids -1, every float 0.
 
@@ -170,7 +176,7 @@ def select_top_k(
         check_out(vars(out), vars(wanted))
     start = 0
     with torch.no_grad():
-        for rows in _pieces(logits, width):
+        for rows in pieces(logits, width):
             part = slice(start, start + len(rows))
             _select(rows, temperatures, None if following is None else following[part], out[part])
             start = part.stop
@@ -190,8 +196,8 @@ def row_statuses(status: torch.Tensor, row_offsets: torch.Tensor) -> torch.Tenso
     return worst.masked_fill_(worst == 255, RowStatus.OK).to(torch.uint8)
 
 
-def _pieces(logits: torch.Tensor, width: int) -> Iterator[torch.Tensor]:
-    """Cut logits into views [R,width] that are ranked in one go. Never a copy."""
+def pieces(logits: torch.Tensor, width: int) -> Iterator[torch.Tensor]:
+    """Cut logits [P,V] or [N,S,V] into views [R,width] to be ranked in one go. Never a copy."""
     real = logits[..., :width]
     blocks: Sequence[torch.Tensor] = (real,)
     if real.dim() == 3:
@@ -249,11 +255,16 @@ def _select(
 
 
 def _write(target: torch.Tensor, values: torch.Tensor, blank: torch.Tensor) -> None:
-    """Cast ``values`` into ``target``, 0 where ``blank``. Only what is -inf becomes -inf."""
-    if target.dtype == torch.float16:
+    """Cast ``values`` into ``target``, 0 where ``blank``."""
+    write_values(target, values.masked_fill(blank, 0.0))
+
+
+def write_values(target: torch.Tensor, values: torch.Tensor) -> None:
+    """Cast ``values`` into ``target``, whatever its device. Only what is -inf becomes -inf."""
+    if target.dtype == torch.float16 and values.dtype != torch.float16:
         least = torch.finfo(target.dtype).min
         values = torch.where(values == -torch.inf, values, values.clamp_min(least))
-    target.copy_(values.masked_fill(blank, 0.0))
+    target.copy_(values)
 
 
 def _allocate(

@@ -14,14 +14,11 @@ from teacher_logits.errors import RequestInvalidError
 from teacher_logits.grid import BatchGrid
 from teacher_logits.layout import ColumnKind, ElementType
 from teacher_logits.locality import ModelGrid
-from teacher_logits.profiles import (
-    NodeHints,
-    StudentProfile,
-    TeacherProfile,
-    VocabularyPolicy,
-)
+from teacher_logits.profiles import StudentProfile, TeacherProfile, VocabularyPolicy
 from teacher_logits.transport import Locality, Transport
 from teacher_logits.v1 import grid_pb2, profile_pb2, tensor_pb2, transport_pb2
+from teacher_logits.wire_hints import hints_from_wire, hints_to_wire
+from teacher_logits.wire_selection import selection_from_wire, selection_to_wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sized
@@ -154,30 +151,6 @@ def model_grid_from_wire(message: grid_pb2.ModelGrid) -> ModelGrid:
     return ModelGrid(**{name: getattr(message, name) for name in _MODEL_GRID_FIELDS})
 
 
-def hints_to_wire(hints: NodeHints) -> grid_pb2.NodeHints:
-    """Return the message of hints."""
-    return grid_pb2.NodeHints(
-        host_name=hints.host_name,
-        boot_id=hints.boot_id,
-        pid=hints.pid,
-        namespaces=dict(hints.namespaces),
-        device_uuids=hints.device_uuids,
-        versions=dict(hints.versions),
-    )
-
-
-def hints_from_wire(message: grid_pb2.NodeHints) -> NodeHints:
-    """Return the hints of a message."""
-    return NodeHints(
-        host_name=message.host_name,
-        boot_id=message.boot_id,
-        pid=message.pid,
-        namespaces=dict(message.namespaces),
-        device_uuids=tuple(message.device_uuids),
-        versions=dict(message.versions),
-    )
-
-
 def teacher_to_wire(teacher: TeacherProfile) -> profile_pb2.TeacherProfile:
     """Return the message of a teacher profile."""
     return profile_pb2.TeacherProfile(
@@ -197,6 +170,7 @@ def teacher_to_wire(teacher: TeacherProfile) -> profile_pb2.TeacherProfile:
         max_row_tokens=teacher.max_row_tokens,
         data_parallel_rank=teacher.data_parallel_rank,
         value_type=element_type_to_wire(teacher.value_type),
+        selection=selection_to_wire(teacher.selection),
     )
 
 
@@ -229,6 +203,7 @@ def teacher_from_wire(message: profile_pb2.TeacherProfile) -> TeacherProfile:
         max_row_tokens=message.max_row_tokens,
         data_parallel_rank=message.data_parallel_rank,
         value_type=element_type_from_wire(message.value_type, field="value_type"),
+        selection=selection_from_wire(message.selection),
     )
 
 
@@ -253,6 +228,7 @@ def student_to_wire(student: StudentProfile) -> profile_pb2.StudentProfile:
             temperatures=student.temperatures,
             columns=[column_kind_to_wire(c) for c in student.columns],
             value_type=element_type_to_wire(student.value_type) if student.value_type else None,
+            selection=selection_to_wire(student.selection) if student.selection else None,
             student_id=student.student_id,
             readers_per_rank=student.readers_per_rank,
             engine=student.engine,
@@ -289,6 +265,7 @@ def student_from_wire(message: profile_pb2.StudentProfile) -> StudentProfile:
         temperatures=tuple(message.temperatures),
         columns=tuple(column_kind_from_wire(c) for c in message.columns),
         value_type=element_type_from_wire(asked, field="value_type") if asked else None,
+        selection=selection_from_wire(message.selection) if message.HasField("selection") else None,
         student_id=message.student_id,
         readers_per_rank=message.readers_per_rank,
         engine=message.engine,

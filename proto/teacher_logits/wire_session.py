@@ -11,6 +11,7 @@ from teacher_logits.errors import PayloadInvalidError, RequestInvalidError
 from teacher_logits.keys import PayloadKey
 from teacher_logits.layout import Column
 from teacher_logits.payload import Extent, Payload, check_payload
+from teacher_logits.selection_rules import TOP_K
 from teacher_logits.terms import Check, LeaseTerms, SessionTerms, Verdict
 from teacher_logits.v1 import payload_pb2, session_pb2, tensor_pb2
 from teacher_logits.wire import (
@@ -23,6 +24,7 @@ from teacher_logits.wire import (
     teacher_from_wire,
     teacher_to_wire,
 )
+from teacher_logits.wire_selection import selection_from_wire, selection_to_wire
 from teacher_logits.wire_transport import settlement_from_wire, settlement_to_wire
 
 if TYPE_CHECKING:
@@ -111,6 +113,7 @@ def payload_to_wire(payload: Payload) -> payload_pb2.Payload:
         size_bytes=payload.size_bytes,
         bad_row_count=payload.bad_row_count,
         whole_rows=payload.whole_rows,
+        selection=None if payload.selection == TOP_K else selection_to_wire(payload.selection),
     )
 
 
@@ -177,6 +180,7 @@ def _read_payload(message: payload_pb2.Payload) -> Payload:
             size_bytes=message.size_bytes,
             bad_row_count=message.bad_row_count,
             whole_rows=message.whole_rows,
+            selection=selection_from_wire(message.selection),
         )
     )
 

@@ -7,6 +7,8 @@ Pure. The rules of admission about vocabulary, capability and provenance, in thi
     top_k_too_large           more entries than the teacher gives, or than ids take part
     temperature_unavailable   outside 0.01 to 100, more than 4 besides 1, or not on offer
     column_unavailable        a column, or a value type, that the teacher does not write
+    selection_unavailable     entries selected otherwise than the teacher publishes them, or
+                              sampled at other temperatures than 1
     protocol_version          the two sides speak different versions
     engine_mismatch           an engine was insisted on, and the teacher has another
     arithmetic_type_mismatch  the same of the arithmetic
@@ -23,6 +25,7 @@ from teacher_logits.layout import COLUMN_RULES, ColumnKind
 from teacher_logits.payload import MAX_TEMPERATURES
 from teacher_logits.profiles import PROTOCOL_VERSION, VocabularyPolicy
 from teacher_logits.terms import Check, Verdict
+from teacher_logits_server.selecting import check_selection, columns_on_offer, selection_checks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -109,8 +112,9 @@ def check_capability(
     return [
         *_check_top_k(student, teacher, is_published=is_published),
         *_check_temperatures(student, teacher),
-        *_check_columns(student, teacher),
+        *_check_columns(student, columns_on_offer(student, teacher, is_published=is_published)),
         *_check_value_type(student, teacher, is_published=is_published),
+        *check_selection(student, teacher, is_published=is_published),
         *check_protocol(protocol_version),
     ]
 
@@ -135,10 +139,11 @@ def check_provenance(student: StudentProfile, teacher: TeacherProfile) -> list[V
 
 
 def describe_scores(student: StudentProfile, teacher: TeacherProfile) -> tuple[Check, ...]:
-    """Return the checks of tokenizer, vocabulary and provenance of an admitted student."""
+    """Return the checks of what an admitted student is told: whose, of what, selected how."""
     return (
         _tokenizer_check(student, teacher),
         _vocabulary_check(student, teacher),
+        *selection_checks(student, teacher),
         _provenance_check(student, teacher),
     )
 
@@ -198,11 +203,11 @@ def _check_temperatures(student: StudentProfile, teacher: TeacherProfile) -> lis
     return [Violation(rule="temperature_unavailable", message=why, facts=facts)]
 
 
-def _check_columns(student: StudentProfile, teacher: TeacherProfile) -> list[Violation]:
+def _check_columns(student: StudentProfile, offered: tuple[ColumnKind, ...]) -> list[Violation]:
     violations = []
-    missing = [c.value for c in student.columns if c not in teacher.columns]
+    missing = [c.value for c in student.columns if c not in offered]
     if missing:
-        has = ", ".join(c.value for c in teacher.columns)
+        has = ", ".join(c.value for c in offered)
         violations.append(
             Violation(
                 rule="column_unavailable",

@@ -42,6 +42,7 @@ MAX_REQUEST_BYTES = 64 * 1024
 OF_ANY_SIZE = frozenset(
     {
         "/teacher_logits.v1.ScoringService/Score",
+        "/teacher_logits.v1.ScoringService/ScoredIds",
         "/teacher_logits.v1.RegistryService/ReservePayload",
         "/teacher_logits.v1.RegistryService/WritePayload",
     }

@@ -19,9 +19,11 @@ from teacher_logits.causality import CausalityProbe, Verdict, causality_verdict,
 from teacher_logits.errors import AlignmentError, PayloadInvalidError
 from teacher_logits.layout import ElementType, top_k_columns
 from teacher_logits.payload_room import HostRoom
+from teacher_logits.selection_rules import TopK
 from teacher_logits.terms import Check
 from teacher_logits.terms import Verdict as CheckVerdict
 from teacher_logits_server.engines.answers import Answer, Part, fill
+from teacher_logits_server.engines.keepers import TopKKeeper, Wanted
 from teacher_logits_server.engines.requests import read_request
 
 if TYPE_CHECKING:
@@ -162,8 +164,9 @@ def _score(engine: Engine, rows: Sequence[Sequence[int]]) -> Selection:
         request,
         room=HostRoom(memoryview(bytearray(size_bytes))),
         columns=columns,
-        temperatures=(1.0,),
-        vocabulary_size=engine.profile.vocabulary_size,
+        wanted=Wanted(
+            selection=TopK(), temperatures=(1.0,), vocabulary_size=engine.profile.vocabulary_size
+        ),
     )
     fill(
         engine,
@@ -179,4 +182,7 @@ def _score(engine: Engine, rows: Sequence[Sequence[int]]) -> Selection:
             "logits may hold -inf where a token is ruled out, and no NaN or +inf",
             facts=error.facts,
         ) from error
-    return answer.selection
+    keeper = answer.keeper
+    if not isinstance(keeper, TopKKeeper):
+        raise TypeError(f"{type(keeper).__name__} keeps no best entries")
+    return keeper.selection

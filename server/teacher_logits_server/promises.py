@@ -103,6 +103,7 @@ def check_promised(
         ("temperatures", listed(payload.temperatures), listed(promised(profile).temperatures)),
         ("columns", _names(types), _names(profile.columns)),
         ("value_type", value_type, profile.value_type.value),
+        ("selection", repr(payload.selection), repr(profile.selection)),
     ]
     for name, has, should in says:
         if has != should:

@@ -1,7 +1,7 @@
 """Selection against the golden answers: groups sel/, ties/, kgev/ and nonfinite/.
 
-Sizes and temperatures come from the file. Of `sel/` the fields `nucleus_*`, `tp*` and `score_*`
-belong to later work. Tolerance of fp32 values: 2e-6 absolute and 1e-5 relative, by the README.
+Sizes and temperatures come from the file. Tolerance of fp32 values: 2e-6 absolute and 1e-5
+relative, by the README.
 """
 
 import numpy as np
@@ -10,8 +10,12 @@ import torch
 from tests.cases.golden import arrays
 
 from teacher_logits.codec import retemper
+from teacher_logits.given_ids import score_given
 from teacher_logits.layout import RowStatus
+from teacher_logits.nucleus import cap_nucleus, pack
+from teacher_logits.partial_selection import PartialSelection, merge_partials, select_partial
 from teacher_logits.selection import Selection, select_top_k
+from teacher_logits.selection_rules import Nucleus
 
 FILE = "losses_golden.npz"
 SEL, TIES, KGEV = arrays(FILE, "sel/"), arrays(FILE, "ties/"), arrays(FILE, "kgev/")
@@ -91,6 +95,87 @@ class TestSel:
 
     def test_status(self) -> None:
         assert (selected().status == RowStatus.OK).all()
+
+
+NUCLEI = sorted({key.split("/")[0] for key in SEL if key.startswith("nucleus_")})
+
+
+@pytest.mark.parametrize("name", NUCLEI)
+class TestNucleus:
+    def cut(self, name: str) -> Selection:
+        mass, least = name.removeprefix("nucleus_p").split("_min")
+        others = (t for t in TEMPERATURES.values() if t != 1.0)
+        nucleus = Nucleus(mass=float(mass), least=int(least))
+        return cap_nucleus(selected(), nucleus, temperatures=(1.0, *others))
+
+    def test_k(self, name: str) -> None:
+        assert torch.equal((self.cut(name).topk_ids >= 0).sum(1), flat(SEL[f"{name}/k"], 0).long())
+
+    def test_offsets(self, name: str) -> None:
+        cut = self.cut(name)
+        entries = pack(cut.topk_ids, cut.topk_logprobs)
+
+        assert entries.offsets.tolist() == SEL[f"{name}/offsets"].tolist()
+        assert len(entries.ids) == len(entries.logprobs) == entries.offsets[-1]
+
+    def test_log_tail(self, name: str) -> None:
+        assert_close(self.cut(name).log_tail[:, 0], flat(SEL[f"{name}/log_tail"], 0))
+
+
+BOUNDS = SEL["tp_bounds"].tolist()
+SHARDS = list(range(len(BOUNDS) - 1))
+
+
+class TestTensorParallel:
+    def shard(self, rank: int) -> PartialSelection:
+        start, stop = BOUNDS[rank : rank + 2]
+        return select_partial(
+            torch.from_numpy(SEL["logits"])[..., start:stop],
+            k=int(SEL["K"]),
+            first_id=start,
+            vocab_size=int(SEL["vocab_real"]),
+        )
+
+    @pytest.mark.parametrize("rank", SHARDS)
+    def test_idx_and_val(self, rank: int) -> None:
+        got, kept = self.shard(rank), SEL[f"tp{rank}/idx"].shape[-1]
+
+        assert torch.equal(got.ids[:, :kept].int(), flat(SEL[f"tp{rank}/idx"], 1))
+        assert_close(got.logits[:, :kept], flat(SEL[f"tp{rank}/val"], 1))
+        assert (got.ids[:, kept:] == -1).all()
+
+    @pytest.mark.parametrize("rank", SHARDS)
+    def test_lse_rest(self, rank: int) -> None:
+        assert_close(self.shard(rank).log_rest[:, 0], flat(SEL[f"tp{rank}/lse_rest"], 0))
+
+    @pytest.mark.parametrize("rank", SHARDS)
+    def test_lse(self, rank: int) -> None:
+        got = self.shard(rank)
+        lse = torch.logaddexp(got.logits.double().logsumexp(1), got.log_rest[:, 0])
+
+        assert_close(lse, flat(SEL[f"tp{rank}/lse"], 0))
+
+    @pytest.mark.parametrize("order", [SHARDS, SHARDS[::-1]], ids=["in order", "backwards"])
+    def test_all_shards_are_the_whole(self, order: list[int]) -> None:
+        got = merge_partials(map(self.shard, order)).finish()
+
+        assert torch.equal(got.topk_ids, flat(SEL["idx"], 1))
+        assert_close(got.logsumexp[:, 0], flat(SEL["T1.0/lse"], 0))
+        assert_close(got.topk_logprobs, flat(SEL["T1.0/logprob"], 1))
+        assert_close(got.log_tail[:, 0], flat(SEL["T1.0/log_tail"], 0))
+
+
+def test_score_logprob() -> None:
+    """Some ids stand at a position twice: the mass outside is that of all others all the same."""
+    logits, vocabulary = flat(SEL["logits"], 1), int(SEL["vocab_real"])
+    ids = flat(SEL["score_ids"], 1)
+
+    got = score_given(logits, ids, vocab_size=vocabulary)
+
+    assert_close(got.logprobs, flat(SEL["score_logprob"], 1))
+    others = logits[:, :vocabulary].double().scatter(1, ids.long(), -torch.inf).logsumexp(1)
+    assert_close(got.log_tail[:, 0], others - flat(SEL["T1.0/lse"], 0))
+    assert_close(got.logsumexp[:, 0], flat(SEL["T1.0/lse"], 0))
 
 
 class TestTies:

@@ -15,9 +15,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from teacher_logits.layout import ElementType, top_k_columns
 from teacher_logits.payload_room import HostRoom
+from teacher_logits.selection_rules import TopK
 from teacher_logits_server.engines import EngineProfile
 from teacher_logits_server.engines.answers import Answer, Part, fill
 from teacher_logits_server.engines.head import chunk_positions
+from teacher_logits_server.engines.keepers import Wanted
 from teacher_logits_server.engines.requests import read_request
 from teacher_logits_server.engines.transformers import TransformersEngine
 
@@ -62,8 +64,7 @@ def peak_of(engine: TransformersEngine, tokens: int) -> int:
         request,
         room=HostRoom(memoryview(room)),
         columns=columns,
-        temperatures=(1.0,),
-        vocabulary_size=VOCABULARY_SIZE,
+        wanted=Wanted(selection=TopK(), temperatures=(1.0,), vocabulary_size=VOCABULARY_SIZE),
     )
     before = status_bytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew

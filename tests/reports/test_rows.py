@@ -22,6 +22,7 @@ SCORED = "transport_suite/test_scored.py"
 GIB = "transport_suite/test_one_gib.py"
 SECOND = "processes/test_second_server.py"
 CLIENT = "client/test_client.py"
+CHOSEN = "client/test_scored_ids.py"
 GUARDS = "client/test_guards.py"
 LIFETIMES = "client/test_lifetimes.py"
 PROCESSES = "client/test_processes.py"
@@ -262,6 +263,11 @@ ROWS: dict[str, list[tuple[str, str]]] = {
         (BYTES, "test_r43_a_pickle_in_every_text_and_bytes_of_a_request_stays_text"),
         (BYTES, "test_r43_what_is_no_http_at_all_does_not_stop_the_server"),
         (BYTES, "test_r43_the_bombs_would_have_gone_off"),
+    ],
+    # The teacher's log-probabilities of the student's own ids.
+    "R45": [
+        (CHOSEN, "test_is_what_the_dense_teacher_says_of_them"),
+        (CHOSEN, "test_grow_with_positions_times_ids_and_with_nothing_else"),
     ],
     # Other backends: a teacher of one's own in 30 lines.
     "R47": [

@@ -26,7 +26,8 @@ from teacher_logits.profiles import TeacherProfile
 from teacher_logits.terms import LeaseTerms
 from teacher_logits.v1 import scoring_service_pb2
 from teacher_logits_server.requests import Requests
-from teacher_logits_server.services.scoring import ScoringService, read_job
+from teacher_logits_server.services.score_requests import read_job
+from teacher_logits_server.services.scoring import ScoringService
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -7,7 +7,6 @@ raised as an error of the tree (``failures``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
@@ -17,7 +16,6 @@ from teacher_logits.profiles import PROTOCOL_VERSION
 from teacher_logits.terms import SERVER_WRITER
 from teacher_logits.v1 import (
     bulk_service_pb2,
-    scoring_service_pb2,
     scoring_service_pb2_grpc,
     teacher_logits_service_pb2,
     teacher_logits_service_pb2_grpc,
@@ -40,26 +38,13 @@ if TYPE_CHECKING:
     from teacher_logits.profiles import StudentProfile
     from teacher_logits.terms import LeaseTerms, SessionTerms
     from teacher_logits.transport import Refusal, Transport
+    from teacher_logits_client.calls.scoring import Scoring
     from teacher_logits_client.config import Address
 
 Request = TypeVar("Request", bound="Message")
 Reply = TypeVar("Reply", bound="Message")
 
 _READ_PAYLOAD = "/teacher_logits.v1.BulkService/ReadPayload"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scoring:
-    """A scoring request as it travels; see ``ScoreRequest`` for the fields."""
-
-    session_id: str
-    request_id: str
-    input_ids: bytes
-    row_lengths: Sequence[int]
-    prefix_ids: bytes
-    prefix_lengths: Sequence[int]
-    row_windows: Sequence[int]
-    mask_bad_rows: bool
 
 
 class Calls:
@@ -214,23 +199,12 @@ class Calls:
     def score(self, scoring: Scoring, *, what: str, timeout: float) -> PendingLease:
         """Send a scoring request, and do not wait for it."""
         self._check_open()
-        call = self._scoring.Score.future(
-            scoring_service_pb2.ScoreRequest(
-                session_id=scoring.session_id,
-                request_id=scoring.request_id,
-                input_ids=scoring.input_ids,
-                row_lengths=scoring.row_lengths,
-                prefix_ids=scoring.prefix_ids,
-                prefix_lengths=scoring.prefix_lengths,
-                row_windows=scoring.row_windows,
-                bad_rows=scoring_service_pb2.BAD_ROW_POLICY_MASK
-                if scoring.mask_bad_rows
-                else scoring_service_pb2.BAD_ROW_POLICY_REJECT,
-            ),
-            timeout=timeout,
-        )
         waiting = Waiting(what=what, address=self.address, seconds=timeout)
-        return PendingLease(call, waiting, request_id=scoring.request_id)
+        if not scoring.ids_per_position:
+            call = self._scoring.Score.future(scoring.message(), timeout=timeout)
+            return PendingLease(call, waiting, request_id=scoring.request_id)
+        chosen = self._scoring.ScoredIds.future(scoring.ids_message(), timeout=timeout)
+        return PendingLease(chosen, waiting, request_id=scoring.request_id)
 
     def read_payload(
         self, session_id: str, lease_id: str, offset_bytes: int, *, timeout: float

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from teacher_logits.terms import LeaseTerms
     from teacher_logits.v1 import scoring_service_pb2
 
+    Scored = (
+        grpc._CallFuture[scoring_service_pb2.ScoreResponse]
+        | grpc._CallFuture[scoring_service_pb2.ScoredIdsResponse]
+    )
+
 _ENDS_WITHIN_SECONDS = 2.0
 """How long after its deadline a call has ended by itself. Where an interrupt hit gRPC inside a
 lock of its own, it never does."""
@@ -28,7 +33,7 @@ class PendingLease:
 
     def __init__(
         self,
-        call: grpc._CallFuture[scoring_service_pb2.ScoreResponse],
+        call: Scored,
         waiting: Waiting,
         *,
         request_id: str,

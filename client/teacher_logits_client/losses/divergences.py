@@ -10,6 +10,9 @@ that ``mask`` or ``targets.valid`` leaves out add exactly 0 to both and to the g
 where their logits are NaN; so do places of [N,S,V] that hold no position. A row's last position
 has no next token and never counts, whatever ``mask`` says: ``targets.valid`` leaves it out.
 
+Sampled targets go into ``forward_kl`` and ``soft_cross_entropy`` alone, which are linear in the
+teacher's probabilities; the others refuse them.
+
 ``forward_kl`` says what all of them take, return and refuse; the others say what differs.
 """
 
@@ -67,8 +70,8 @@ def forward_kl(
 
     Raises:
         PayloadInvalidError: shapes or temperatures that disagree, a row that reaches beyond S,
-            an id that the student has no column for, something else than targets, or K = 1
-            with ``Tail.RENORMALISED``, which teaches nothing.
+            an id that the student has no column for, something else than targets, K = 1 with
+            ``Tail.RENORMALISED``, which teaches nothing, or a sample with that tail.
         ConfigError: ``tail`` is none, or makes no sense here.
         LeaseLostError: the targets' lease is closed.
         RequestInvalidError: the ranks of ``shard`` disagree, or one of them refused its part.

@@ -17,6 +17,7 @@ from teacher_logits_client.losses.coarse import coarse_loss
 from teacher_logits_client.losses.fitting import check_targets, check_temperature_above_zero
 from teacher_logits_client.losses.head_logits import HeadLogits
 from teacher_logits_client.losses.hidden import hidden_loss
+from teacher_logits_client.losses.samples import less_entropy, linear_form
 from teacher_logits_client.losses.sharding import check_columns, refused_together
 from teacher_logits_client.losses.tails import Tail, check_tail
 from teacher_logits_client.losses.weighing import Inputs
@@ -47,6 +48,7 @@ def sum_over_positions(
         width = targets.topk_ids.shape[-1]
         check_tail(tail, width=width, at_reverse_kl=divergence is slopes.reverse_kl)
         _check_temperature(targets, temperature)
+        divergence, entropy = linear_form(targets, divergence, tail)
         ids = targets.topk_ids.reshape(-1, width).long()
         places = _places(student_logits, targets)
         _check_logits(tuple(student_logits.shape), ids, places, shard)
@@ -54,12 +56,9 @@ def sum_over_positions(
         if mask is not None:
             mask = _flat_mask(mask, valid, places, tuple(student_logits.shape[:-1]))
         weights, count = weights_and_count(valid, mask)
-        log_teacher = torch.cat(
-            [targets.topk_logprobs.reshape(-1, width), targets.log_tail.reshape(-1, 1)], 1
-        )
         inputs = Inputs(
             ids=ids,
-            log_teacher=log_teacher,
+            log_teacher=_log_teacher(targets, width),
             weights=weights,
             places=places,
             temperature=targets.temperature,
@@ -69,8 +68,16 @@ def sum_over_positions(
         )
     if isinstance(student_logits, HeadLogits):
         head = student_logits if shard is None else student_logits.cut(shard.columns)
-        return hidden_loss(head, inputs), count
-    return coarse_loss(student_logits.flatten(0, -2), inputs), count
+        loss = hidden_loss(head, inputs)
+    else:
+        loss = coarse_loss(student_logits.flatten(0, -2), inputs)
+    return less_entropy(loss, entropy, weights), count
+
+
+def _log_teacher(targets: Targets, width: int) -> torch.Tensor:
+    """Return the teacher's log-probabilities [P,K+1], the mass outside last."""
+    entries = targets.topk_logprobs.reshape(-1, width)
+    return torch.cat([entries, targets.log_tail.reshape(-1, 1)], 1)
 
 
 def _places(student_logits: torch.Tensor | HeadLogits, targets: Targets) -> torch.Tensor | None:

@@ -1,3 +1,4 @@
+from teacher_logits.v1 import selection_pb2 as _selection_pb2
 from teacher_logits.v1 import tensor_pb2 as _tensor_pb2
 from teacher_logits.v1 import transport_pb2 as _transport_pb2
 from google.protobuf.internal import containers as _containers
@@ -19,7 +20,7 @@ class PayloadKey(_message.Message):
     def __init__(self, teacher_id: _Optional[str] = ..., step: _Optional[int] = ..., shard: _Optional[int] = ...) -> None: ...
 
 class Payload(_message.Message):
-    __slots__ = ("payload_id", "key", "teacher_id", "teacher_revision", "first_row", "row_count", "position_count", "top_k", "temperatures", "vocabulary_size", "columns", "size_bytes", "bad_row_count", "whole_rows")
+    __slots__ = ("payload_id", "key", "teacher_id", "teacher_revision", "first_row", "row_count", "position_count", "top_k", "temperatures", "vocabulary_size", "columns", "size_bytes", "bad_row_count", "whole_rows", "selection")
     PAYLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     TEACHER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +35,7 @@ class Payload(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     BAD_ROW_COUNT_FIELD_NUMBER: _ClassVar[int]
     WHOLE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    SELECTION_FIELD_NUMBER: _ClassVar[int]
     payload_id: str
     key: PayloadKey
     teacher_id: str
@@ -48,7 +50,8 @@ class Payload(_message.Message):
     size_bytes: int
     bad_row_count: int
     whole_rows: bool
-    def __init__(self, payload_id: _Optional[str] = ..., key: _Optional[_Union[PayloadKey, _Mapping]] = ..., teacher_id: _Optional[str] = ..., teacher_revision: _Optional[str] = ..., first_row: _Optional[int] = ..., row_count: _Optional[int] = ..., position_count: _Optional[int] = ..., top_k: _Optional[int] = ..., temperatures: _Optional[_Iterable[float]] = ..., vocabulary_size: _Optional[int] = ..., columns: _Optional[_Iterable[_Union[_tensor_pb2.Column, _Mapping]]] = ..., size_bytes: _Optional[int] = ..., bad_row_count: _Optional[int] = ..., whole_rows: bool = ...) -> None: ...
+    selection: _selection_pb2.Selection
+    def __init__(self, payload_id: _Optional[str] = ..., key: _Optional[_Union[PayloadKey, _Mapping]] = ..., teacher_id: _Optional[str] = ..., teacher_revision: _Optional[str] = ..., first_row: _Optional[int] = ..., row_count: _Optional[int] = ..., position_count: _Optional[int] = ..., top_k: _Optional[int] = ..., temperatures: _Optional[_Iterable[float]] = ..., vocabulary_size: _Optional[int] = ..., columns: _Optional[_Iterable[_Union[_tensor_pb2.Column, _Mapping]]] = ..., size_bytes: _Optional[int] = ..., bad_row_count: _Optional[int] = ..., whole_rows: bool = ..., selection: _Optional[_Union[_selection_pb2.Selection, _Mapping]] = ...) -> None: ...
 
 class Extent(_message.Message):
     __slots__ = ("slab_id", "offset_bytes", "size_bytes", "slot", "generation")

@@ -1,4 +1,5 @@
 from teacher_logits.v1 import grid_pb2 as _grid_pb2
+from teacher_logits.v1 import selection_pb2 as _selection_pb2
 from teacher_logits.v1 import tensor_pb2 as _tensor_pb2
 from teacher_logits.v1 import transport_pb2 as _transport_pb2
 from google.protobuf.internal import containers as _containers
@@ -31,7 +32,7 @@ VOCABULARY_POLICY_STRICT: VocabularyPolicy
 VOCABULARY_POLICY_TRUNCATE: VocabularyPolicy
 
 class TeacherProfile(_message.Message):
-    __slots__ = ("teacher_id", "revision", "batch_grid", "model_grid", "tokenizer_fingerprint", "vocabulary_size", "head_rows", "top_k", "temperatures", "columns", "engine", "arithmetic_type", "hints", "max_row_tokens", "data_parallel_rank", "value_type")
+    __slots__ = ("teacher_id", "revision", "batch_grid", "model_grid", "tokenizer_fingerprint", "vocabulary_size", "head_rows", "top_k", "temperatures", "columns", "engine", "arithmetic_type", "hints", "max_row_tokens", "data_parallel_rank", "value_type", "selection")
     TEACHER_ID_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     BATCH_GRID_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +49,7 @@ class TeacherProfile(_message.Message):
     MAX_ROW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DATA_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
     VALUE_TYPE_FIELD_NUMBER: _ClassVar[int]
+    SELECTION_FIELD_NUMBER: _ClassVar[int]
     teacher_id: str
     revision: str
     batch_grid: _grid_pb2.BatchGrid
@@ -64,10 +66,11 @@ class TeacherProfile(_message.Message):
     max_row_tokens: int
     data_parallel_rank: int
     value_type: _tensor_pb2.ElementType
-    def __init__(self, teacher_id: _Optional[str] = ..., revision: _Optional[str] = ..., batch_grid: _Optional[_Union[_grid_pb2.BatchGrid, _Mapping]] = ..., model_grid: _Optional[_Union[_grid_pb2.ModelGrid, _Mapping]] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., head_rows: _Optional[int] = ..., top_k: _Optional[int] = ..., temperatures: _Optional[_Iterable[float]] = ..., columns: _Optional[_Iterable[_Union[_tensor_pb2.ColumnKind, str]]] = ..., engine: _Optional[str] = ..., arithmetic_type: _Optional[str] = ..., hints: _Optional[_Union[_grid_pb2.NodeHints, _Mapping]] = ..., max_row_tokens: _Optional[int] = ..., data_parallel_rank: _Optional[int] = ..., value_type: _Optional[_Union[_tensor_pb2.ElementType, str]] = ...) -> None: ...
+    selection: _selection_pb2.Selection
+    def __init__(self, teacher_id: _Optional[str] = ..., revision: _Optional[str] = ..., batch_grid: _Optional[_Union[_grid_pb2.BatchGrid, _Mapping]] = ..., model_grid: _Optional[_Union[_grid_pb2.ModelGrid, _Mapping]] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., head_rows: _Optional[int] = ..., top_k: _Optional[int] = ..., temperatures: _Optional[_Iterable[float]] = ..., columns: _Optional[_Iterable[_Union[_tensor_pb2.ColumnKind, str]]] = ..., engine: _Optional[str] = ..., arithmetic_type: _Optional[str] = ..., hints: _Optional[_Union[_grid_pb2.NodeHints, _Mapping]] = ..., max_row_tokens: _Optional[int] = ..., data_parallel_rank: _Optional[int] = ..., value_type: _Optional[_Union[_tensor_pb2.ElementType, str]] = ..., selection: _Optional[_Union[_selection_pb2.Selection, _Mapping]] = ...) -> None: ...
 
 class StudentProfile(_message.Message):
-    __slots__ = ("teacher_id", "batch_grid", "model_grid", "data_parallel_rank", "tokenizer_fingerprint", "vocabulary_size", "vocabulary_policy", "top_k", "temperatures", "columns", "value_type", "student_id", "readers_per_rank", "engine", "arithmetic_type", "transports", "locality", "hints")
+    __slots__ = ("teacher_id", "batch_grid", "model_grid", "data_parallel_rank", "tokenizer_fingerprint", "vocabulary_size", "vocabulary_policy", "top_k", "temperatures", "columns", "value_type", "student_id", "readers_per_rank", "engine", "arithmetic_type", "transports", "locality", "hints", "selection")
     TEACHER_ID_FIELD_NUMBER: _ClassVar[int]
     BATCH_GRID_FIELD_NUMBER: _ClassVar[int]
     MODEL_GRID_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +89,7 @@ class StudentProfile(_message.Message):
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     LOCALITY_FIELD_NUMBER: _ClassVar[int]
     HINTS_FIELD_NUMBER: _ClassVar[int]
+    SELECTION_FIELD_NUMBER: _ClassVar[int]
     teacher_id: str
     batch_grid: _grid_pb2.BatchGrid
     model_grid: _grid_pb2.ModelGrid
@@ -104,4 +108,5 @@ class StudentProfile(_message.Message):
     transports: _containers.RepeatedScalarFieldContainer[_transport_pb2.Transport]
     locality: Locality
     hints: _grid_pb2.NodeHints
-    def __init__(self, teacher_id: _Optional[str] = ..., batch_grid: _Optional[_Union[_grid_pb2.BatchGrid, _Mapping]] = ..., model_grid: _Optional[_Union[_grid_pb2.ModelGrid, _Mapping]] = ..., data_parallel_rank: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., vocabulary_policy: _Optional[_Union[VocabularyPolicy, str]] = ..., top_k: _Optional[int] = ..., temperatures: _Optional[_Iterable[float]] = ..., columns: _Optional[_Iterable[_Union[_tensor_pb2.ColumnKind, str]]] = ..., value_type: _Optional[_Union[_tensor_pb2.ElementType, str]] = ..., student_id: _Optional[str] = ..., readers_per_rank: _Optional[int] = ..., engine: _Optional[str] = ..., arithmetic_type: _Optional[str] = ..., transports: _Optional[_Iterable[_Union[_transport_pb2.Transport, str]]] = ..., locality: _Optional[_Union[Locality, str]] = ..., hints: _Optional[_Union[_grid_pb2.NodeHints, _Mapping]] = ...) -> None: ...
+    selection: _selection_pb2.Selection
+    def __init__(self, teacher_id: _Optional[str] = ..., batch_grid: _Optional[_Union[_grid_pb2.BatchGrid, _Mapping]] = ..., model_grid: _Optional[_Union[_grid_pb2.ModelGrid, _Mapping]] = ..., data_parallel_rank: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., vocabulary_policy: _Optional[_Union[VocabularyPolicy, str]] = ..., top_k: _Optional[int] = ..., temperatures: _Optional[_Iterable[float]] = ..., columns: _Optional[_Iterable[_Union[_tensor_pb2.ColumnKind, str]]] = ..., value_type: _Optional[_Union[_tensor_pb2.ElementType, str]] = ..., student_id: _Optional[str] = ..., readers_per_rank: _Optional[int] = ..., engine: _Optional[str] = ..., arithmetic_type: _Optional[str] = ..., transports: _Optional[_Iterable[_Union[_transport_pb2.Transport, str]]] = ..., locality: _Optional[_Union[Locality, str]] = ..., hints: _Optional[_Union[_grid_pb2.NodeHints, _Mapping]] = ..., selection: _Optional[_Union[_selection_pb2.Selection, _Mapping]] = ...) -> None: ...

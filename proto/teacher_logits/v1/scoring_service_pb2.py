@@ -25,19 +25,23 @@ _sym_db = _symbol_database.Default()
 from teacher_logits.v1 import payload_pb2 as teacher__logits_dot_v1_dot_payload__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'teacher_logits/v1/scoring_service.proto\x12\x11teacher_logits.v1\x1a\x1fteacher_logits/v1/payload.proto\"\xd2\x01\n\x0cScoreRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x11\n\tinput_ids\x18\x03 \x01(\x0c\x12\x13\n\x0brow_lengths\x18\x04 \x03(\x05\x12\x12\n\nprefix_ids\x18\x05 \x01(\x0c\x12\x16\n\x0eprefix_lengths\x18\x06 \x03(\x05\x12\x13\n\x0brow_windows\x18\x07 \x03(\x05\x12\x31\n\x08\x62\x61\x64_rows\x18\x08 \x01(\x0e\x32\x1f.teacher_logits.v1.BadRowPolicy\"8\n\rScoreResponse\x12\'\n\x05lease\x18\x01 \x01(\x0b\x32\x18.teacher_logits.v1.Lease*b\n\x0c\x42\x61\x64RowPolicy\x12\x1e\n\x1a\x42\x41\x44_ROW_POLICY_UNSPECIFIED\x10\x00\x12\x19\n\x15\x42\x41\x44_ROW_POLICY_REJECT\x10\x01\x12\x17\n\x13\x42\x41\x44_ROW_POLICY_MASK\x10\x02\x32\\\n\x0eScoringService\x12J\n\x05Score\x12\x1f.teacher_logits.v1.ScoreRequest\x1a .teacher_logits.v1.ScoreResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'teacher_logits/v1/scoring_service.proto\x12\x11teacher_logits.v1\x1a\x1fteacher_logits/v1/payload.proto\"\xee\x01\n\x0cScoreRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x11\n\tinput_ids\x18\x03 \x01(\x0c\x12\x13\n\x0brow_lengths\x18\x04 \x03(\x05\x12\x12\n\nprefix_ids\x18\x05 \x01(\x0c\x12\x16\n\x0eprefix_lengths\x18\x06 \x03(\x05\x12\x13\n\x0brow_windows\x18\x07 \x03(\x05\x12\x31\n\x08\x62\x61\x64_rows\x18\x08 \x01(\x0e\x32\x1f.teacher_logits.v1.BadRowPolicy\x12\x11\n\x04seed\x18\t \x01(\x04H\x00\x88\x01\x01\x42\x07\n\x05_seed\"8\n\rScoreResponse\x12\'\n\x05lease\x18\x01 \x01(\x0b\x32\x18.teacher_logits.v1.Lease\"\x83\x02\n\x10ScoredIdsRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x11\n\tinput_ids\x18\x03 \x01(\x0c\x12\x13\n\x0brow_lengths\x18\x04 \x03(\x05\x12\x12\n\nprefix_ids\x18\x05 \x01(\x0c\x12\x16\n\x0eprefix_lengths\x18\x06 \x03(\x05\x12\x13\n\x0brow_windows\x18\x07 \x03(\x05\x12\x31\n\x08\x62\x61\x64_rows\x18\x08 \x01(\x0e\x32\x1f.teacher_logits.v1.BadRowPolicy\x12\x0b\n\x03ids\x18\n \x01(\x0c\x12\x18\n\x10ids_per_position\x18\x0b \x01(\x05J\x04\x08\t\x10\n\"<\n\x11ScoredIdsResponse\x12\'\n\x05lease\x18\x01 \x01(\x0b\x32\x18.teacher_logits.v1.Lease*b\n\x0c\x42\x61\x64RowPolicy\x12\x1e\n\x1a\x42\x41\x44_ROW_POLICY_UNSPECIFIED\x10\x00\x12\x19\n\x15\x42\x41\x44_ROW_POLICY_REJECT\x10\x01\x12\x17\n\x13\x42\x41\x44_ROW_POLICY_MASK\x10\x02\x32\xb4\x01\n\x0eScoringService\x12J\n\x05Score\x12\x1f.teacher_logits.v1.ScoreRequest\x1a .teacher_logits.v1.ScoreResponse\x12V\n\tScoredIds\x12#.teacher_logits.v1.ScoredIdsRequest\x1a$.teacher_logits.v1.ScoredIdsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'teacher_logits.v1.scoring_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_BADROWPOLICY']._serialized_start=366
-  _globals['_BADROWPOLICY']._serialized_end=464
+  _globals['_BADROWPOLICY']._serialized_start=718
+  _globals['_BADROWPOLICY']._serialized_end=816
   _globals['_SCOREREQUEST']._serialized_start=96
-  _globals['_SCOREREQUEST']._serialized_end=306
-  _globals['_SCORERESPONSE']._serialized_start=308
-  _globals['_SCORERESPONSE']._serialized_end=364
-  _globals['_SCORINGSERVICE']._serialized_start=466
-  _globals['_SCORINGSERVICE']._serialized_end=558
+  _globals['_SCOREREQUEST']._serialized_end=334
+  _globals['_SCORERESPONSE']._serialized_start=336
+  _globals['_SCORERESPONSE']._serialized_end=392
+  _globals['_SCOREDIDSREQUEST']._serialized_start=395
+  _globals['_SCOREDIDSREQUEST']._serialized_end=654
+  _globals['_SCOREDIDSRESPONSE']._serialized_start=656
+  _globals['_SCOREDIDSRESPONSE']._serialized_end=716
+  _globals['_SCORINGSERVICE']._serialized_start=819
+  _globals['_SCORINGSERVICE']._serialized_end=999
 # @@protoc_insertion_point(module_scope)

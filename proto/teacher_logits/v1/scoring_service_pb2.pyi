@@ -18,7 +18,7 @@ BAD_ROW_POLICY_REJECT: BadRowPolicy
 BAD_ROW_POLICY_MASK: BadRowPolicy
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("session_id", "request_id", "input_ids", "row_lengths", "prefix_ids", "prefix_lengths", "row_windows", "bad_rows")
+    __slots__ = ("session_id", "request_id", "input_ids", "row_lengths", "prefix_ids", "prefix_lengths", "row_windows", "bad_rows", "seed")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     INPUT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,7 @@ class ScoreRequest(_message.Message):
     PREFIX_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     ROW_WINDOWS_FIELD_NUMBER: _ClassVar[int]
     BAD_ROWS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     request_id: str
     input_ids: bytes
@@ -35,9 +36,40 @@ class ScoreRequest(_message.Message):
     prefix_lengths: _containers.RepeatedScalarFieldContainer[int]
     row_windows: _containers.RepeatedScalarFieldContainer[int]
     bad_rows: BadRowPolicy
-    def __init__(self, session_id: _Optional[str] = ..., request_id: _Optional[str] = ..., input_ids: _Optional[bytes] = ..., row_lengths: _Optional[_Iterable[int]] = ..., prefix_ids: _Optional[bytes] = ..., prefix_lengths: _Optional[_Iterable[int]] = ..., row_windows: _Optional[_Iterable[int]] = ..., bad_rows: _Optional[_Union[BadRowPolicy, str]] = ...) -> None: ...
+    seed: int
+    def __init__(self, session_id: _Optional[str] = ..., request_id: _Optional[str] = ..., input_ids: _Optional[bytes] = ..., row_lengths: _Optional[_Iterable[int]] = ..., prefix_ids: _Optional[bytes] = ..., prefix_lengths: _Optional[_Iterable[int]] = ..., row_windows: _Optional[_Iterable[int]] = ..., bad_rows: _Optional[_Union[BadRowPolicy, str]] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
+    __slots__ = ("lease",)
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    lease: _payload_pb2.Lease
+    def __init__(self, lease: _Optional[_Union[_payload_pb2.Lease, _Mapping]] = ...) -> None: ...
+
+class ScoredIdsRequest(_message.Message):
+    __slots__ = ("session_id", "request_id", "input_ids", "row_lengths", "prefix_ids", "prefix_lengths", "row_windows", "bad_rows", "ids", "ids_per_position")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    INPUT_IDS_FIELD_NUMBER: _ClassVar[int]
+    ROW_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_IDS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    ROW_WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    BAD_ROWS_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    IDS_PER_POSITION_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    request_id: str
+    input_ids: bytes
+    row_lengths: _containers.RepeatedScalarFieldContainer[int]
+    prefix_ids: bytes
+    prefix_lengths: _containers.RepeatedScalarFieldContainer[int]
+    row_windows: _containers.RepeatedScalarFieldContainer[int]
+    bad_rows: BadRowPolicy
+    ids: bytes
+    ids_per_position: int
+    def __init__(self, session_id: _Optional[str] = ..., request_id: _Optional[str] = ..., input_ids: _Optional[bytes] = ..., row_lengths: _Optional[_Iterable[int]] = ..., prefix_ids: _Optional[bytes] = ..., prefix_lengths: _Optional[_Iterable[int]] = ..., row_windows: _Optional[_Iterable[int]] = ..., bad_rows: _Optional[_Union[BadRowPolicy, str]] = ..., ids: _Optional[bytes] = ..., ids_per_position: _Optional[int] = ...) -> None: ...
+
+class ScoredIdsResponse(_message.Message):
     __slots__ = ("lease",)
     LEASE_FIELD_NUMBER: _ClassVar[int]
     lease: _payload_pb2.Lease

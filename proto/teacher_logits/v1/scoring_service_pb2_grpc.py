@@ -40,6 +40,11 @@ class ScoringServiceStub(object):
                 request_serializer=teacher__logits_dot_v1_dot_scoring__service__pb2.ScoreRequest.SerializeToString,
                 response_deserializer=teacher__logits_dot_v1_dot_scoring__service__pb2.ScoreResponse.FromString,
                 _registered_method=True)
+        self.ScoredIds = channel.unary_unary(
+                '/teacher_logits.v1.ScoringService/ScoredIds',
+                request_serializer=teacher__logits_dot_v1_dot_scoring__service__pb2.ScoredIdsRequest.SerializeToString,
+                response_deserializer=teacher__logits_dot_v1_dot_scoring__service__pb2.ScoredIdsResponse.FromString,
+                _registered_method=True)
 
 
 class ScoringServiceServicer(object):
@@ -55,6 +60,15 @@ class ScoringServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ScoredIds(self, request, context):
+        """Runs the teacher over the rows and leases what it gives to ids that the client
+        chose, with the mass outside exactly those. The payload grows with positions times
+        ids, and not with the vocabulary.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ScoringServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -62,6 +76,11 @@ def add_ScoringServiceServicer_to_server(servicer, server):
                     servicer.Score,
                     request_deserializer=teacher__logits_dot_v1_dot_scoring__service__pb2.ScoreRequest.FromString,
                     response_serializer=teacher__logits_dot_v1_dot_scoring__service__pb2.ScoreResponse.SerializeToString,
+            ),
+            'ScoredIds': grpc.unary_unary_rpc_method_handler(
+                    servicer.ScoredIds,
+                    request_deserializer=teacher__logits_dot_v1_dot_scoring__service__pb2.ScoredIdsRequest.FromString,
+                    response_serializer=teacher__logits_dot_v1_dot_scoring__service__pb2.ScoredIdsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -92,6 +111,33 @@ class ScoringService(object):
             '/teacher_logits.v1.ScoringService/Score',
             teacher__logits_dot_v1_dot_scoring__service__pb2.ScoreRequest.SerializeToString,
             teacher__logits_dot_v1_dot_scoring__service__pb2.ScoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ScoredIds(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/teacher_logits.v1.ScoringService/ScoredIds',
+            teacher__logits_dot_v1_dot_scoring__service__pb2.ScoredIdsRequest.SerializeToString,
+            teacher__logits_dot_v1_dot_scoring__service__pb2.ScoredIdsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,6 +38,11 @@ class ScoringServiceStub:
     come together are computed together. A request whose caller is gone is
     dropped and its room given back.
     """
+    ScoredIds: _grpc.UnaryUnaryMultiCallable[_scoring_service_pb2.ScoredIdsRequest, _scoring_service_pb2.ScoredIdsResponse]
+    """Runs the teacher over the rows and leases what it gives to ids that the client
+    chose, with the mass outside exactly those. The payload grows with positions times
+    ids, and not with the vocabulary.
+    """
 
 @_typing.type_check_only
 class ScoringServiceAsyncStub(ScoringServiceStub):
@@ -48,6 +53,11 @@ class ScoringServiceAsyncStub(ScoringServiceStub):
     """Runs the teacher over the rows and leases the payload. Small requests that
     come together are computed together. A request whose caller is gone is
     dropped and its room given back.
+    """
+    ScoredIds: _aio.UnaryUnaryMultiCallable[_scoring_service_pb2.ScoredIdsRequest, _scoring_service_pb2.ScoredIdsResponse]  # type: ignore[assignment]
+    """Runs the teacher over the rows and leases what it gives to ids that the client
+    chose, with the mass outside exactly those. The payload grows with positions times
+    ids, and not with the vocabulary.
     """
 
 class ScoringServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -62,6 +72,17 @@ class ScoringServiceServicer(metaclass=_abc_1.ABCMeta):
         """Runs the teacher over the rows and leases the payload. Small requests that
         come together are computed together. A request whose caller is gone is
         dropped and its room given back.
+        """
+
+    @_abc_1.abstractmethod
+    def ScoredIds(
+        self,
+        request: _scoring_service_pb2.ScoredIdsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scoring_service_pb2.ScoredIdsResponse, _abc.Awaitable[_scoring_service_pb2.ScoredIdsResponse]]:
+        """Runs the teacher over the rows and leases what it gives to ids that the client
+        chose, with the mass outside exactly those. The payload grows with positions times
+        ids, and not with the vocabulary.
         """
 
 def add_ScoringServiceServicer_to_server(servicer: ScoringServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

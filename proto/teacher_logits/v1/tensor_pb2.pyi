@@ -36,6 +36,7 @@ class ColumnKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     COLUMN_KIND_SAMPLED_WEIGHTS: _ClassVar[ColumnKind]
     COLUMN_KIND_SCORED_IDS: _ClassVar[ColumnKind]
     COLUMN_KIND_SCORED_LOGPROBS: _ClassVar[ColumnKind]
+    COLUMN_KIND_ENTROPY: _ClassVar[ColumnKind]
 ELEMENT_TYPE_UNSPECIFIED: ElementType
 ELEMENT_TYPE_BFLOAT16: ElementType
 ELEMENT_TYPE_FLOAT16: ElementType
@@ -60,6 +61,7 @@ COLUMN_KIND_SAMPLED_IDS: ColumnKind
 COLUMN_KIND_SAMPLED_WEIGHTS: ColumnKind
 COLUMN_KIND_SCORED_IDS: ColumnKind
 COLUMN_KIND_SCORED_LOGPROBS: ColumnKind
+COLUMN_KIND_ENTROPY: ColumnKind
 
 class Column(_message.Message):
     __slots__ = ("kind", "element_type", "shape", "offset_bytes")

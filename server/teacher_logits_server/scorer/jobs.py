@@ -11,8 +11,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import PayloadInvalidError
-from teacher_logits.layout import Column, ElementType, top_k_columns
+from teacher_logits.layout import (
+    Column,
+    ElementType,
+    sampled_columns,
+    scored_id_columns,
+    top_k_columns,
+)
 from teacher_logits.payload import Payload
+from teacher_logits.selection_rules import TOP_K, ClientIds, Sampled
+from teacher_logits_server.engines.chosen_ids import ChosenIds, read_chosen_ids
+from teacher_logits_server.engines.keepers import Wanted
 from teacher_logits_server.engines.requests import Request, check_request, read_request
 
 if TYPE_CHECKING:
@@ -20,7 +29,8 @@ if TYPE_CHECKING:
 
     from teacher_logits.errors import PoolFullError
     from teacher_logits.payload import Extent
-    from teacher_logits.profiles import TeacherProfile
+    from teacher_logits.profiles import StudentProfile, TeacherProfile
+    from teacher_logits.selection_rules import SelectionRule
     from teacher_logits.terms import LeaseTerms
     from teacher_logits_server.engines.answers import Answer
     from teacher_logits_server.ledger import Ledger
@@ -40,6 +50,8 @@ class ScoreJob:
     Ids are int32, little-endian, row after row; ``prefix_lengths`` and ``row_windows`` (first
     position and count) have one entry a row or none at all. ``deadline`` is a time of the
     server's clock, in seconds. ``digest`` tells this request from another with the same id.
+    ``chosen`` are ids to be scored in place of the session's own selection, and ``seed`` that of
+    its sample in place of the session's own.
     """
 
     session_id: str
@@ -52,16 +64,17 @@ class ScoreJob:
     row_windows: tuple[tuple[int, int], ...] = ()
     bad_rows: BadRows = BadRows.REJECT
     digest: bytes = b""
+    chosen: ChosenIds | None = None
+    seed: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
-    """What a job will take: its rows, and the columns of its payload, and of which pool."""
+    """What a job will take: its rows, what is kept, its payload's columns, and of which pool."""
 
     request: Request
     top_k: int
-    temperatures: tuple[float, ...]
-    vocabulary_size: int
+    wanted: Wanted
     columns: tuple[Column, ...]
     size_bytes: int
     on_device: bool = False
@@ -76,12 +89,13 @@ class Plan:
             row_count=self.request.row_count,
             position_count=self.request.position_count,
             top_k=self.top_k,
-            temperatures=self.temperatures,
-            vocabulary_size=self.vocabulary_size,
+            temperatures=self.wanted.temperatures,
+            vocabulary_size=self.wanted.vocabulary_size,
             columns=self.columns,
             size_bytes=self.size_bytes,
             bad_row_count=bad_rows,
             whole_rows=self.request.has_whole_rows,
+            selection=self.wanted.selection,
         )
 
 
@@ -128,24 +142,80 @@ def plan_job(job: ScoreJob, *, ledger: Ledger, max_request_tokens: int) -> Plan:
         teacher_vocabulary_size=ledger.teacher.vocabulary_size,
         max_row_tokens=ledger.teacher.max_row_tokens,
     )
-    temperatures = profile.all_temperatures
-    columns, size_bytes = top_k_columns(
-        row_count=request.row_count,
-        position_count=request.position_count,
-        top_k=profile.top_k,
-        temperature_count=len(temperatures),
-        value_type=profile.value_type or ElementType.FLOAT16,
-    )
+    top_k = profile.top_k if job.chosen is None else job.chosen.per_position
+    wanted = _wanted(job, profile, request, ledger=ledger, vocabulary_size=terms.vocabulary_size)
+    columns, size_bytes = _columns(request, wanted, top_k=top_k, profile=profile)
     on_device = ledger.scores_on_device(job.session_id)
     ledger.check_fits(size_bytes, on_device=on_device)
     return Plan(
         request=request,
-        top_k=profile.top_k,
-        temperatures=temperatures,
-        vocabulary_size=terms.vocabulary_size,
+        top_k=top_k,
+        wanted=wanted,
         columns=columns,
         size_bytes=size_bytes,
         on_device=on_device,
+    )
+
+
+def _wanted(
+    job: ScoreJob,
+    profile: StudentProfile,
+    request: Request,
+    *,
+    ledger: Ledger,
+    vocabulary_size: int,
+) -> Wanted:
+    ids = None
+    selection = _seeded(profile.selection or TOP_K, job.seed)
+    if job.chosen is not None:
+        selection = ClientIds()
+        ids = read_chosen_ids(
+            job.chosen,
+            request,
+            vocabulary_size=vocabulary_size,
+            most=ledger.teacher.top_k,
+        )
+    return Wanted(
+        selection=selection,
+        temperatures=(1.0,) if isinstance(selection, Sampled) else profile.all_temperatures,
+        vocabulary_size=vocabulary_size,
+        ids=ids,
+    )
+
+
+def _seeded(selection: SelectionRule, seed: int | None) -> SelectionRule:
+    """Return a session's rule with the seed of a request, where it has one."""
+    if seed is None:
+        return selection
+    if not isinstance(selection, Sampled):
+        raise PayloadInvalidError(
+            f"the request has the seed {seed}, and the session's entries are selected by "
+            f"{selection}: leave it out, or open the session with selection=Sampled()",
+            facts={"seed": str(seed), "selection": selection.name},
+        )
+    return Sampled(seed=seed)
+
+
+def _columns(
+    request: Request, wanted: Wanted, *, top_k: int, profile: StudentProfile
+) -> tuple[tuple[Column, ...], int]:
+    """Place the columns of what is kept; return them and the payload's size in bytes."""
+    rows, positions = request.row_count, request.position_count
+    if isinstance(wanted.selection, Sampled):
+        return sampled_columns(row_count=rows, position_count=positions, entry_count=top_k)
+    if isinstance(wanted.selection, ClientIds):
+        return scored_id_columns(
+            row_count=rows,
+            position_count=positions,
+            entry_count=top_k,
+            temperature_count=len(wanted.temperatures),
+        )
+    return top_k_columns(
+        row_count=rows,
+        position_count=positions,
+        top_k=top_k,
+        temperature_count=len(wanted.temperatures),
+        value_type=profile.value_type or ElementType.FLOAT16,
     )
 
 

@@ -71,8 +71,7 @@ class Places:
             plan.request,
             room=self._room(work.extent, on_device=plan.on_device),
             columns=plan.columns,
-            temperatures=plan.temperatures,
-            vocabulary_size=plan.vocabulary_size,
+            wanted=plan.wanted,
         )
         return work.answer
 

@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 
 from teacher_logits.errors import ConfigError
+from teacher_logits.selection_rules import MAX_IDS_PER_TOKEN
 from teacher_logits_server.interceptors import Guard
 from teacher_logits_server.services import Services
 from teacher_logits_server.sockets import EVERYONE, OWNER_ONLY, SocketClaim
@@ -39,6 +40,9 @@ MIN_MESSAGE_BYTES = 4 * 1024**2 + 65536
 """A chunk of a streamed payload, of 4 MiB at most, and what stands around it."""
 _TOKEN_BYTES = 24
 """A token is 4 bytes; a row of one adds at most 20 of lengths and windows."""
+_ID_BYTES = 4
+_MOST_BYTES = (1 << 31) - 1
+"""What gRPC takes for a limit."""
 
 
 class Endpoint:
@@ -119,7 +123,8 @@ class Endpoint:
 
 
 def _options(max_request_tokens: int) -> list[tuple[str, int]]:
-    longest = max(MIN_MESSAGE_BYTES, max_request_tokens * _TOKEN_BYTES + 65536)
+    each = _TOKEN_BYTES + MAX_IDS_PER_TOKEN * _ID_BYTES
+    longest = min(max(MIN_MESSAGE_BYTES, max_request_tokens * each + 65536), _MOST_BYTES)
     return [
         # On by default, and then a second server shares the port and takes half the calls.
         ("grpc.so_reuseport", 0),

@@ -10,7 +10,6 @@ with the same request id joins the call under way, or gets the lease that it got
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,14 +19,12 @@ from teacher_logits.errors import (
     DeadlinePassedError,
     DrainingError,
     NotAllowedError,
-    PayloadInvalidError,
     TeacherLogitsError,
 )
 from teacher_logits.v1 import scoring_service_pb2 as messages
 from teacher_logits.v1 import scoring_service_pb2_grpc as stubs
-from teacher_logits.wire import enum_from_wire
 from teacher_logits.wire_session import lease_to_wire
-from teacher_logits_server.scorer import BadRows, ScoreJob
+from teacher_logits_server.services.score_requests import digest_of, is_short, read_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,17 +37,17 @@ if TYPE_CHECKING:
     from teacher_logits.clock import Clock
     from teacher_logits.terms import LeaseTerms
     from teacher_logits_server.ledger import Ledger
-    from teacher_logits_server.scorer import Scorer
+    from teacher_logits_server.scorer import ScoreJob, Scorer
+    from teacher_logits_server.services.score_requests import Asked
 
     Context = ServicerContext[messages.ScoreRequest, messages.ScoreResponse]
+    IdsContext = ServicerContext[messages.ScoredIdsRequest, messages.ScoredIdsResponse]
     _Submitted: TypeAlias = tuple[ScoreJob, Future[LeaseTerms]]
 
 
 #: An answer, an error too, leaves this long before the caller's deadline: one that arrives
 #: with it is lost, and the caller hears of a deadline and not of what it waited for.
 _ANSWER_MARGIN_SECONDS = 0.25
-#: Requests of more rows are read and checked off the loop: each row costs microseconds there.
-_ROWS_ON_LOOP = 1024
 
 
 @dataclass(kw_only=True)
@@ -88,26 +85,35 @@ class ScoringService(stubs.ScoringServiceServicer):
         self, request: messages.ScoreRequest, context: Context
     ) -> messages.ScoreResponse:
         """Run the teacher over some rows and lease the payload."""
-        scorer = self._scorer_of(request.session_id)
-        self._check_draining(request)
-        remaining = context.time_remaining()
+        lease = await self._answer(request, context.time_remaining())
+        return messages.ScoreResponse(lease=lease_to_wire(lease))
+
+    async def ScoredIds(
+        self, request: messages.ScoredIdsRequest, context: IdsContext
+    ) -> messages.ScoredIdsResponse:
+        """Run the teacher over some rows and lease what it says of the client's own ids."""
+        lease = await self._answer(request, context.time_remaining())
+        return messages.ScoredIdsResponse(lease=lease_to_wire(lease))
+
+    async def _answer(self, asked: Asked, remaining: float) -> LeaseTerms:
+        scorer = self._scorer_of(asked.session_id)
+        self._check_draining(asked)
         margin = min(_ANSWER_MARGIN_SECONDS, remaining / 10)
         wait = min(remaining - margin, self._longest_wait)
         # The job gives up first: it knows whether it waited for room or for the teacher.
         deadline = self._clock.now() + wait - margin
-        key = request.session_id, request.request_id
+        key = asked.session_id, asked.request_id
         calls = self._calls.setdefault(key, _Calls())
         calls.waiting += 1
         try:
-            submit = partial(self._submit, scorer, request, deadline)
-            if len(request.row_lengths) <= _ROWS_ON_LOOP:
+            submit = partial(self._submit, scorer, asked, deadline)
+            if is_short(asked):
                 job, future = submit()
             else:
                 job, future = await self._in_thread(submit, key, calls)
-            lease = await self._scored(job, future, wait, calls)
+            return await self._scored(job, future, wait, calls)
         finally:
             self._leave(key, calls)
-        return messages.ScoreResponse(lease=lease_to_wire(lease))
 
     def _scorer_of(self, session_id: str) -> Scorer:
         """Return what scores for a session; an unknown one is the ledger's to refuse."""
@@ -123,10 +129,8 @@ class ScoringService(stubs.ScoringServiceServicer):
             facts={"session_id": session_id, "teacher_id": teacher_id},
         )
 
-    def _submit(
-        self, scorer: Scorer, request: messages.ScoreRequest, deadline: float
-    ) -> _Submitted:
-        job = read_job(request, deadline=deadline, max_tokens=self._ledger.max_request_tokens)
+    def _submit(self, scorer: Scorer, asked: Asked, deadline: float) -> _Submitted:
+        job = read_job(asked, deadline=deadline, max_tokens=self._ledger.max_request_tokens)
         self._ledger.note_request(job.session_id, job.request_id, job.digest)
         return job, scorer.submit(job)
 
@@ -186,11 +190,11 @@ class ScoringService(stubs.ScoringServiceServicer):
         except TeacherLogitsError:
             pass  # the session has ended, and its leases with it
 
-    def _check_draining(self, request: messages.ScoreRequest) -> None:
+    def _check_draining(self, asked: Asked) -> None:
         if not self._ledger.draining:
             return
-        session_id, request_id = request.session_id, request.request_id
-        if self._ledger.find_request(session_id, request_id, digest_of(request)) is None:
+        session_id, request_id = asked.session_id, asked.request_id
+        if self._ledger.find_request(session_id, request_id, digest_of(asked)) is None:
             raise _draining()
 
     def _too_late(self, waited: float) -> DeadlinePassedError:
@@ -206,49 +210,4 @@ def _draining() -> DrainingError:
     return DrainingError(
         "the server is shutting down and scores no more: return your leases, and open a session "
         "with another server, or with this one once it is back"
-    )
-
-
-def digest_of(request: messages.ScoreRequest) -> bytes:
-    """Return what tells one scoring request from another, its ids among the rest."""
-    return hashlib.blake2b(request.SerializeToString(deterministic=True), digest_size=16).digest()
-
-
-def read_job(request: messages.ScoreRequest, *, deadline: float, max_tokens: int) -> ScoreJob:
-    """Return the job of a message; ``deadline`` is a time of the server's clock.
-
-    Raises:
-        PayloadInvalidError: it has more rows than ``max_tokens``, or its windows are no pairs.
-        RequestInvalidError: it does not say what to do about bad rows.
-    """
-    windows = request.row_windows
-    for field, count in (
-        ("row_lengths", len(request.row_lengths)),
-        ("prefix_lengths", len(request.prefix_lengths)),
-        ("row_windows", len(windows) // 2),
-    ):
-        if count > max_tokens:
-            raise PayloadInvalidError(
-                f"{field} speaks of {count} rows, and the server takes {max_tokens} tokens at a "
-                "time: send fewer rows a request",
-                facts={"field": field, "entries": count, "limit": max_tokens},
-            )
-    if len(windows) % 2:
-        raise PayloadInvalidError(
-            f"row_windows has {len(windows)} numbers: give a first position and a count a row",
-            facts={"entries": len(windows)},
-        )
-    return ScoreJob(
-        session_id=request.session_id,
-        request_id=request.request_id,
-        input_ids=request.input_ids,
-        row_lengths=tuple(request.row_lengths),
-        prefix_ids=request.prefix_ids,
-        prefix_lengths=tuple(request.prefix_lengths),
-        row_windows=tuple(zip(windows[::2], windows[1::2], strict=True)),
-        bad_rows=enum_from_wire(
-            request.bad_rows, messages.BadRowPolicy, "BAD_ROW_POLICY_", BadRows, field="bad_rows"
-        ),
-        deadline=deadline,
-        digest=digest_of(request),
     )

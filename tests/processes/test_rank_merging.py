@@ -1,0 +1,80 @@
+"""A head sharded over real ranks: each has the selection of the whole vocabulary.
+
+The processes run once for all tests; each test reads what every rank said.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+import pytest
+import torch
+from tests.processes.selecting import RANKS, TEMPERATURES, VOCABULARY, K, logits, next_ids
+
+from teacher_logits.selection import Selection, select_top_k
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Said: TypeAlias = dict[str, object]
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> list[Said]:
+    """What each rank found."""
+    folder: Path = tmp_path_factory.mktemp("ranks")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.processes.selecting", str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 0, done.stderr
+    return [
+        cast("Said", json.loads((folder / f"rank-{rank}.json").read_text("utf-8")))
+        for rank in range(RANKS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def plain() -> Selection:
+    """What one process selects of the whole head."""
+    return select_top_k(
+        logits(), k=K, temperatures=TEMPERATURES, vocab_size=VOCABULARY, next_ids=next_ids()
+    )
+
+
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_every_rank_has_the_ids_of_the_whole_vocabulary(
+    said: list[Said], plain: Selection, rank: int
+) -> None:
+    assert said[rank]["ids"] == plain.topk_ids.tolist()
+    assert said[rank]["status"] == plain.status.tolist()
+
+
+def test_every_rank_has_its_log_probabilities_tails_and_normalisers(
+    said: list[Said], plain: Selection
+) -> None:
+    assert plain.actual_logprob is not None
+    expected = (plain.topk_logprobs, plain.log_tail, plain.logsumexp, plain.actual_logprob)
+    for found in said:
+        for numbers, tensor in zip(cast("list[object]", found["numbers"]), expected, strict=True):
+            torch.testing.assert_close(
+                torch.tensor(numbers), tensor.flatten(), atol=2e-6, rtol=1e-5
+            )
+
+
+def test_all_ranks_have_the_same_bits(said: list[Said]) -> None:
+    assert all(found["numbers"] == said[0]["numbers"] for found in said)
+
+
+def test_a_rank_that_disagrees_is_named_by_all_and_nobody_waits(said: list[Said]) -> None:
+    for found in said:
+        assert found["refusals"] == ["3 k", "3 temperatures", "3 next_ids"]
+
+
+def test_ranks_of_a_group_merge_their_own_ids(said: list[Said]) -> None:
+    assert [found.get("pair") for found in said] == [[[0, 60]], [[0, 60]], None, None]
