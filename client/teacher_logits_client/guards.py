@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from teacher_logits.digest import DIGEST_BYTES
+from teacher_logits.error_bounds import EXACT
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import ColumnKind, RowStatus
 from teacher_logits.profiles import SCORED_COLUMNS
 from teacher_logits.tensors import to_bytes
 from teacher_logits.terms import Check, Verdict
 from teacher_logits_client.alignment import check_lookup_identity, compare_digests
+from teacher_logits_client.columns import LeasedColumns
 from teacher_logits_client.labels import next_token_labels
 
 if TYPE_CHECKING:
@@ -128,7 +130,8 @@ def _check_digests(columns: Columns, batch: RowBatch) -> Check:
 
 
 def _check_lookup(columns: Columns, batch: RowBatch) -> Check:
-    found = check_lookup_identity(columns, next_ids(batch))
+    bound = columns.bound if isinstance(columns, LeasedColumns) else EXACT
+    found = check_lookup_identity(columns, next_ids(batch), bound=bound)
     detail = (
         f"{found.checked} positions score the token that comes next, {found.among_k} of them "
         "among the K ids"

@@ -78,6 +78,7 @@ class LeasedPayload:
             opened,
             self._made,
             watch=None if own else partial(returner.watch, lease.lease_id),
+            encoding=lease.encoding,
         )
         self._at_temperature: dict[float, LeasedTargets] = {}
         self._lengths: torch.Tensor | None = None

@@ -35,6 +35,7 @@ from teacher_logits.tensors import DTYPES
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from teacher_logits.error_bounds import ErrorBound
     from teacher_logits.payload import Payload
     from teacher_logits.profiles import StudentProfile
     from teacher_logits_client.columns import LeasedColumns
@@ -79,6 +80,11 @@ class Part(Mapping[ColumnKind, torch.Tensor]):
     def device(self) -> torch.device:
         """Where the columns over positions are."""
         return self._columns.device
+
+    @property
+    def bound(self) -> ErrorBound:
+        """What the codec that they came in may have moved log-probabilities by."""
+        return self._columns.bound
 
     @property
     def first_row(self) -> int:

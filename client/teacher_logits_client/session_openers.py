@@ -50,7 +50,7 @@ class SessionOpeners:
     """The openers of one session.
 
     Args:
-        read: yields a lease's bytes; see ``StreamOpener``.
+        read, read_as_written: yield a lease's bytes; see ``StreamOpener``.
         count: adds to one of the client's counts.
         withdraw: tells the server that a writer's device memory cannot be opened any more.
     """
@@ -63,6 +63,7 @@ class SessionOpeners:
         mode: MapMode,
         buffers: BufferPool,
         read: Read,
+        read_as_written: Read | None = None,
         count: Callable[..., None],
         withdraw: Callable[[str, TeacherLogitsError], None],
     ) -> None:
@@ -76,7 +77,10 @@ class SessionOpeners:
         )
         self.by_transport: dict[Transport, Opener] = {
             Transport.STREAM: StreamOpener(
-                read, pool=buffers, count=lambda size: count("streamed_bytes", size)
+                read,
+                pool=buffers,
+                count=lambda size: count("streamed_bytes", size),
+                read_as_written=read_as_written,
             )
         }
         self._shared: SharedMemoryOpener | None = None

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from teacher_logits.codec import log_total, normalisation_tolerance, retemper
+from teacher_logits.error_bounds import EXACT, ErrorBound
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import ColumnKind, RowStatus
+from teacher_logits.value_codecs import entry_errors, mass_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -36,10 +38,12 @@ def check_invariants(
     vocab_size: int,
     temperatures: Sequence[float] = (1.0,),
     first_row: int = 0,
+    bound: ErrorBound = EXACT,
 ) -> None:
     """Check the values of a payload of P positions in N rows.
 
-    ``first_row`` is what the first of them is called in messages.
+    ``first_row`` is what the first of them is called in messages. ``bound`` is what the codec that
+    they came in may have moved them by, besides the rounding of their own type.
 
     ``columns`` has at least ``topk_ids``, ``topk_logprobs``, ``log_tail`` and ``row_offsets``;
     ``topk_logits``, ``logsumexp``, ``actual_logprob``, ``row_windows`` and ``row_status`` are
@@ -57,7 +61,7 @@ def check_invariants(
     offsets = columns[ColumnKind.ROW_OFFSETS].cpu()
     _check_rows(columns, offsets, first_row)
     good = _good_positions(columns, offsets)
-    for rule, faulty in _rules(columns, vocab_size, temperatures):
+    for rule, faulty in _rules(columns, vocab_size, temperatures, bound):
         places = (faulty & good).nonzero()
         if len(places):
             raise _fault(rule, int(places[0]), len(places), offsets, first_row)
@@ -115,7 +119,10 @@ def _good_positions(
 
 
 def _rules(
-    columns: Mapping[ColumnKind, torch.Tensor], vocab_size: int, temperatures: Sequence[float]
+    columns: Mapping[ColumnKind, torch.Tensor],
+    vocab_size: int,
+    temperatures: Sequence[float],
+    bound: ErrorBound,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield each rule and where it is broken, bool [P]; the cheap and telling ones first."""
     ids, stored = columns[ColumnKind.TOPK_IDS], columns[ColumnKind.TOPK_LOGPROBS]
@@ -137,7 +144,7 @@ def _rules(
     falls = (values[:, 1:] <= values[:, :-1]).all(1)
     yield "log-probabilities that are not in falling order", ~falls
     for column, temperature in enumerate(temperatures):
-        yield from _sums_to_one(columns, column, temperature, tolerance)
+        yield from _sums_to_one(columns, column, temperature, tolerance, bound)
     ordered = ids.sort(1).values
     twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
     yield "an id that stands there twice", twice.any(1)
@@ -162,6 +169,7 @@ def _sums_to_one(
     column: int,
     temperature: float,
     tolerance: torch.Tensor,
+    bound: ErrorBound,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     stored, tails = columns[ColumnKind.TOPK_LOGPROBS], columns[ColumnKind.LOG_TAIL]
     normalisers = columns.get(ColumnKind.LOGSUMEXP)
@@ -174,9 +182,12 @@ def _sums_to_one(
     elif column > 0:
         return
     total = log_total(values, tails[:, column]).abs()
+    allowed = tolerance * max(1.0, 1.0 / temperature)
+    if not bound.is_exact:
+        allowed = allowed + mass_error(values, entry_errors(stored, bound) / temperature)
     yield (
         f"entries and tail that do not sum to one at temperature {temperature:g}",
-        ~(total <= tolerance * max(1.0, 1.0 / temperature)),
+        ~(total <= allowed),
     )
 
 
