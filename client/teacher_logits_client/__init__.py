@@ -26,6 +26,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from teacher_logits import __version__, errors
+from teacher_logits.encodings import IdCodec, ValueCodec
 from teacher_logits.grid import BatchGrid
 from teacher_logits.layout import ColumnKind, ElementType, RowStatus
 from teacher_logits.locality import ModelGrid
@@ -77,6 +78,7 @@ __all__ = [
     "ElementType",
     "GroupReduction",
     "HostCopies",
+    "IdCodec",
     "LeasedPayload",
     "Locality",
     "LossReport",
@@ -103,6 +105,7 @@ __all__ = [
     "Targets",
     "TeacherProfile",
     "Transport",
+    "ValueCodec",
     "Verdict",
     "VocabularyPolicy",
     "__version__",

@@ -82,7 +82,8 @@ def _unpack(data: torch.Tensor, out: torch.Tensor) -> None:
     if data.shape[1] != groups * _GROUP_BYTES:
         data = torch.nn.functional.pad(data, (0, groups * _GROUP_BYTES - data.shape[1]))
     grouped = data.view(-1, _GROUP_BYTES)
-    low = grouped[:, :8].contiguous().view(torch.int64).view(-1)
+    low = torch.empty(len(grouped), dtype=torch.int64)
+    low.view(torch.uint8).view(-1, 8).copy_(grouped[:, :8])
     pairs = low.new_empty(len(grouped), 2)
     pairs[:, 0] = low
     torch.bitwise_or(

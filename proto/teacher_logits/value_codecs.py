@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _STEPS, _STEPS_BESIDE_ABSENT, _ABSENT = 255.0, 254.0, 255
 _HALVES = {Plane.FLOAT16: torch.float16, Plane.BFLOAT16: torch.bfloat16}
+#: Log-probabilities further down than this have no mass.
+_FAR = 1e4
 _WAY_OUT = "open the session with another codec, or with value_codecs=('as_written',)"
 
 
@@ -98,12 +100,19 @@ def entry_errors(logprobs: torch.Tensor, bound: ErrorBound) -> torch.Tensor:
     return torch.where(here, error / (1 - bound.relative), 0.0)
 
 
-def mass_error(logprobs: torch.Tensor, errors: torch.Tensor) -> torch.Tensor:
-    """Return how far from 0 the log of a position's mass may lie, [P], with such ``errors`` [P,K].
+def mass_error(logprobs: torch.Tensor, masses: torch.Tensor, bound: ErrorBound) -> torch.Tensor:
+    """Return how far from 1 the decoded mass of each position may lie for its codec, fp32 [P].
 
-    The true masses sum to one, and each decoded one is off by a factor of e^error at most.
+    Each of ``masses`` [P,K] is off by a factor of e^error, where the error is that of its entry in
+    ``logprobs`` [P,K]; taken twice, which covers what e^error is above 1 + error.
     """
-    return (logprobs.float().exp() * errors.expm1()).sum(1).log1p()
+    values = logprobs.float()
+    error = bound.relative * (masses * values.abs().clamp_max(_FAR)).sum(1) + bound.absolute
+    if bound.of_range:
+        here = values > -torch.inf
+        least = torch.where(here, values, torch.inf).amin(1)
+        error = error + bound.of_range * (values.amax(1) - least).clamp_min(0.0)
+    return 2 * error / (1 - bound.relative)
 
 
 def _round(values: torch.Tensor, out: torch.Tensor) -> None:
