@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import crc32c
 import torch
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from teacher_logits.layout import ColumnKind, ElementType, RowStatus, top_k_colu
 from teacher_logits.payload import Extent, Payload
 from teacher_logits.selection import select_top_k
 from teacher_logits.tensors import column_tensors
+from teacher_logits.v1 import bulk_service_pb2
 from teacher_logits_server.exporters.encoder import Encoder
 from teacher_logits_server.rooms import Pinned
 
@@ -113,3 +115,10 @@ def rows_of_logits(draw: st.DrawFn, *, bfloat16: bool = False) -> torch.Tensor:
     if draw(st.booleans()):
         logits[0, draw(st.integers(1, width)) :] = -torch.inf
     return logits.bfloat16() if bfloat16 else logits
+
+
+def chunk(data: bytes | bytearray, offset: int) -> bytes:
+    """A chunk of a stream, as a plain stub would send it."""
+    return bulk_service_pb2.ReadPayloadResponse(
+        offset_bytes=offset, crc32c=crc32c.crc32c(data), data=bytes(data)
+    ).SerializeToString()

@@ -6,12 +6,11 @@ import itertools
 import logging
 from typing import TYPE_CHECKING
 
-import crc32c
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.encoded import Written, rows_of_logits, written
+from tests.encoded import Written, chunk, rows_of_logits, written
 
 from teacher_logits.encodings import CODEC_FACT, Encoding, Plane
 from teacher_logits.errors import (
@@ -21,7 +20,6 @@ from teacher_logits.errors import (
 )
 from teacher_logits.layout import ColumnKind, ElementType
 from teacher_logits.terms import LeaseTerms
-from teacher_logits.v1 import bulk_service_pb2
 from teacher_logits_client.openers import decoder as decoding
 from teacher_logits_client.openers.decoder import Decoder
 from teacher_logits_client.openers.stream import BufferPool, StreamOpener
@@ -144,12 +142,6 @@ class Server:
 
     def count(self, size_bytes: int) -> None:
         self.counted += size_bytes
-
-
-def chunk(data: bytes | bytearray, offset: int) -> bytes:
-    return bulk_service_pb2.ReadPayloadResponse(
-        offset_bytes=offset, crc32c=crc32c.crc32c(data), data=bytes(data)
-    ).SerializeToString()
 
 
 def columns(payload: Payload, opener: StreamOpener, lease: LeaseTerms) -> dict[ColumnKind, bytes]:
