@@ -27,7 +27,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 from benchmarks.report import report
@@ -73,6 +73,13 @@ CODECS = [
     )
     for ids in IdCodec
 ]
+
+
+class Varied(TypedDict):
+    """What is varied."""
+
+    codec: str
+    top_k: int
 
 
 def main(argv: list[str]) -> int:
@@ -126,7 +133,7 @@ def _measure_text(name: str, scored: Scored, rounds: int) -> tuple[list[float], 
     found = form.decode(text)
     if not (torch.equal(found[0], ids) and torch.equal(found[1], logprobs)):
         raise ValueError(f"{name} says something else")
-    entries, varied = ids.numel(), {"codec": name, "top_k": ids.shape[1]}
+    entries, varied = ids.numel(), Varied(codec=name, top_k=ids.shape[1])
     report("bytes", "B", [len(text) / len(ids)], **varied)
     there = _rates(lambda: form.encode(ids, logprobs), entries, rounds)
     back = _rates(lambda: form.decode(text), entries, rounds)
@@ -154,7 +161,7 @@ def _report_codec(
     rounds: int,
 ) -> None:
     payload = scored.payload
-    varied: dict[str, object] = {"codec": _name(encoding.codec), "top_k": payload.top_k}
+    varied = Varied(codec=_name(encoding.codec), top_k=payload.top_k)
     try:
         chunks = _encode(scored, encoding)
     except CodecError as error:
@@ -194,7 +201,7 @@ def _decode(scored: Scored, encoding: Encoding, chunks: list[bytes], room: memor
 
 
 def _report_truth(
-    scored: Scored, codec: StreamCodec, found: Columns, varied: Mapping[str, object]
+    scored: Scored, codec: StreamCodec, found: Columns, varied: Varied
 ) -> None:
     """Report what the codec changed, beside what was certified."""
     payload, name = scored.payload, ColumnKind.TOPK_LOGPROBS

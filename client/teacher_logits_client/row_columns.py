@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from teacher_logits.error_bounds import EXACT
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import (
     COLUMN_RULES,
@@ -176,6 +177,8 @@ class RowColumns(Mapping[ColumnKind, torch.Tensor]):
         self._made: dict[ColumnKind, torch.Tensor] = {}
         self.copied = len(self._parts) > 1
         self.whole_rows = all(part.payload.whole_rows for part in self._parts)
+        #: The widest of the parts': a session has one codec, and what it cannot carry is exact.
+        self.bound = next((part.bound for part in parts if not part.bound.is_exact), EXACT)
 
     def __getitem__(self, kind: ColumnKind) -> torch.Tensor:
         made = self._made.get(kind)

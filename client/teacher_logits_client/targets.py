@@ -23,7 +23,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from teacher_logits.codec import renormalise, retemper
+from teacher_logits.error_bounds import EXACT, ErrorBound
 from teacher_logits.errors import PayloadInvalidError
+from teacher_logits.invariants import mass_is_off
 from teacher_logits.layout import ColumnKind, RowStatus
 
 if TYPE_CHECKING:
@@ -146,6 +148,7 @@ def make_targets(
     temperature: float = 1.0,
     temperatures: Sequence[float] = (1.0,),
     lengths: torch.Tensor | None = None,
+    bound: ErrorBound = EXACT,
 ) -> Targets:
     """Make targets from a payload's columns, at one of its ``temperatures``.
 
@@ -156,14 +159,17 @@ def make_targets(
     A position is valid where ``row_status`` says that its row is OK. With ``lengths`` [N], the
     true number of tokens of each row, a row's last position is not valid, since nothing comes
     next there; where only some positions were asked for, ``row_windows`` must be there too.
-    It also says where rows start, for a loss over logits of whole rows.
+    It also says where rows start, for a loss over logits of whole rows. ``bound`` is what the
+    codec that they came in may have moved log-probabilities by.
 
     Raises:
         PayloadInvalidError: a column is missing, the temperature is not among ``temperatures``,
-            or a valid position holds a NaN or +inf.
+            or a valid position holds a NaN or +inf, or does not sum to one at temperature 1.
     """
     ids = _column(columns, ColumnKind.TOPK_IDS)
     logprobs, log_tail = _at_temperature(columns, temperature, temperatures)
+    stored, tail = _column(columns, ColumnKind.TOPK_LOGPROBS), columns[ColumnKind.LOG_TAIL][:, 0]
+    off = mass_is_off(stored, stored, tail, bound=bound)
     logprobs, log_tail = renormalise(logprobs, log_tail)
     offsets = _column(columns, ColumnKind.ROW_OFFSETS).to(ids.device, copy=True)
     actual = columns.get(ColumnKind.ACTUAL_LOGPROB)
@@ -175,6 +181,7 @@ def make_targets(
             facts={"row_offsets_positions": len(valid), "positions": len(ids)},
         )
     _refuse_nan(scored, logprobs, log_tail, actual)
+    _refuse(scored & off, "has entries and a tail that do not sum to one")
     if not bool(scored.all()):
         # Rows that the teacher could not score: no entries, and all the mass in the tail.
         ids = ids.masked_fill(~scored.unsqueeze(1), -1)
@@ -267,12 +274,15 @@ def _refuse_nan(
     largest = torch.maximum(logprobs.amax(1), log_tail)  # NaN where any of them is
     if actual is not None:
         largest = torch.maximum(largest, actual.float())
-    places = (scored & ~(largest < math.inf)).nonzero()
+    _refuse(scored & ~(largest < math.inf), "holds a NaN or +inf although its row's status is OK")
+
+
+def _refuse(faulty: torch.Tensor, what: str) -> None:
+    places = faulty.nonzero()
     if len(places):
         raise PayloadInvalidError(
-            f"position {int(places[0])} of {len(scored)} holds a NaN or +inf although its row's "
-            f"status is OK ({len(places)} such positions); the payload is damaged or its teacher "
-            "is at fault",
+            f"position {int(places[0])} of {len(faulty)} {what} ({len(places)} such positions); "
+            "the payload is damaged or its teacher is at fault",
             facts={"position": int(places[0]), "faulty_positions": len(places)},
         )
 

@@ -153,10 +153,8 @@ def _rules(
     ids, stored = columns[ColumnKind.TOPK_IDS], columns[ColumnKind.TOPK_LOGPROBS]
     tails, values = columns[ColumnKind.LOG_TAIL], stored.float()
     tolerance = normalisation_tolerance(stored, tails[:, 0])
-    yield (
-        f"an id outside the vocabulary of {vocab_size}",
-        (ids.amax(1) >= vocab_size) | (ids.amin(1) < -1),
-    )
+    outside = (ids.amax(1) >= vocab_size) | (ids.amin(1) < -1)
+    yield f"an id outside the vocabulary of {vocab_size}", outside
     # NaN fails every comparison, so each rule says what must hold.
     yield "a log-probability that is NaN or above 0", ~(values.amax(1) <= tolerance)
     yield "a log_tail that is NaN or above 0", ~(tails.amax(1) <= tolerance)
@@ -169,7 +167,7 @@ def _rules(
     rises = ~(values[:, 1:] <= values[:, :-1])
     yield "log-probabilities that are not in falling order", _any(rises)
     for column, temperature in enumerate(temperatures):
-        yield from _sums_to_one(columns, column, temperature, tolerance, bound)
+        yield from _sums_to_one(columns, column, temperature, bound)
     yield "an id that stands there twice", repeats(ids)
     logits = columns.get(ColumnKind.TOPK_LOGITS)
     if logits is not None:
@@ -196,7 +194,6 @@ def _sums_to_one(
     columns: Mapping[ColumnKind, torch.Tensor],
     column: int,
     temperature: float,
-    tolerance: torch.Tensor,
     bound: ErrorBound,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     stored, tails = columns[ColumnKind.TOPK_LOGPROBS], columns[ColumnKind.LOG_TAIL]
@@ -209,14 +206,29 @@ def _sums_to_one(
             values = retemper(stored, at_1, at_tau, temperature)
     elif column > 0:
         return
-    total = log_total(values, tails[:, column]).abs()
-    allowed = tolerance * max(1.0, 1.0 / temperature)
-    if not bound.is_exact:
-        allowed = allowed + mass_error(stored, values.float().exp(), bound) / temperature
     yield (
         f"entries and tail that do not sum to one at temperature {temperature:g}",
-        ~(total <= allowed),
+        mass_is_off(stored, values, tails[:, column], temperature=temperature, bound=bound),
     )
+
+
+def mass_is_off(
+    stored: torch.Tensor,
+    values: torch.Tensor,
+    log_tail: torch.Tensor,
+    *,
+    temperature: float = 1.0,
+    bound: ErrorBound = EXACT,
+) -> torch.Tensor:
+    """Return where entries and tail do not sum to one at a temperature, bool [P].
+
+    ``values`` [P,K] and ``log_tail`` [P] are at that temperature, ``stored`` what was written.
+    The rule that catches most of what can be wrong with a payload, at the least cost.
+    """
+    tolerance = normalisation_tolerance(stored, log_tail) * max(1.0, 1.0 / temperature)
+    if not bound.is_exact:
+        tolerance = tolerance + mass_error(stored, values.float().exp(), bound) / temperature
+    return ~(log_total(values, log_tail).abs() <= tolerance)
 
 
 def _fault(

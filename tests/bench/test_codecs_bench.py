@@ -20,17 +20,17 @@ def test_every_codec_is_measured_beside_what_others_send(
     assert codecs.main(list(few)) == 0
 
     lines = figures(capfd.readouterr().out)
-    sizes = {line["codec"]: line["median"] for line in lines if line["figure"] == "bytes"}
+    sizes = {str(line["codec"]): line["median"] for line in lines if line["figure"] == "bytes"}
     assert sizes["float16+int32"] == 384
     assert sizes["float16+planes24"] == 320
     assert sizes["float16+packed18"] == 272
     assert sizes["uint8+packed18"] == 216
     assert set(FORMS) < sizes.keys()
-    assert sizes["int32+float32"] > 512 - 1
+    assert sizes["int32+float32"] == 512.125
     # The toy teacher computes in fp32, of which bf16 logits are no way.
-    assert {line["codec"].split("+")[0] for line in lines if line["figure"] == "refused"} == {
-        "bfloat16_exact"
-    }
+    refused = [str(line["codec"]) for line in lines if line["figure"] == "refused"]
+    assert refused
+    assert all(codec.startswith("bfloat16_exact+") for codec in refused)
     for figure in ("encode", "decode"):
         ours = [line for line in lines if line["figure"] == figure and "ratio" in line]
         assert {line["anchor"] for line in ours} == {"base64"}
