@@ -92,6 +92,8 @@ def certify(logprobs: torch.Tensor, bound: ErrorBound) -> tuple[torch.Tensor, to
 def entry_errors(logprobs: torch.Tensor, bound: ErrorBound) -> torch.Tensor:
     """Return how far each decoded entry may be from what was written, [P,K]; 0 where absent."""
     values = logprobs if logprobs.dtype is torch.float64 else logprobs.float()
+    if bound.is_exact:
+        return torch.zeros_like(values)
     here = values > -torch.inf
     least = torch.where(here, values, torch.inf).amin(1, keepdim=True)
     spread = (values.amax(1, keepdim=True) - least).clamp_min(0.0)
