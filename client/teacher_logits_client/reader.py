@@ -80,7 +80,7 @@ class Reader:
             mode=mode,
             buffers=buffers,
             read=self._read,
-            read_as_written=partial(self._read, as_written=True),
+            read_as_written=self._read_as_written,
             count=returner.count,
             withdraw=self._late.withdraw,
         )
@@ -211,11 +211,12 @@ class Reader:
         if idle:
             self.let_go()
 
-    def _read(
-        self, lease_id: str, offset_bytes: int, timeout: float, *, as_written: bool = False
-    ) -> Iterator[bytes]:
+    def _read(self, lease_id: str, offset_bytes: int, timeout: float) -> Iterator[bytes]:
+        return self._calls.read_payload(self._session_id, lease_id, offset_bytes, timeout=timeout)
+
+    def _read_as_written(self, lease_id: str, offset: int, timeout: float) -> Iterator[bytes]:
         return self._calls.read_payload(
-            self._session_id, lease_id, offset_bytes, timeout=timeout, as_written=as_written
+            self._session_id, lease_id, offset, timeout=timeout, as_written=True
         )
 
     def _give_back(self, lease_id: str, request_id: str = "") -> None:

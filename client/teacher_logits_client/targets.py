@@ -23,13 +23,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from teacher_logits.codec import renormalise, retemper
-from teacher_logits.error_bounds import EXACT, ErrorBound
 from teacher_logits.errors import PayloadInvalidError
-from teacher_logits.invariants import mass_is_off
+from teacher_logits.invariants import is_off
 from teacher_logits.layout import ColumnKind, RowStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from teacher_logits.error_bounds import ErrorBound
 
 ABSENT_LOGPROB = -1e4
 """Log-probability of what is not there. Its exponential is 0 in every element type."""
@@ -148,7 +149,7 @@ def make_targets(
     temperature: float = 1.0,
     temperatures: Sequence[float] = (1.0,),
     lengths: torch.Tensor | None = None,
-    bound: ErrorBound = EXACT,
+    bound: ErrorBound | None = None,
 ) -> Targets:
     """Make targets from a payload's columns, at one of its ``temperatures``.
 
@@ -159,8 +160,8 @@ def make_targets(
     A position is valid where ``row_status`` says that its row is OK. With ``lengths`` [N], the
     true number of tokens of each row, a row's last position is not valid, since nothing comes
     next there; where only some positions were asked for, ``row_windows`` must be there too.
-    It also says where rows start, for a loss over logits of whole rows. ``bound`` is what the
-    codec that they came in may have moved log-probabilities by.
+    It also says where rows start, for a loss over logits of whole rows. With ``bound``, what the
+    codec that they came in may have moved log-probabilities by, positions have to sum to one.
 
     Raises:
         PayloadInvalidError: a column is missing, the temperature is not among ``temperatures``,
@@ -168,8 +169,6 @@ def make_targets(
     """
     ids = _column(columns, ColumnKind.TOPK_IDS)
     logprobs, log_tail = _at_temperature(columns, temperature, temperatures)
-    stored, tail = _column(columns, ColumnKind.TOPK_LOGPROBS), columns[ColumnKind.LOG_TAIL][:, 0]
-    off = mass_is_off(stored, stored, tail, bound=bound)
     logprobs, log_tail = renormalise(logprobs, log_tail)
     offsets = _column(columns, ColumnKind.ROW_OFFSETS).to(ids.device, copy=True)
     actual = columns.get(ColumnKind.ACTUAL_LOGPROB)
@@ -181,7 +180,9 @@ def make_targets(
             facts={"row_offsets_positions": len(valid), "positions": len(ids)},
         )
     _refuse_nan(scored, logprobs, log_tail, actual)
-    _refuse(scored & off, "has entries and a tail that do not sum to one")
+    if bound is not None:
+        off = is_off(columns, bound=bound)
+        _refuse(scored & off, "has entries and a tail that do not sum to one")
     if not bool(scored.all()):
         # Rows that the teacher could not score: no entries, and all the mass in the tail.
         ids = ids.masked_fill(~scored.unsqueeze(1), -1)

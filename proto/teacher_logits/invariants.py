@@ -208,23 +208,28 @@ def _sums_to_one(
         return
     yield (
         f"entries and tail that do not sum to one at temperature {temperature:g}",
-        mass_is_off(stored, values, tails[:, column], temperature=temperature, bound=bound),
+        _mass_is_off(stored, values, tails[:, column], temperature=temperature, bound=bound),
     )
 
 
-def mass_is_off(
+def is_off(columns: Mapping[ColumnKind, torch.Tensor], *, bound: ErrorBound) -> torch.Tensor:
+    """Return which positions of a payload do not sum to one at temperature 1, bool [P].
+
+    The rule that catches most of what can be wrong, at the least cost; whatever their status.
+    """
+    stored, tails = columns[ColumnKind.TOPK_LOGPROBS], columns[ColumnKind.LOG_TAIL]
+    return _mass_is_off(stored, stored, tails[:, 0], temperature=1.0, bound=bound)
+
+
+def _mass_is_off(
     stored: torch.Tensor,
     values: torch.Tensor,
     log_tail: torch.Tensor,
     *,
-    temperature: float = 1.0,
-    bound: ErrorBound = EXACT,
+    temperature: float,
+    bound: ErrorBound,
 ) -> torch.Tensor:
-    """Return where entries and tail do not sum to one at a temperature, bool [P].
-
-    ``values`` [P,K] and ``log_tail`` [P] are at that temperature, ``stored`` what was written.
-    The rule that catches most of what can be wrong with a payload, at the least cost.
-    """
+    """Do so at a temperature: ``values`` [P,K] and ``log_tail`` [P], of what is ``stored``."""
     tolerance = normalisation_tolerance(stored, log_tail) * max(1.0, 1.0 / temperature)
     if not bound.is_exact:
         tolerance = tolerance + mass_error(stored, values.float().exp(), bound) / temperature

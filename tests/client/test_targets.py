@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teacher_logits.error_bounds import ErrorBound
+from teacher_logits.error_bounds import EXACT, ErrorBound
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import ColumnKind as Kind
 from teacher_logits.layout import RowStatus
@@ -246,10 +246,14 @@ class TestRefusals:
         columns = columns_of(some_rows(), dtype=dtype)
         columns[Kind.TOPK_LOGPROBS][5, 0] += 0.3
 
-        with pytest.raises(
-            PayloadInvalidError, match="position 5 of 7 has entries and a tail that"
-        ):
-            make_targets(columns, temperature=temperature, temperatures=TEMPERATURES)
+        def targets(bound: ErrorBound | None) -> Targets:
+            return make_targets(
+                columns, temperature=temperature, temperatures=TEMPERATURES, bound=bound
+            )
+
+        assert targets(None).valid.any()
+        with pytest.raises(PayloadInvalidError, match="position 5 of 7 has entries and a tail"):
+            targets(EXACT)
 
     def test_of_a_mass_that_its_codec_may_have_moved_so_far_does_not_come(self) -> None:
         columns = columns_of(some_rows())
@@ -257,7 +261,7 @@ class TestRefusals:
         bound = ErrorBound(absolute=0.005)
 
         with pytest.raises(PayloadInvalidError, match="do not sum to one"):
-            make_targets(columns)
+            make_targets(columns, bound=EXACT)
         total = make_targets(columns, bound=bound).topk_logprobs.exp().sum(1)
         assert (total <= 1).all()
 
