@@ -173,10 +173,8 @@ def _rules(
     logits = columns.get(ColumnKind.TOPK_LOGITS)
     if logits is not None:
         raw = logits.float()
-        yield (
-            "an id without a logit, or a logit without an id",
-            (absent != (raw == -torch.inf)).any(1),
-        )
+        unpaired = absent != (raw == -torch.inf)
+        yield "an id without a logit, or a logit without an id", _any(unpaired)
         yield (
             "logits that are NaN, infinite or not in falling order",
             ~((raw[:, 1:] <= raw[:, :-1]).all(1) & (raw.amax(1) < torch.inf)),
