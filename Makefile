@@ -5,12 +5,15 @@ PYTHON   ?= python3
 VENV     ?= .venv
 # Passed through: `make demo ARGS="--teacher tiny"`, `make test ARGS="-k grid"`.
 ARGS     ?=
+# Processes that share the tests, file by file; WORKERS=0 keeps them in one.
+WORKERS  ?= 2
 # Passed to pip, for a mirror or an index of CPU builds of torch.
 PIP_ARGS ?=
 
 BIN      := $(VENV)/bin
 PY       := $(BIN)/python
 READY    := $(VENV)/.ready
+PYTEST    = $(PY) -m pytest -n $(WORKERS) --dist loadfile
 # protoc finds the plugin of mypy-protobuf on the PATH.
 IN_VENV  := PATH="$(abspath $(BIN)):$$PATH"
 PROTOS   := $(shell cd proto && find teacher_logits -name '*.proto' | sort)
@@ -48,10 +51,10 @@ demo: $(READY)  ## a real teacher, a student that learns from it (ARGS="--teache
 # --- checks ------------------------------------------------------------------
 
 test: lint types floors proto-check  ## all static checks and the suite without its slow tier
-	$(PY) -m pytest -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
 
 test-all: lint types floors proto-check  ## the same with the slow tier
-	$(PY) -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 check: lint types floors proto-check dockerfile wheel  ## all static checks, and the wheel builds
 
@@ -72,7 +75,7 @@ floors: $(READY)  ## import-linter: who may import whom
 # With PY=python3 it takes the torch of that interpreter, and builds no .venv: it needs this
 # checkout and what `pip install teacher-logits` would bring, and no network.
 gpu-check: $(if $(filter $(BIN)/python,$(PY)),$(READY))  ## on a machine with a GPU: its acceptance test, JSON out (ARGS="--device 1")
-	PYTHONPATH=proto:server:client $(PY) -m tests.gpu.check $(ARGS)
+	PYTHONPATH="proto:server:client$${PYTHONPATH:+:$$PYTHONPATH}" $(PY) -m tests.gpu.check $(ARGS)
 
 dockerfile: $(READY)  ## hadolint: deploy/Dockerfile
 	$(BIN)/hadolint deploy/Dockerfile

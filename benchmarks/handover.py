@@ -12,6 +12,8 @@ One JSON object a line, in microseconds unless it says otherwise:
 
 `grpc_unary`       a small message to a bare gRPC server and back, over a Unix socket: 20 calls in
                    a row, or one in the place of an `acquire`, after the same work (`way`)
+`grpc_unary_idle`  one such call after a moment in which neither side did anything, as the publisher
+                   and the waiting reader of `seal_to_reader` do nothing before a seal
 `handover`         from the call of `acquire` to a step in hand, which was sealed while the one
                    before was held and every byte of it written over in place; `after` says
                    what came right before: the close of that one, or its way back, done
@@ -19,7 +21,8 @@ One JSON object a line, in microseconds unless it says otherwise:
                    are dropped, and the room given back, by another thread
 `seal_to_reader`   from the call of `seal` to the step in the hand of a reader in another
                    process that was waiting for it. The draft was checked before (`Draft.check`),
-                   as one is that `select_top_k` writes: the seal reads no bytes of it
+                   as one is that `select_top_k` writes: the seal reads no bytes of it. Beside its
+                   `ratio`, `idle_ratio` is the one to `grpc_unary_idle`
 `read_pages`       after that, a look at every page of the step (ms): its page faults
 `write_pages`      one write to every byte of it, each page of which is copied by that (ms)
 
@@ -32,13 +35,14 @@ import argparse
 import sys
 import time
 from contextlib import ExitStack
+from statistics import median
 from typing import TYPE_CHECKING
 
 import torch
 from benchmarks.anchors import grpc_unary
 from benchmarks.bulk import serving
 from benchmarks.processes import PATIENCE_SECONDS, Child, child
-from benchmarks.publisher import ROWS, TOP_K, teacher_of, tokens_of
+from benchmarks.publisher import A_MOMENT_SECONDS, ROWS, TOP_K, teacher_of, tokens_of
 from benchmarks.report import report
 
 import teacher_logits_client as tl
@@ -66,19 +70,23 @@ def main(argv: list[str]) -> int:
         ]
         calls: list[float] = []
         alone: list[float] = []
+        idle: list[float] = []
         for _ in range(options.rounds):
             for student in students:
                 calls += [_microseconds(caller) for _ in range(CALLS_A_ROUND)]
                 student.hand_over(after="close")
                 student.hand_over(after="return")
                 student.wait_for_seal()
+                time.sleep(A_MOMENT_SECONDS)
+                idle.append(_microseconds(caller))
                 student.hold(after="return")
                 alone.append(_microseconds(caller))
                 student.skip()
         report("grpc_unary", "us", calls, way="in_a_row", net="unix")
         report("grpc_unary", "us", alone, way="alone", net="unix")
+        report("grpc_unary_idle", "us", idle, net="unix")
         for student in students:
-            student.report(("grpc_unary, in_a_row", calls))
+            student.report(("grpc_unary, in_a_row", calls), idle)
     return 0
 
 
@@ -169,12 +177,14 @@ class _Student:
         self._note("read_pages", "ms", (time.perf_counter() - started) * 1e3)
         self._check(batch)
 
-    def report(self, anchor: tuple[str, list[float]]) -> None:
+    def report(self, anchor: tuple[str, list[float]], idle: list[float]) -> None:
         """Write the figures."""
         for (figure, unit, after), values in self._figures.items():
             varied = {"transport": self._transport, "size_bytes": self._size_bytes}
             if after:
                 varied["after"] = after
+            if figure == "seal_to_reader":
+                varied["idle_ratio"] = round(median(values) / median(idle), 3)
             report(figure, unit, values, against=anchor if unit == "us" else None, **varied)
 
     def _note(self, figure: str, unit: str, value: float, *, after: str = "") -> None:

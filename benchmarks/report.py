@@ -4,12 +4,13 @@
      what was varied ..., "ratio": ..., "anchor": ...}
 
 `ratio` and `anchor` are there where the figure is compared: the median over that of the anchor,
-which was measured in the same run.
+which was measured in the same run. A number is null where it is infinite or none.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 
@@ -26,9 +27,9 @@ def report(
     line: dict[str, object] = {
         "figure": figure,
         "unit": unit,
-        "median": round(statistics.median(values), 3),
-        "min": round(min(values), 3),
-        "max": round(max(values), 3),
+        "median": _rounded(statistics.median(values)),
+        "min": _rounded(min(values)),
+        "max": _rounded(max(values)),
         "n": len(values),
         **varied,
     }
@@ -43,3 +44,10 @@ def write_line(line: object) -> None:
     """Write one object as a line of JSON."""
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
+
+
+def _rounded(value: float) -> float | None:
+    """To three places, or to four digits where it is small."""
+    if not math.isfinite(value):
+        return None
+    return round(value, 3) if abs(value) >= 1 else float(f"{value:.4g}")

@@ -84,6 +84,7 @@ class Admitted:
         )
         self._closed = False
         mailbox.hear_of_writers(reader.try_probes)
+        mailbox.hear_of_gone_slabs(reader.forget_slabs)
 
     @property
     def teacher(self) -> TeacherProfile:

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 
 from teacher_logits.errors import StalePayloadError
 from teacher_logits.layout import ColumnKind
+from teacher_logits_client.checked_rows import CheckedRows
 from teacher_logits_client.forks import refuse_to_travel
 from teacher_logits_client.leased_targets import Made
 from teacher_logits_client.micro_batches import MicroBatch, RowTargets
 from teacher_logits_client.row_columns import RowColumns, Shape
-from teacher_logits_client.step_guards import check_step, tokens_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import torch
 
     from teacher_logits.profiles import StudentProfile
-    from teacher_logits.terms import StepGrant
+    from teacher_logits.terms import Check, StepGrant
     from teacher_logits.transport import Transport
     from teacher_logits_client.payloads import LeasedPayload
     from teacher_logits_client.returns import Returner
@@ -50,8 +50,7 @@ class Batch:
     ``rows`` are their global numbers, padding included, ``row_count`` of them; the first
     ``real_row_count`` are no padding. ``global_count`` are the positions of the whole step that
     count, to divide the loss by once; None where the step's publishers registered no masks:
-    then the sum over ranks of the counts that losses return is the number. ``checks`` says
-    what was compared before the batch was handed out, and what could not be.
+    then the sum over ranks of the counts that losses return is the number.
     """
 
     _closed = True
@@ -71,7 +70,6 @@ class Batch:
 
         ``when_closing`` is called with the step before its leases go back.
         """
-        self.checks = check_step(parts, rows=rows, batch=None)
         self.step = grant.step
         self.rows = rows
         self.real_row_count = sum(part.row_count for part in parts)
@@ -88,7 +86,7 @@ class Batch:
         self._profile = profile
         self._returner = returner
         self._when_closing = when_closing
-        self._lengths: torch.Tensor | None = None
+        self._checked = CheckedRows(parts, rows=rows)
         self._made = Made(
             what=f"the batch of step {grant.step}", again="the step", facts={"step": grant.step}
         )
@@ -117,15 +115,22 @@ class Batch:
         for payload in self._payloads:
             payload.drop_ahead()
 
-    def compare(self, own: RowBatch) -> None:
-        """Hold it against the rank's own rows, before it is handed out.
+    def check(self, own: RowBatch | None) -> None:
+        """Hold it against its seal and the rank's own rows, before it is handed out.
 
         Raises:
-            PayloadInvalidError, AlignmentError: see ``check_step``.
+            PayloadInvalidError, AlignmentError: see ``CheckedRows``.
         """
-        self.checks = check_step(self._parts, rows=self.rows, batch=own)
-        self._lengths = tokens_of(own, row_count=self.row_count, real_row_count=self.real_row_count)
-        self._whole = None
+        if self._grant is not None and self._grant.awaited:
+            self._checked.look_again()
+        if own is not None:
+            self._checked.compare(own)
+            self._whole = None
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """What was compared before it was handed out, and what could not be."""
+        return self._checked.checks
 
     @property
     def row_count(self) -> int:
@@ -248,7 +253,7 @@ class Batch:
         real = min(max(self.real_row_count - first, 0), count)
         columns = RowColumns(taken, padding_rows=count - real, shape=shape)
         self._handed_out.append(weakref.ref(columns))
-        lengths = None if self._lengths is None else self._lengths[first : first + count]
+        lengths = self._checked.lengths_of(first, count)
         return RowTargets(
             columns, temperatures=shape.temperatures, lengths=lengths, made=self._made
         )
@@ -275,6 +280,7 @@ class Batch:
                 outliving += [name for name in names if name not in outliving]
         # What is let go of here is not let go of where the next batch takes this one's name.
         self._grant, self._parts, self._payloads, self._shape = None, (), (), None
+        self._checked.let_go()
         if problems:
             raise problems[0]
         if outliving and warn_level:

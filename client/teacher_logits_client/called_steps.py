@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from teacher_logits.terms import StepGrant
-    from teacher_logits_client.batch import Batch
     from teacher_logits_client.calls import Calls
     from teacher_logits_client.calls.steps import PendingStep
     from teacher_logits_client.reader import OpenedLease
@@ -117,7 +116,7 @@ class CalledSteps:
         with self._lock:
             self._requests.pop(step, None)
 
-    def take_ready(self, step: int) -> Batch | None:
+    def take_ready(self, step: int) -> OpenedGrant | None:
         """Return None: what was asked for ahead is opened and no more."""
 
     def read_ahead(self, step: int) -> None:

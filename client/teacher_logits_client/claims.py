@@ -109,6 +109,16 @@ class Way(Protocol):
             PayloadInvalidError: it is not what the profile says.
         """
 
+    def announce(self, payload_id: str, valid_count: int | None) -> None:
+        """Tell readers that wait for it where a payload is being written, where they can look.
+
+        Its rows are described there already. ``valid_count`` as its seal will say it. Waits for
+        nothing; what is not heard is missed by nobody.
+
+        Raises:
+            ServerUnreachableError: the line has ended.
+        """
+
     def seal(self, payload_id: str, sealing: Sealing, *, until: float) -> None:
         """Have a payload read from now on; a try that was not answered may be repeated.
 

@@ -56,7 +56,6 @@ class Client:
     ) -> None:
         """Take over connections that work; ``connect`` does this."""
         self._calls = calls
-        self._device_memory = device_memory
         self._timeout = timeout
         self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
         self._returner = Returner(
@@ -195,7 +194,7 @@ class Client:
             buffers=self._buffers,
             owner=self,
             control_timeout=self._timeout,
-            device_memory=self._device_memory,
+            devices=self._devices,
         )
         self._sessions.add(publisher)
         return publisher

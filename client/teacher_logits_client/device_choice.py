@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     import torch
 
     from teacher_logits.device_memory import Device, DeviceMemory
-
+    from teacher_logits_client.openers.devices import Devices
 
 DeviceName: TypeAlias = "torch.device | str | int"
 """``"cuda"``, ``"cuda:1"``, an ordinal, or a UUID as ``nvidia-smi -L`` prints it."""
 
 
-def choose_device(given: DeviceName, memory: DeviceMemory | None) -> tuple[DeviceMemory, Device]:
+def choose_device(given: DeviceName, drivers: Devices) -> tuple[DeviceMemory, Device]:
     """Return the driver and the device that ``given`` names.
 
     Args:
         given: ``cuda`` alone is the first device.
-        memory: the driver; the machine's own where None.
+        drivers: the client's driver, which is looked for here.
 
     Raises:
         ConfigError: there is no driver, or no such device, with those that there are.
         DeviceError: the driver refuses to say.
     """
-    driver = memory if memory is not None else _find()
+    driver = drivers.find()
     if driver is None:
         raise ConfigError(
             f"device {str(given)!r} was asked for, and this machine has no CUDA driver: leave the "
@@ -53,9 +53,3 @@ def choose_device(given: DeviceName, memory: DeviceMemory | None) -> tuple[Devic
         f"{way}",
         facts={"device": str(given), "devices": has},
     )
-
-
-def _find() -> DeviceMemory | None:
-    from teacher_logits.cuda_memory import find_driver  # loads a driver's libraries
-
-    return find_driver()

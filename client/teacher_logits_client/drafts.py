@@ -182,10 +182,9 @@ class Draft:
             return
         self._desk.check()
         self._check_held()
-        seconds = self._desk.default_seconds
-        until = time.monotonic() + (
-            seconds if timeout is None else check_timeout(timeout, what="seal")
-        )
+        default = self._desk.default_seconds
+        seconds = default if timeout is None else check_timeout(timeout, what="seal")
+        until = time.monotonic() + seconds
         if self._sealing is None or self._stage is DraftStage.OPEN:
             try:
                 self._sealing = self._finish()
@@ -286,7 +285,8 @@ class Draft:
     def _finish(self) -> Sealing:
         if self._columns is None or self._room is None:
             raise ValueError("an open draft has room")
-        self.check()
+        if self._columns.bad_row_count is None:
+            self.check()
         self._room.settle()
         return Sealing(
             columns=self.payload.columns,

@@ -35,7 +35,4 @@ class FreedMail:
 
     def take(self) -> RoomFreed | None:
         """Return the oldest; None where there is none."""
-        try:
-            return self._mail.popleft()
-        except IndexError:
-            return None
+        return self._mail.popleft() if self._mail else None

@@ -15,6 +15,8 @@ import torch
 
 from teacher_logits.errors import PayloadInvalidError
 
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
 
 def next_token_labels(
     ids: torch.Tensor,
@@ -31,8 +33,11 @@ def next_token_labels(
     identity take.
 
     Raises:
-        PayloadInvalidError: sequence bounds that do not fit the array.
+        PayloadInvalidError: sequence bounds that do not fit the array, or no tensors.
     """
+    _check_tokens("ids", ids)
+    if token_mask is not None:
+        _check_mask(token_mask, len(ids))
     has_next = _has_next(len(ids), cu_seqlens, padded_cu_seqlens).to(ids.device)
     if token_mask is not None:
         has_next &= token_mask.roll(-1).to(ids.device) != 0
@@ -50,8 +55,9 @@ def position_mask(
     ``token_mask`` [P] of any type says which tokens are learnt; the result has its type.
 
     Raises:
-        PayloadInvalidError: sequence bounds that do not fit the array.
+        PayloadInvalidError: sequence bounds that do not fit the array, or no tensors.
     """
+    _check_mask(token_mask)
     has_next = _has_next(len(token_mask), cu_seqlens, padded_cu_seqlens)
     return token_mask.roll(-1).masked_fill(~has_next.to(token_mask.device), 0)
 
@@ -63,10 +69,41 @@ def labels_mask(labels: torch.Tensor, *, ignore_index: int = -100) -> torch.Tens
     beside ``input_ids`` and not shifted, ``ignore_index`` where a token is none to learn.
     Position s predicts token s+1, so it counts where ``labels[:, s + 1]`` does; a row's last
     position has no next token, and never counts. It is the ``mask`` that a loss takes.
+
+    Raises:
+        PayloadInvalidError: labels that are no tensor of whole numbers.
     """
+    _check_tokens("labels", labels, most=2)
     mask = torch.zeros_like(labels, dtype=torch.bool)
     mask[..., :-1] = labels[..., 1:] != ignore_index
     return mask
+
+
+def _check_tokens(name: str, tokens: object, *, most: int = 1) -> None:
+    """Let a tensor of whole numbers pass, of one dimension or up to ``most``."""
+    if isinstance(tokens, torch.Tensor) and tokens.dtype in _WHOLE and 1 <= tokens.dim() <= most:
+        return
+    given = tokens.dtype if isinstance(tokens, torch.Tensor) else type(tokens).__name__
+    shape = f" of shape {tuple(tokens.shape)}" if isinstance(tokens, torch.Tensor) else ""
+    raise PayloadInvalidError(
+        f"{name} are a {given}{shape}; give a tensor of whole numbers in "
+        f"{'one dimension' if most == 1 else 'one or two dimensions'}",
+        facts={"name": name, "given": str(given)},
+    )
+
+
+def _check_mask(mask: object, positions: int | None = None) -> None:
+    if not isinstance(mask, torch.Tensor) or mask.dim() != 1:
+        given = tuple(mask.shape) if isinstance(mask, torch.Tensor) else type(mask).__name__
+        raise PayloadInvalidError(
+            f"token_mask is of shape or type {given}; give a tensor [P], one number a token",
+            facts={"given": str(given)},
+        )
+    if positions is not None and len(mask) != positions:
+        raise PayloadInvalidError(
+            f"token_mask has {len(mask)} numbers and there are {positions} ids; give one a token",
+            facts={"mask_positions": len(mask), "positions": positions},
+        )
 
 
 def _has_next(
@@ -92,6 +129,7 @@ def _has_next(
 
 def _bounds(cu_seqlens: torch.Tensor, positions: int | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Return where each sequence starts and how much room it has, int64 [N]."""
+    _check_tokens("sequence bounds", cu_seqlens)
     bounds = cu_seqlens.cpu().long()
     if len(bounds) == 0:
         raise PayloadInvalidError("no sequence bounds are given; N sequences have N+1 of them")

@@ -61,8 +61,8 @@ class LateProofs:
         self._jobs: queue.SimpleQueue[Sequence[DeviceProbe] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: StepThread | None = None
-        #: Handles of probes that were tried.
-        self._tried: set[bytes] = set()
+        #: Probes that were tried: writers of one process share their handle.
+        self._tried: set[tuple[str, bytes]] = set()
         self._withdrawn: set[str] = set()
         self._closed = False
 
@@ -73,9 +73,9 @@ class LateProofs:
     def try_probes(self, told: Sequence[DeviceProbe]) -> None:
         """Try those probes that were not tried before, soon; returns at once."""
         with self._lock:
-            by_handle = {probe.memory.handle: probe for probe in told}
-            probes = [by_handle[handle] for handle in by_handle.keys() - self._tried]
-            self._tried |= by_handle.keys()
+            found = {(probe.writer_id, probe.memory.handle): probe for probe in told}
+            probes = [found[each] for each in found.keys() - self._tried]
+            self._tried |= found.keys()
         if probes:
             self._start(probes)
 

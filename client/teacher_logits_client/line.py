@@ -19,11 +19,12 @@ from teacher_logits.v1 import line_pb2, registry_service_pb2, teacher_logits_ser
 from teacher_logits.wire_session import lease_from_wire
 from teacher_logits.wire_steps import reservation_from_wire
 from teacher_logits.wire_transport import part_from_wire, part_to_wire
+from teacher_logits_client import packets
 from teacher_logits_client.exchange import Exchange
-from teacher_logits_client.write_requests import reserve_request, seal_request
+from teacher_logits_client.write_requests import announce_request, reserve_request, seal_request
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from teacher_logits.device_memory import DeviceMemoryPart
     from teacher_logits.payload import Extent, Payload
@@ -75,6 +76,13 @@ class Line(Exchange):
     def is_revoked(self, lease_id: str) -> bool:
         """Say whether an operator took a lease back by force; asks nobody."""
         return self._page is not None and self._page.is_revoked(lease_id)
+
+    def await_packet(self, bell: int) -> None:
+        """Wait until the server has sent something, or a bell rings; take neither.
+
+        ``bell`` is an eventfd of the caller's. Whoever reads or calls meanwhile is not hindered.
+        """
+        packets.wait_beside(self._socket, bell)
 
     # What students call
 
@@ -155,6 +163,10 @@ class Line(Exchange):
         self._plain(
             line_pb2.LineRequest(release=request), what="the return of a lease", timeout=timeout
         )
+
+    def watch(self, fd: int) -> Callable[[], None]:
+        """Have whoever waits here look again when a slab's file is touched; see ``packets``."""
+        return self._socket.watch(fd)
 
     # What publishers call
 
@@ -242,6 +254,14 @@ class Line(Exchange):
             what=f"the seal of payload {payload_id}",
             timeout=timeout,
         )
+
+    def announce(
+        self, session_id: str, payload_id: str, extent: Extent, valid_count: int | None
+    ) -> None:
+        """Say where a payload will lie that is reserved; waits for nothing, not even room."""
+        request = announce_request(session_id, payload_id, extent, valid_count)
+        whole = line_pb2.LineRequest(announce=request)
+        self.post(whole, until=0.0, on_refusal=lambda error: None)  # its seal is told as well
 
     def abandon(self, session_id: str, payload_id: str, *, timeout: float) -> bool:
         """Give a reservation up; True where it was sealed before, and is held."""

@@ -1,7 +1,8 @@
 """Steps over a broker line: the server sends them ahead, and an acquire finds them waiting.
 
 acquire(7)   ->  want 7, 8          with prefetch 1; sent, and not waited for
-             <-  7, when it is complete; and 8, when that is
+             <-  7, when it is announced or complete; and 8, when that is
+                 7 is sealed: its slots say so
 acquire(8)   ->  want 8, 9          8 lies in the socket, or is in the mailbox already
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter
 from concurrent.futures import CancelledError
 from functools import partial
@@ -23,7 +25,6 @@ from teacher_logits_client.step_grants import OpenedGrant, Recent
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from teacher_logits_client.batch import Batch
     from teacher_logits_client.line import Line
     from teacher_logits_client.mailbox import Mailbox, Opened
     from teacher_logits_client.opened_ahead import OpenedAhead
@@ -68,6 +69,7 @@ class LineSteps:
         #: Steps that some thread waits for.
         self._awaited: Counter[int] = Counter()
         self._closed = False
+        ahead.when_given_up = lambda step: later(partial(self._want_again, step))
 
     def take(self, step: int, *, until: float, seconds: float) -> OpenedGrant:
         """Return a step's grant, opened where it waited here; wait for it until ``until``.
@@ -105,14 +107,14 @@ class LineSteps:
         self._ahead.note_taken(grant)
         return found
 
-    def take_ready(self, step: int) -> Batch | None:
-        """Return a step's batch if it was made ahead."""
+    def take_ready(self, step: int) -> OpenedGrant | None:
+        """Return a step if its batch was made ahead."""
         opened = self._mailbox.take_opened(step)
         if not isinstance(opened, OpenedGrant):
             return None
         self._taken.add(step)
         self._move_on(step)
-        return opened.batch
+        return opened
 
     def read_ahead(self, step: int) -> None:
         """Have the steps behind one that is being closed come, and open those that have.
@@ -155,15 +157,20 @@ class LineSteps:
             with self._lock:
                 self._awaited[step] += 1
                 call_id = self._want(step, until=until, on_refusal=refuse)
-            # Another thread that wants it too may be quicker.
-            if self._line.wait(partial(self._is_over, step), until):
+            while self._line.wait(partial(self._is_over, step), until):
                 if self._closed:
                     raise CancelledError(f"the wait for step {step} ended with its session")
-                return self._mailbox.take(step)
+                found = self._mailbox.take(step)
+                if found is not None or not self._mailbox.awaits_opening(step):
+                    return found  # None where another thread was quicker
+                self._ahead.open_announced(step, until=until)
+                if time.monotonic() > until:
+                    break
         finally:
             with self._lock:
                 self._awaited[step] -= 1
-                self._awaited = +self._awaited
+                if not self._awaited[step]:
+                    del self._awaited[step]
         answers = call_id is not None and self._line.has_answered(call_id)
         why = "the broker did not answer: the server is stopped, or gone"
         if answers:
@@ -175,7 +182,14 @@ class LineSteps:
         )
 
     def _is_over(self, step: int) -> bool:
-        return step in self._mailbox or step in self._taken or self._closed
+        mailbox = self._mailbox
+        is_here = step in mailbox or mailbox.awaits_opening(step)
+        return is_here or step in self._taken or self._closed
+
+    def _want_again(self, step: int) -> None:
+        """Ask anew, behind the leases that go back, for a step that could not be opened ahead."""
+        with self._lock:
+            self._want(step, until=_AT_ONCE, on_refusal=_ignore)
 
     def _move_on(self, step: int, *, behind: int = 0) -> None:
         """Have the steps behind one that was taken come, unless they are wanted already.

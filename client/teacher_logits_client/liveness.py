@@ -91,7 +91,8 @@ class Liveness:
         with self._lock:
             if line is not None and line.has_ended:
                 self._life.end(_line_lost(self._session_id))
-            self._life.check(self._clock.now())
+            if line is None or self._life.has_ended:  # else no clock has a say in it
+                self._life.check(self._clock.now())
 
     def noting(self) -> Liveness:
         """Note an error of the ``with`` block that says that the session has ended."""

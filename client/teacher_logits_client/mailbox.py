@@ -1,5 +1,8 @@
 """Mailbox: the steps that were sent ahead to one session, until they are asked for.
 
+A step that is announced lies here as any other, and can be taken once it is open and sealed; it
+goes, untaken, where the server withdraws it.
+
 Put by whichever thread reads the broker line, taken by whoever acquires; each step once. What
 was never asked for stays, and goes back unread with the session.
 """
@@ -8,12 +11,18 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from weakref import WeakMethod
 
 from teacher_logits.errors import RequestInvalidError
 from teacher_logits.grid import is_whole
-from teacher_logits.terms import SlabsGone, StepFailure, StepGrant, WritersCame
+from teacher_logits.terms import (
+    SlabsGone,
+    StepFailure,
+    StepGrant,
+    StepWithdrawn,
+    WritersCame,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,6 +30,8 @@ if TYPE_CHECKING:
     from teacher_logits.device_memory import DeviceProbe
     from teacher_logits.errors import TeacherLogitsError
     from teacher_logits.terms import Mail
+
+News = TypeVar("News")
 
 MAX_PREFETCH = 15
 """Steps that a session may want ahead, beside the one that it asks for."""
@@ -32,6 +43,14 @@ class Opened(Protocol):
     @property
     def grant(self) -> StepGrant:
         """As it came."""
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether it may be handed out."""
+
+    @property
+    def is_made(self) -> bool:
+        """Whether nothing is left to be done for that."""
 
 
 class Mailbox:
@@ -56,12 +75,13 @@ class Mailbox:
         self.prefetch = int(prefetch)
         self._steps: dict[int, StepGrant | StepFailure | Opened] = {}
         self._lock = threading.Lock()
-        self._gone: deque[str] = deque()
-        self._came: list[DeviceProbe] = []
-        self._listener: WeakMethod[Callable[[Sequence[DeviceProbe]], None]] | None = None
+        self._came: _Bulletin[DeviceProbe] = _Bulletin()
+        self._gone: _Bulletin[str] = _Bulletin()
+        self._withdrawn: deque[Opened] = deque()
 
     def __contains__(self, step: int) -> bool:
-        return step in self._steps
+        found = self._steps.get(step)
+        return found is not None and _can_be_taken(found)
 
     def put(self, mail: Mail) -> None:
         """Take in what was sent ahead."""
@@ -69,32 +89,37 @@ class Mailbox:
             with self._lock:
                 self._steps[mail.step] = mail
         elif isinstance(mail, SlabsGone):
-            self._gone.extend(mail.slab_ids)
+            self._gone.post(mail.slab_ids)
+        elif isinstance(mail, StepWithdrawn):
+            self._withdraw(mail.step)
         elif isinstance(mail, WritersCame):
-            with self._lock:
-                self._came += mail.probes
-            self._tell()
+            self._came.post(mail.probes)
 
     def hear_of_writers(self, listener: Callable[[Sequence[DeviceProbe]], None]) -> None:
         """Have a method told of device memory that came, by the thread that reads the line.
 
         Its object is not kept alive by that.
         """
-        self._listener = WeakMethod(listener)
-        self._tell()
+        self._came.listen(listener)
 
-    def _tell(self) -> None:
-        listener = self._listener() if self._listener is not None else None
-        if listener is None:
-            return
+    def hear_of_gone_slabs(self, listener: Callable[[Sequence[str]], None]) -> None:
+        """Have a method told of slabs where nothing will lie again; as ``hear_of_writers``."""
+        self._gone.listen(listener)
+
+    def take_withdrawn(self) -> list[Opened]:
+        """Return what was opened of steps that were withdrawn, each once."""
+        return [self._withdrawn.popleft() for _ in range(len(self._withdrawn))]
+
+    def awaits_opening(self, step: int) -> bool:
+        """Say whether a step is announced, and nobody has opened it yet."""
+        found = self._steps.get(step)
+        return isinstance(found, StepGrant) and bool(found.awaited)
+
+    def remove(self, grant: StepGrant) -> None:
+        """Remove a grant that waits here and cannot be had."""
         with self._lock:
-            came, self._came = self._came, []
-        if came:
-            listener(came)
-
-    def take_gone(self) -> list[str]:
-        """Return the slabs that the server says are gone, each once."""
-        return [self._gone.popleft() for _ in range(len(self._gone))]
+            if self.holds(grant):
+                del self._steps[grant.step]
 
     def fail(self, step: int, error: TeacherLogitsError) -> None:
         """Take in that a step was refused, unless it came all the same."""
@@ -102,35 +127,50 @@ class Mailbox:
             self._steps.setdefault(step, StepFailure(step=step, error=error))
 
     def take(self, step: int) -> StepGrant | Opened | None:
-        """Return a step that is here, and None where another thread was quicker.
+        """Return a step that can be had; None where there is none, or none yet.
 
         Raises:
             TeacherLogitsError: why it cannot be had.
         """
         with self._lock:
-            found = self._steps.pop(step, None)
+            found = self._steps.get(step)
+            if found is None or not _can_be_taken(found):
+                return None
+            del self._steps[step]
         if isinstance(found, StepFailure):
             raise found.error
         return found
 
     def take_opened(self, step: int) -> Opened | None:
-        """Return a step that is here and open; what else is here of it stays."""
+        """Return a step that is here, made and sealed; what else is here of it stays."""
         with self._lock:
             found = self._steps.get(step)
             if found is None or isinstance(found, StepGrant | StepFailure):
+                return None
+            if not (found.is_made and found.is_sealed):
                 return None
             del self._steps[step]
             return found
 
     def take_all_opened(self) -> list[Opened]:
-        """Return every step that is here and open."""
-        found = [self.take_opened(step) for step in list(self._steps)]
-        return [each for each in found if each is not None]
+        """Return every step that is here and open, sealed or not."""
+        with self._lock:
+            all_here = list(self._steps.values())
+            opened = [e for e in all_here if not isinstance(e, StepGrant | StepFailure)]
+            for each in opened:
+                del self._steps[each.grant.step]
+        return [*opened, *self.take_withdrawn()]
 
     def grants(self) -> list[StepGrant]:
         """Return what waits to be opened, the lowest step first."""
         waiting = [each for each in list(self._steps.values()) if isinstance(each, StepGrant)]
         return sorted(waiting, key=lambda grant: grant.step)
+
+    def announced(self) -> list[StepGrant]:
+        """Return what waits here for its seal, opened or not."""
+        here = [each for each in list(self._steps.values()) if not isinstance(each, StepFailure)]
+        grants = [each if isinstance(each, StepGrant) else each.grant for each in here]
+        return [grant for grant in grants if grant.awaited]
 
     def holds(self, grant: StepGrant) -> bool:
         """Say whether this very grant waits to be taken."""
@@ -143,3 +183,47 @@ class Mailbox:
                 return False
             self._steps[opened.grant.step] = opened
             return True
+
+    def _withdraw(self, step: int) -> None:
+        with self._lock:
+            found = self._steps.get(step)
+            if found is None or isinstance(found, StepFailure):
+                return
+            grant = found if isinstance(found, StepGrant) else found.grant
+            if grant.awaited:
+                del self._steps[step]
+            if grant.awaited and not isinstance(found, StepGrant):
+                self._withdrawn.append(found)
+
+
+def _can_be_taken(found: StepGrant | StepFailure | Opened) -> bool:
+    if isinstance(found, StepGrant):
+        return not found.awaited
+    return isinstance(found, StepFailure) or found.is_sealed
+
+
+class _Bulletin(Generic[News]):
+    """News for one listener, each told once; what comes before there is one waits for it."""
+
+    def __init__(self) -> None:
+        self._waiting: list[News] = []
+        self._lock = threading.Lock()
+        self._listener: WeakMethod[Callable[[Sequence[News]], None]] | None = None
+
+    def post(self, news: Sequence[News]) -> None:
+        with self._lock:
+            self._waiting += news
+        self._tell()
+
+    def listen(self, listener: Callable[[Sequence[News]], None]) -> None:
+        self._listener = WeakMethod(listener)
+        self._tell()
+
+    def _tell(self) -> None:
+        listener = self._listener() if self._listener is not None else None
+        if listener is None:
+            return
+        with self._lock:
+            news, self._waiting = self._waiting, []
+        if news:
+            listener(news)

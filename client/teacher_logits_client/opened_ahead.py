@@ -4,16 +4,18 @@
     streams    on a thread of their own, since returns must not wait for bytes; it reads the
                line too, so that a step is sent for as soon as it is granted
 
+A step that is announced is opened as one that is granted, and waits for its seal.
+
 Whoever acquires such a step finds it open and its batch made, or waits for the rest of it. That
 thread is started with the first step of the session of which something is streamed. Where a
-batch is closed, what lies in slabs that are mapped is opened as well. Slabs that the server says
-are gone are let go of here too.
+batch is closed, what lies in slabs that are mapped is opened as well.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from teacher_logits.clock import span_text
@@ -22,12 +24,12 @@ from teacher_logits_client.step_grants import OpenedGrant
 from teacher_logits_client.step_thread import StepThread
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from teacher_logits.terms import StepGrant
     from teacher_logits_client.batch import Batch
     from teacher_logits_client.line import Line
-    from teacher_logits_client.mailbox import Mailbox
+    from teacher_logits_client.mailbox import Mailbox, Opened
     from teacher_logits_client.reader import OpenedLease, Reader
     from teacher_logits_client.step_batches import BatchMaker
 
@@ -63,6 +65,8 @@ class OpenedAhead:
         *,
         stream_seconds: float,
     ) -> None:
+        #: Called with an announced step whose leases are on their way back.
+        self.when_given_up: Callable[[int], None] = lambda step: None
         self._mailbox = mailbox
         self._reader = reader
         self._line = line
@@ -76,19 +80,30 @@ class OpenedAhead:
         self._closed = False
 
     def open_all(self, *, at_once: bool = False) -> None:
-        """Open what waits and lies in slabs, and let slabs go that are gone.
+        """Open what waits and lies in slabs.
 
         ``at_once``: only what needs no answer of the server's. What fails is left as it is.
         """
-        gone = self._mailbox.take_gone()
-        if gone:
-            self._reader.forget_slabs(gone)
+        for withdrawn in self._mailbox.take_withdrawn():
+            self._drop(withdrawn)
         for grant in self._mailbox.grants():
-            if _streams(grant) or (
-                at_once and not all(map(self._reader.opens_at_once, grant.leases))
-            ):
+            if _streams(grant) or (at_once and not self._reader.opens_at_once(grant)):
                 continue
             self._open(grant, _SLAB_SECONDS)
+
+    def open_announced(self, step: int, *, until: float) -> None:
+        """Have a step that is announced open, or given up, when this returns in time."""
+        seconds = max(0.0, min(_SLAB_SECONDS, until - time.monotonic()))
+        for grant in self._mailbox.grants():
+            if grant.step == step:
+                self._open(grant, seconds)
+        entry = self._entries.get(step)  # another thread is at it
+        if entry is None or not entry.lock.acquire(timeout=seconds):
+            return
+        entry.lock.release()
+        if self._mailbox.awaits_opening(step):  # it was another grant of the step
+            self._entries.pop(step, None)
+            self._put_away(entry.opened)
 
     def note_taken(self, grant: StepGrant) -> None:
         """Learn how a session's steps come: streams are opened from the first of them on."""
@@ -124,9 +139,13 @@ class OpenedAhead:
     def close(self) -> None:
         """Let go of what was opened and not taken; its leases stay the session's, unread.
 
+        Those of announced steps go back, so that their seals find nobody here.
+
         Streams under way end with the session, and are let go of then.
         """
         self._stop()
+        for grant in self._mailbox.announced():
+            self._give_back(grant)
         for step in list(self._entries):
             entry = self._entries.pop(step, None)
             if entry is not None:
@@ -135,8 +154,11 @@ class OpenedAhead:
                     opened, entry.opened = entry.opened, OpenedGrant(grant=entry.grant)
                 self._put_away(opened)
         for left in self._mailbox.take_all_opened():
-            if isinstance(left, OpenedGrant):
-                self._put_away(left)
+            self._drop(left)
+
+    def _drop(self, opened: Opened) -> None:
+        if isinstance(opened, OpenedGrant):
+            self._put_away(opened)
 
     def _put_away(self, opened: OpenedGrant) -> None:
         if opened.batch is not None:
@@ -175,13 +197,30 @@ class OpenedAhead:
                 return
             self._reader.settle(grant.settlements)
             until = time.monotonic() + seconds
-            leases = tuple(self._reader.open_bytes(grant.leases, until=until, keep=True))
-            batch = self._make(grant, leases)
-            self._keep(entry, OpenedGrant(grant=grant, leases=leases, batch=batch))
+            seals = self._reader.seals_of(grant, until=until)
+            leases = self._reader.open_ahead(grant, until=until)
+            made_of = grant
+            if seals and all(is_sealed() for is_sealed in seals):
+                seals, made_of = (), replace(grant, awaited=())
+            batch = None if leases is None else self._make(made_of, leases)
+            self._keep(entry, OpenedGrant(grant=grant, leases=leases, batch=batch, seals=seals))
         except TeacherLogitsError:
+            if grant.awaited:
+                self._give_up(grant)
             return  # who takes it tries again, and is told
         finally:
             entry.lock.release()
+
+    def _give_up(self, grant: StepGrant) -> None:
+        """Have an announced step granted as any other, since its seal cannot be seen from here."""
+        self._mailbox.remove(grant)
+        self._entries.pop(grant.step, None)
+        self._give_back(grant)
+        self.when_given_up(grant.step)
+
+    def _give_back(self, grant: StepGrant) -> None:
+        for lease in grant.leases:
+            self._reader.discard(lease.lease_id)
 
     def _make(self, grant: StepGrant, leases: Sequence[OpenedLease]) -> Batch | None:
         try:
@@ -194,10 +233,12 @@ class OpenedAhead:
         with self._lock:
             if not entry.is_dropped and not self._closed:
                 entry.opened = opened
-                if self._mailbox.put_opened(opened):
+                is_here = self._mailbox.put_opened(opened)
+                if is_here or entry.grant.awaited:
                     self._entries.pop(entry.grant.step, None)
-                return
-        self._put_away(opened)
+                if is_here or not entry.grant.awaited:
+                    return
+        self._put_away(opened)  # nobody takes what was withdrawn meanwhile
 
 
 def _streams(grant: StepGrant) -> bool:

@@ -75,8 +75,8 @@ class OwnBuffer:
     def close(self, *, timeout: float = 60.0) -> None:
         """Wait until nobody reads it, and have readers let go of it; again is fine.
 
-        A reader that is idle lets go with its next step, or with its session. To free the memory
-        before is undefined: see ``is_open_elsewhere``.
+        They do so soon, idle ones too, and not before this returns. To free the memory before they
+        have is undefined: see ``is_open_elsewhere``.
 
         Raises:
             DeadlinePassedError: as for ``wait_free``; it stays registered.

@@ -2,7 +2,9 @@
 
     reserve   claim over the line -> room in the pool; a new slab is passed over the line, once
     write     slot odd
-    seal      copied to the host, where a reader needs that; slot even, then the seal is sent
+    announce  place sent ahead, once the rows are described there; not on a device
+    seal      copied to the host, where a reader needs that; slot even, which is the seal; then it
+              is sent
     freed     mail -> slot odd, and the room is the pool's again
 
 Promises: room is used again only when the server has said that nobody reads it. A full pool
@@ -54,7 +56,7 @@ class OwnSlabs:
         mail: what the line's mail is put into.
         maker: makes the slabs, of the host or of a device.
         host_copies: when what lies on a device is copied to the host as well.
-        probe: what readers of a device open on trial; it ends with the way.
+        probe: what readers of a device open on trial; its process keeps it.
     """
 
     def __init__(
@@ -106,6 +108,16 @@ class OwnSlabs:
         room = self.room.shelf[extent.slab_id].draft_room(extent, claim.payload.size_bytes)
         return Granted(reservation=reservation, room=room, is_written=claim.place is not None)
 
+    def announce(self, payload_id: str, valid_count: int | None) -> None:
+        """Have readers open ahead what is being written; see ``Way.announce``.
+
+        The server takes no announcement of device memory (``Ledger.announce_payload``).
+        """
+        with self.room.lock:
+            held = self._table.find(payload_id)
+        if held is not None and self.room.shelf[held.extent.slab_id].device_part is None:
+            self._line.announce(self._session_id, payload_id, held.extent, valid_count)
+
     def seal(self, payload_id: str, sealing: Sealing, *, until: float) -> None:
         """Let readers in and say so; see ``Way.seal``."""
         with self.room.lock:
@@ -114,36 +126,44 @@ class OwnSlabs:
             if held is None:
                 return  # a try that was not answered was heard, and all have read it since
         try:
-            while True:
+            try:
+                self._let_in(payload_id, sealing, held, until)
+            except HostCopyNeededError:  # a reader came that cannot open a device's memory
                 if held.wants_copy:
-                    self.room.shelf[held.extent.slab_id].copy_to_host(held.extent, sealing.columns)
-                with self.room.lock:
-                    if self._table.sealing(payload_id) is None:
-                        return
-                    self.room.shelf.mark(held.extent, held.extent.generation)
-                try:
-                    self._send_seal(payload_id, sealing, held, until)
-                    break
-                except HostCopyNeededError:  # a reader came that cannot open a device's memory
-                    if held.wants_copy:
-                        raise
-                    held.wants_copy = True
+                    raise
+                held.wants_copy = True
+                self._let_in(payload_id, sealing, held, until)
         except NotAvailable as error:
             with self.room.lock:
-                if _is_unanswered(error):
+                if isinstance(error, DeadlinePassedError | ServerUnreachableError):
                     self._table.doubt(payload_id)
                 else:
                     self.room.free(payload_id)
             raise
         except TeacherLogitsError:
-            with self.room.lock:
-                self.room.free(payload_id)
+            if self._was_read(payload_id):
+                return
             raise
         with self.room.lock:
             self._table.sealed(payload_id)
             self.room.take_mail()
 
-    def _send_seal(self, payload_id: str, sealing: Sealing, held: Held, until: float) -> None:
+    def _was_read(self, payload_id: str) -> bool:
+        """Free room whose seal was refused; True where it is free: its slot told of it before."""
+        with self.room.lock:
+            self.room.take_mail()
+            was_read = self._table.find(payload_id) is None
+            self.room.free(payload_id)
+        return was_read
+
+    def _let_in(self, payload_id: str, sealing: Sealing, held: Held, until: float) -> None:
+        """Copy what has to be, let readers in by the slot, and say so."""
+        if held.wants_copy:
+            self.room.shelf[held.extent.slab_id].copy_to_host(held.extent, sealing.columns)
+        with self.room.lock:
+            if self._table.sealing(payload_id) is None:
+                return  # an earlier try was heard, and all have read it since
+            self.room.shelf.let_in(held.extent)
         # The server compares a repeat with all that was sealed before, and not on the line.
         seal = self._registry.seal if sealing.digest else self._line.seal
         seal(
@@ -177,10 +197,7 @@ class OwnSlabs:
         """Let go of the line, and of the slabs; see ``Way.close``."""
         self.room.drain()
         self._line.close()
-        with self.room.lock:
-            self.room.shelf.close()
-        if self.probe is not None:
-            self.probe.close()
+        self.room.shelf.close()
 
     def wait_free(self, *, until: float, but_copied: bool = False) -> None:
         """Wait until nobody reads what was sealed; see ``Way.wait_free``."""
@@ -239,8 +256,3 @@ class OwnSlabs:
             self.abandon(payload_id, until=time.monotonic() + ABANDON_SECONDS)
         except TeacherLogitsError as error:
             _log.debug("payload %s was not given up: %s", payload_id, error.message)
-
-
-def _is_unanswered(error: NotAvailable) -> bool:
-    """Say whether a seal may have been taken all the same."""
-    return isinstance(error, DeadlinePassedError | ServerUnreachableError)

@@ -6,13 +6,17 @@ import array
 import os
 import select
 import socket
+import threading
 import time
 import weakref
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from teacher_logits_client.file_watch import FileWatch
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 _MAX_PACKET_BYTES = 1 << 16
 _MAX_DESCRIPTORS = 4
@@ -40,6 +44,23 @@ class Connection(socket.socket):
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._close_bell = weakref.finalize(self, os.close, self.bell)
         self._close_bell.atexit = False
+        #: What ends a wait too; None until some file is watched.
+        self.files: FileWatch | None = None
+        self.ends = select.poll()
+        self.ends.register(self, 0)  # its end is told all the same
+        self._making = threading.Lock()
+
+    def watch(self, fd: int) -> Callable[[], None]:
+        """Have whoever waits look again when a file is touched; return what ends that.
+
+        Raises:
+            SlabOpenError: it cannot be watched.
+        """
+        with self._making:
+            files = self.files = self.files or FileWatch()
+        number = files.add(fd)
+        self.ring()  # who waits now does not wait for the watch yet
+        return partial(files.remove, number)
 
     def ring(self) -> None:
         """Have whoever waits look again; from any thread, before the close."""
@@ -48,6 +69,8 @@ class Connection(socket.socket):
     def close(self) -> None:
         """Close it and its bell."""
         self._close_bell()
+        if self.files is not None:
+            self.files.close()
         super().close()
 
 
@@ -95,7 +118,7 @@ def receive(connection: socket.socket) -> Packet:
 def wait(connection: Connection, event: int, until: float) -> bool:
     """Wait until the socket is ready or has failed; False after the deadline.
 
-    Who waits to read is told False at a ring, too.
+    Who waits to read is told False at a ring, too, and when a watched file was touched.
     """
     if connection.fileno() < 0:
         return True  # closed on this side
@@ -103,17 +126,33 @@ def wait(connection: Connection, event: int, until: float) -> bool:
     poll.register(connection, event)
     if event == select.POLLIN:
         poll.register(connection.bell, select.POLLIN)
+        if connection.files is not None:
+            poll.register(connection.files.fd, select.POLLIN)
     ready = poll.poll(max(0.0, until - time.monotonic()) * 1000)
-    if any(fd == connection.bell for fd, _ in ready):
-        with suppress(OSError):  # closed meanwhile
-            os.eventfd_read(connection.bell)
-    return any(fd != connection.bell for fd, _ in ready)
+    woken = False
+    for fd, _ in ready:
+        if fd == connection.bell:
+            with suppress(OSError):  # closed meanwhile
+                os.eventfd_read(fd)
+        elif connection.files is not None and fd == connection.files.fd:
+            connection.files.drain()
+        else:
+            woken = True
+    return woken
+
+
+def wait_beside(connection: Connection, bell: int) -> None:
+    """Wait until something lies in the socket, it has ended, or a bell of the caller's rings.
+
+    Takes nothing, so that another thread may wait to read at the same time.
+    """
+    poll = select.poll()
+    poll.register(bell, select.POLLIN)
+    if connection.fileno() >= 0:  # else it was closed on this side, and its bell will ring
+        poll.register(connection, select.POLLIN)
+    poll.poll()
 
 
 def has_hung_up(connection: Connection) -> bool:
-    """Whether the other side has closed the connection; never waits."""
-    if connection.fileno() < 0:
-        return True  # closed on this side
-    poll = select.poll()
-    poll.register(connection, select.POLLIN)
-    return any(events & (select.POLLHUP | select.POLLERR) for _, events in poll.poll(0))
+    """Whether the other side has closed the connection; never waits. By one thread at a time."""
+    return connection.fileno() < 0 or bool(connection.ends.poll(0))

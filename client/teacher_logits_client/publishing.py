@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from teacher_logits.device_probe import Probe
+from teacher_logits.device_probe import probe_of
 from teacher_logits.errors import ConfigError, RequestInvalidError
 from teacher_logits.grid import is_size
 from teacher_logits.profiles import TeacherProfile
@@ -24,11 +24,12 @@ from teacher_logits_client.slab_maker import SlabMaker
 from teacher_logits_client.uploads import Uploads
 
 if TYPE_CHECKING:
-    from teacher_logits.device_memory import DeviceMemory
+    from teacher_logits.device_probe import Probe
     from teacher_logits_client.agreement import AgreedPublisher
     from teacher_logits_client.calls import Calls
     from teacher_logits_client.claims import Way
     from teacher_logits_client.device_choice import DeviceName
+    from teacher_logits_client.openers.devices import Devices
     from teacher_logits_client.openers.stream import BufferPool
     from teacher_logits_client.returns import Returner
 
@@ -82,7 +83,7 @@ def open_publisher(
     buffers: BufferPool,
     owner: object,
     control_timeout: float,
-    device_memory: DeviceMemory | None = None,
+    devices: Devices,
 ) -> Publisher:
     """Be admitted as a publisher; see ``Client.open_publisher``, which ``owner`` is."""
     if not isinstance(profile, TeacherProfile):
@@ -91,20 +92,15 @@ def open_publisher(
             facts={"given": type(profile).__name__},
         )
     mail = FreedMail()
-    probe = _make_probe(settings, device_memory)
-    try:
-        agreed = shake_hands_as_publisher(
-            calls,
-            profile,
-            settings.transports,
-            timeout=settings.timeout,
-            make_line=partial(_make_line, mail),
-            probe=probe,
-        )
-    except BaseException:
-        if probe is not None:
-            probe.close()
-        raise
+    probe = _probe_for(settings, devices)
+    agreed = shake_hands_as_publisher(
+        calls,
+        profile,
+        settings.transports,
+        timeout=settings.timeout,
+        make_line=partial(_make_line, mail),
+        probe=probe,
+    )
     return Publisher(
         agreed,
         way=_way_of(agreed, settings, calls=calls, mail=mail, buffers=buffers, probe=probe),
@@ -115,11 +111,11 @@ def open_publisher(
     )
 
 
-def _make_probe(settings: PublisherSettings, memory: DeviceMemory | None) -> Probe | None:
+def _probe_for(settings: PublisherSettings, devices: Devices) -> Probe | None:
     """Return what readers open on trial, where a device was named."""
     if settings.device is None:
         return None
-    return Probe(*choose_device(settings.device, memory))
+    return probe_of(*choose_device(settings.device, devices))
 
 
 def _way_of(
@@ -132,9 +128,7 @@ def _way_of(
     probe: Probe | None,
 ) -> Way:
     session_id = agreed.terms.session_id
-    if agreed.line is None:
-        if probe is not None:  # what is streamed lies on the host
-            probe.close()
+    if agreed.line is None:  # what is streamed lies on the host
         return Uploads(session_id, registry=calls.registry, buffers=buffers)
     return OwnSlabs(
         session_id,

@@ -18,8 +18,10 @@ from teacher_logits.errors import (
     NotAvailable,
     TeacherLogitsError,
 )
+from teacher_logits.transport import Transport
 from teacher_logits_client.config import MapMode
 from teacher_logits_client.late_proofs import LateProofs
+from teacher_logits_client.line_watch import LineWatch
 from teacher_logits_client.openers.own import OwnPayload
 from teacher_logits_client.payloads import LeasedPayload
 from teacher_logits_client.session_openers import SessionOpeners
@@ -28,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from teacher_logits.device_memory import DeviceProbe
-    from teacher_logits.terms import LeaseTerms
-    from teacher_logits.transport import Settlement, Transport
+    from teacher_logits.terms import LeaseTerms, StepGrant
+    from teacher_logits.transport import Settlement
     from teacher_logits_client.agreement import Agreed
     from teacher_logits_client.calls import Calls
     from teacher_logits_client.openers import OpenedPayload
@@ -73,6 +75,7 @@ class Reader:
         self._mode = mode
         self._check_digest = check_digest
         self._settled = {s.writer_id: s.transport for s in agreed.terms.settlements}
+        self._watch = None if agreed.line is None else LineWatch(agreed.line)
         self._late = LateProofs(agreed, calls=calls, devices=devices, settle=self.settle)
         self._openers = SessionOpeners(
             agreed,
@@ -80,7 +83,9 @@ class Reader:
             mode=mode,
             buffers=buffers,
             read=self._read,
-            read_as_written=self._read_as_written,
+            read_as_written=lambda lease_id, offset, timeout: calls.read_payload(
+                self._session_id, lease_id, offset, timeout=timeout, as_written=True
+            ),
             count=returner.count,
             withdraw=self._late.withdraw,
         )
@@ -109,8 +114,11 @@ class Reader:
         self._late.try_probes(probes)
 
     def forget_slabs(self, slab_ids: Sequence[str]) -> None:
-        """Let go of slabs that are gone, once no lease is on them."""
-        self._openers.forget_slabs(slab_ids)
+        """Let go of slabs that are gone, soon, and once no lease is on them; returns at once.
+
+        On the thread of the returns, since a device may have to be waited for.
+        """
+        self._returner.later(partial(self._openers.forget_slabs, slab_ids))
 
     def open(self, lease: LeaseTerms, *, until: float, keep_if_late: bool = False) -> LeasedPayload:
         """Return a lease's payload; a lease that cannot be opened is given back.
@@ -130,13 +138,47 @@ class Reader:
             raise
         return self.adopt(opened)
 
+    def open_ahead(self, grant: StepGrant, *, until: float) -> tuple[OpenedLease, ...] | None:
+        """Return the memory of a grant; None of an announced one that is copied when it is taken.
+
+        Raises:
+            TransportFailure, StalePayloadError, DeadlinePassedError: all leases stay the caller's.
+        """
+        if grant.awaited and self._mode is MapMode.COPY:
+            return None
+        return tuple(
+            self.open_bytes(grant.leases, until=until, keep=True, is_announced=bool(grant.awaited))
+        )
+
+    def seals_of(self, grant: StepGrant, *, until: float) -> tuple[Callable[[], bool], ...]:
+        """Return what says of each payload that a grant awaits whether it is sealed.
+
+        Whoever waits on the line is woken then.
+
+        Raises:
+            TransportFailure, DeadlinePassedError: seals there cannot be seen.
+        """
+        return tuple([self._openers.seal_of(extent, until=until) for extent in grant.awaited])
+
+    def opens_at_once(self, grant: StepGrant) -> bool:
+        """Say whether a grant can be opened without waiting for anybody."""
+        return all(map(self._openers.has, grant.awaited)) and all(
+            self._openers.opens_at_once(lease, settled=self._settled.get(lease.writer_id))
+            for lease in grant.leases
+        )
+
     def open_bytes(
-        self, leases: Sequence[LeaseTerms], *, until: float, keep: bool = False
+        self,
+        leases: Sequence[LeaseTerms],
+        *,
+        until: float,
+        keep: bool = False,
+        is_announced: bool = False,
     ) -> list[OpenedLease]:
         """Return the memory of leases that belong together, to be adopted or put away.
 
         Where one cannot be opened all are given back, unless the deadline has passed or
-        ``keep`` says so: then all stay the caller's.
+        ``keep`` says so: then all stay the caller's. What ``is_announced`` is not sealed yet.
 
         Raises:
             TransportFailure, StalePayloadError, DeadlinePassedError: as for ``open``.
@@ -146,10 +188,10 @@ class Reader:
         opened: list[OpenedLease] = []
         try:
             for lease in leases:
-                memory, transport = self._openers.open(
-                    lease, settled=self._settled.get(lease.writer_id), until=until
-                )
+                memory, transport = self._open(lease, until, is_announced=is_announced)
                 opened.append(OpenedLease(lease=lease, memory=memory, transport=transport))
+                if transport is Transport.CUDA_IPC and self._watch is not None:
+                    self._watch.start()
                 if self._mode is MapMode.COPY:
                     own = OwnPayload(memory, lease.payload.columns)
                     opened[-1] = replace(opened[-1], memory=own)
@@ -163,6 +205,13 @@ class Reader:
                     self.discard(lease.lease_id)
             raise
         return opened
+
+    def _open(
+        self, lease: LeaseTerms, until: float, *, is_announced: bool
+    ) -> tuple[OpenedPayload, Transport]:
+        if is_announced:
+            return self._openers.open_announced(lease, until=until)
+        return self._openers.open(lease, settled=self._settled.get(lease.writer_id), until=until)
 
     def adopt(self, opened: OpenedLease) -> LeasedPayload:
         """Return the payload of an opened lease, which is its owner's from now on."""
@@ -179,10 +228,6 @@ class Reader:
             give_back=partial(self._give_back, lease_id),
             check_digest=self._check_digest,
         )
-
-    def opens_at_once(self, lease: LeaseTerms) -> bool:
-        """Say whether a lease can be opened without waiting for anybody."""
-        return self._openers.opens_at_once(lease, settled=self._settled.get(lease.writer_id))
 
     def put_away(self, opened: Sequence[OpenedLease]) -> None:
         """Let go of memory that nobody adopted; its leases stay the session's, unread."""
@@ -213,11 +258,6 @@ class Reader:
 
     def _read(self, lease_id: str, offset_bytes: int, timeout: float) -> Iterator[bytes]:
         return self._calls.read_payload(self._session_id, lease_id, offset_bytes, timeout=timeout)
-
-    def _read_as_written(self, lease_id: str, offset: int, timeout: float) -> Iterator[bytes]:
-        return self._calls.read_payload(
-            self._session_id, lease_id, offset, timeout=timeout, as_written=True
-        )
 
     def _give_back(self, lease_id: str, request_id: str = "") -> None:
         """Tell the server; on the returner's thread. The line stays until it has heard."""
@@ -252,6 +292,8 @@ class Reader:
     def let_go(self) -> None:
         """Let go of the line and the slabs; tensors keep what they view."""
         self._late.close()
+        if self._watch is not None:
+            self._watch.stop()
         if self.line is not None:
             self.line.close()
         self._openers.close()

@@ -57,7 +57,7 @@ def reserve_draft(
         raise
     grid = profile.batch_grid
     try:
-        return Draft(
+        draft = Draft(
             granted,
             payload=replace(claim.payload, payload_id=granted.reservation.payload_id),
             rows=rows,
@@ -66,6 +66,9 @@ def reserve_draft(
             desk=desk,
             owner=owner,
         )
+        if not draft.is_repeat:
+            way.announce(draft.payload_id, rows.valid_count)
+        return draft
     except BaseException:
         desk.later(partial(_give_up, way, claim))
         raise

@@ -60,11 +60,8 @@ class Part(Mapping[ColumnKind, torch.Tensor]):
         self.first = first
         self.row_count = row_count
         self._columns = columns
-        offsets = columns.raw(ColumnKind.ROW_OFFSETS).cast("q")
-        # A cut of a payload keeps the offsets that its rows had there.
-        base = offsets[0]
-        self._start, self._stop = offsets[first] - base, offsets[first + row_count] - base
         self._is_whole = row_count == payload.row_count
+        self._start, self._stop = self._place()
         if not 0 <= self._start <= self._stop <= payload.position_count:
             raise PayloadInvalidError(
                 f"payload {payload.payload_id} has {payload.position_count} positions, and its "
@@ -76,6 +73,29 @@ class Part(Mapping[ColumnKind, torch.Tensor]):
                     "stop": self._stop,
                 },
             )
+
+    def look_again(self) -> None:
+        """Refuse rows that were looked at before their seal, and are elsewhere now.
+
+        Raises:
+            PayloadInvalidError: naming both places.
+        """
+        if self._is_whole:
+            return  # its place follows from no offset
+        was, now = (self._start, self._stop), self._place()
+        if was != now:
+            raise PayloadInvalidError(
+                f"row_offsets of payload {self.payload.payload_id} put rows {self.first} to "
+                f"{self.first + self.row_count - 1} at {was} when it was announced, and at {now} "
+                "when it was sealed",
+                facts={"start": now[0], "stop": now[1]},
+            )
+
+    def _place(self) -> tuple[int, int]:
+        offsets = self._columns.raw(ColumnKind.ROW_OFFSETS).cast("q")
+        # A cut of a payload keeps the offsets that its rows had there.
+        base = offsets[0]
+        return offsets[self.first] - base, offsets[self.first + self.row_count] - base
 
     @property
     def device(self) -> torch.device:

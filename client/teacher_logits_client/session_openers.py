@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from teacher_logits.errors import TeacherLogitsError
+    from teacher_logits.payload import Extent
     from teacher_logits.terms import LeaseTerms
     from teacher_logits_client.agreement import Agreed
     from teacher_logits_client.line import Line
@@ -122,6 +123,23 @@ class SessionOpeners:
                     raise
                 raise _gone(lease, device_failure) from None
 
+    def open_announced(self, lease: LeaseTerms, *, until: float) -> tuple[OpenedPayload, Transport]:
+        """Return the memory of a lease that is not sealed yet: it lies on the host.
+
+        Raises:
+            SlabOpenError, DeadlinePassedError: see ``Opener.open``; nothing else is tried.
+        """
+        opened = self._sharing().open(lease, until=until, is_announced=True)
+        return opened, Transport.SHARED_MEMORY
+
+    def seal_of(self, extent: Extent, *, until: float) -> Callable[[], bool]:
+        """Return what says whether an announced extent is sealed; see ``SharedMemoryOpener``."""
+        return self._sharing().seal_of(extent, until=until)
+
+    def has(self, extent: Extent) -> bool:
+        """Say whether the slab of an extent is mapped."""
+        return self._shared is not None and self._shared.has(extent.slab_id)
+
     def opens_at_once(self, lease: LeaseTerms, *, settled: Transport | None) -> bool:
         """Say whether a lease can be opened without waiting for anybody."""
         if lease.extent is None or self._shared is None or self._device is None:
@@ -140,6 +158,11 @@ class SessionOpeners:
         """Let go of the slabs; tensors keep what they view."""
         for opener in self.by_transport.values():
             opener.close()
+
+    def _sharing(self) -> SharedMemoryOpener:
+        if self._shared is None:
+            raise SlabOpenError("a step was announced to a session that shares no memory")
+        return self._shared
 
     def _note_fallback(self, failed: Transport, other: Transport, why: TransportFailure) -> None:
         self._count("fallbacks")
@@ -172,6 +195,7 @@ def _make_shared(line: Line, mode: MapMode, devices: Devices) -> SharedMemoryOpe
         line.get_slab,
         mode=MapMode.READ_ONLY if mode is MapMode.COPY else mode,
         is_revoked=line.is_revoked,
+        watch=line.watch,
         pinner=devices.known if mode is MapMode.PINNED else None,
     )
 

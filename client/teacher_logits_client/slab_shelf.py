@@ -55,6 +55,9 @@ class PublisherSlab(Protocol):
     def generation(self, slot: int) -> int:
         """Read a slot."""
 
+    def touch(self) -> None:
+        """Have whoever watches the slab look at its slots."""
+
     def draft_room(self, extent: Extent, size_bytes: int) -> WriterRoom:
         """Return an extent's room, cut to a payload of ``size_bytes``."""
 
@@ -112,6 +115,13 @@ class SlabShelf:
         slab = self._slabs.get(extent.slab_id)
         if slab is not None:
             slab.mark(extent.slot, generation)
+
+    def let_in(self, extent: Extent) -> None:
+        """Let readers in to an extent, and wake those that wait for it. Under the lock."""
+        slab = self._slabs.get(extent.slab_id)
+        if slab is not None:
+            slab.mark(extent.slot, extent.generation)
+            slab.touch()
 
     def grow(self, usual_bytes: int, least_bytes: int, *, since: int) -> PoolFullError | None:
         """Make a slab and pass it to the server.
@@ -172,7 +182,10 @@ class SlabShelf:
             raise
 
     def close(self) -> None:
-        """Let go of all of them. Under the lock."""
-        for slab_id, slab in self._slabs.items():
-            slab.close(in_use=self._room.is_outstanding(slab_id))
-        self._slabs.clear()
+        """Let go of all of them; not under the lock, since a device may have to be waited for."""
+        with self._lock:
+            in_use = {each: self._room.is_outstanding(each) for each in self._slabs}
+            slabs = list(self._slabs.values())
+            self._slabs.clear()
+        for slab in slabs:
+            slab.close(in_use=in_use[slab.slab_id])

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from teacher_logits.terms import StepGrant
     from teacher_logits_client.batch import Batch
     from teacher_logits_client.reader import OpenedLease
@@ -15,11 +17,28 @@ _MOST = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedGrant:
-    """A grant, with its leases opened, and the batch of them, where that was done ahead."""
+    """A grant, with its leases opened, and the batch of them, where that was done ahead.
+
+    ``seals`` say of each payload that an announced step awaits whether it is sealed.
+    """
 
     grant: StepGrant
     leases: tuple[OpenedLease, ...] | None = None
     batch: Batch | None = None
+    seals: tuple[Callable[[], bool], ...] = ()
+
+    @property
+    def is_made(self) -> bool:
+        """Whether its batch is."""
+        return self.batch is not None
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether it may be handed out."""
+        for is_sealed in self.seals:
+            if not is_sealed():
+                return False
+        return True
 
 
 class StepSource(Protocol):
@@ -36,8 +55,8 @@ class StepSource(Protocol):
     def finish(self, step: int) -> None:
         """Note that a step that was taken is open, or given back."""
 
-    def take_ready(self, step: int) -> Batch | None:
-        """Return a step's batch if it was made ahead; never waits."""
+    def take_ready(self, step: int) -> OpenedGrant | None:
+        """Return a step if its batch was made ahead; never waits."""
 
     def read_ahead(self, step: int) -> None:
         """Have the steps behind one that is being closed come, and open those that have.

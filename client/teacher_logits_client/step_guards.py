@@ -99,20 +99,18 @@ def check_step(
     parts: Sequence[Part],
     *,
     rows: range,
-    batch: RowBatch | None,
+    batch: RowBatch,
 ) -> tuple[Check, ...]:
     """Hold a step's parts against what was asked for; return what was checked.
 
     ``rows`` are the rank's global rows, padding included. ``batch`` are its own rows in order,
-    padding included or left out; None where they are not known.
+    padding included or left out.
 
     Raises:
         PayloadInvalidError: ``batch`` is not of these rows.
         AlignmentError: they are about other tokens, or about the right ones at other places.
     """
-    status = _check_status(parts)
-    if batch is None:
-        return (status, *_UNCHECKED)
+    status = _check_status(statuses_of(parts))
     real = sum(part.row_count for part in parts)
     if batch.rows.row_count not in (len(rows), real):
         raise PayloadInvalidError(
@@ -134,6 +132,27 @@ def check_step(
     return (status, _digests(parts), _lookup(found))
 
 
+def statuses_of(parts: Sequence[Part]) -> bytes:
+    """Return the status of each row."""
+    return b"".join([part.status for part in parts])
+
+
+def look_again(parts: Sequence[Part]) -> bytes:
+    """Return the statuses of rows that were looked at before their seal, as they are since.
+
+    Raises:
+        PayloadInvalidError: rows have moved meanwhile.
+    """
+    for part in parts:
+        part.look_again()
+    return statuses_of(parts)
+
+
+def unchecked_step(statuses: bytes) -> tuple[Check, ...]:
+    """Return what is known of a step's rows, by their statuses, where the caller gave no ids."""
+    return (_check_status(statuses), *_UNCHECKED)
+
+
 def tokens_of(batch: RowBatch, *, row_count: int, real_row_count: int) -> torch.Tensor:
     """Return the tokens of each of the rank's rows, 0 for padding, int64 [row_count]."""
     lengths = torch.zeros(row_count, dtype=torch.int64)
@@ -141,10 +160,9 @@ def tokens_of(batch: RowBatch, *, row_count: int, real_row_count: int) -> torch.
     return lengths
 
 
-def _check_status(parts: Sequence[Part]) -> Check:
-    bad = sum(part.row_count - part.status.count(_OK) for part in parts)
-    total = sum(part.row_count for part in parts)
-    return _passed("row_status", f"{bad} of {total} rows are masked")
+def _check_status(statuses: bytes) -> Check:
+    bad = len(statuses) - statuses.count(_OK)
+    return _passed("row_status", f"{bad} of {len(statuses)} rows are masked")
 
 
 def _rows_of(batch: RowBatch, starts: list[int], first: int, count: int) -> RowBatch:

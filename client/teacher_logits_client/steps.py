@@ -52,8 +52,10 @@ class Steps:
 
     def acquire_ready(self, step: int) -> Batch | None:
         """Return a step's batch if it was made ahead, without any check of the rank's rows."""
-        batch = self._source.take_ready(step)
-        return None if batch is None else batch.adopt()
+        taken = self._source.take_ready(step)
+        if taken is None or taken.batch is None:
+            return None
+        return self._hand_out(taken.batch, taken.leases or (), None)
 
     def acquire(self, step: int, *, batch: RowBatch | None, seconds: float) -> Batch:
         """Wait for a step for at most ``seconds``, and hold it against the rank's own rows.
@@ -80,20 +82,22 @@ class Steps:
                 raise
             leases = self._open(taken, until)
             made = taken.batch or self._make(taken.grant, leases)
-        made.adopt()
-        if batch is not None:
-            try:
-                made.compare(batch)
-            except BaseException:
-                self._note_unread(leases)
-                made.abandon()
-                raise
-        return made
+        return self._hand_out(made, leases, batch)
 
     def close(self) -> None:
         """Bring no more steps; those that were sent ahead go back unread with the session."""
         self._closed = True
         self._source.close()
+
+    def _hand_out(self, made: Batch, leases: Sequence[OpenedLease], own: RowBatch | None) -> Batch:
+        made.adopt()
+        try:
+            made.check(own)
+        except BaseException:
+            self._note_unread(leases)
+            made.abandon()
+            raise
+        return made
 
     def _was_closed(self) -> SessionExpiredError:
         return SessionExpiredError(

@@ -93,6 +93,9 @@ class Uploads:
             self._uploads[reservation.payload_id] = _Upload(buffer, size)
         return Granted(reservation=reservation, room=HostRoom(memoryview(buffer)[:size]))
 
+    def announce(self, payload_id: str, valid_count: int | None) -> None:
+        """Nothing lies where readers look before it was sent."""
+
     def seal(self, payload_id: str, sealing: Sealing, *, until: float) -> None:
         """Send the bytes, then have them read; see ``Way.seal``."""
         with self._lock:

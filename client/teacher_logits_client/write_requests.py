@@ -1,10 +1,13 @@
-"""What publishers ask for, as messages: one form for two ways in, a broker line and gRPC."""
+"""What publishers ask for, as messages: one form for two ways in, a broker line and gRPC.
+
+Announcements go over a line only.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from teacher_logits.v1 import registry_service_pb2
+from teacher_logits.v1 import line_pb2, registry_service_pb2
 from teacher_logits.wire_session import extent_to_wire, payload_to_wire
 
 if TYPE_CHECKING:
@@ -28,6 +31,18 @@ def reserve_request(
         payload=payload_to_wire(payload),
         row_positions=row_positions,
         real_rows=real_rows,
+    )
+
+
+def announce_request(
+    session_id: str, payload_id: str, extent: Extent, valid_count: int | None
+) -> line_pb2.AnnouncePayloadRequest:
+    """Return the message that says where a payload will lie; ``valid_count`` as its seal's."""
+    return line_pb2.AnnouncePayloadRequest(
+        session_id=session_id,
+        payload_id=payload_id,
+        extent=extent_to_wire(extent),
+        valid_count=valid_count,
     )
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import uuid
 from typing import TYPE_CHECKING
 
@@ -46,8 +45,8 @@ class Contexts:
         check(calls, result, "cuDeviceGetCount")
         self._numbers = tuple(self._number(ordinal) for ordinal in range(count))
         self.devices = tuple(self._describe(ordinal) for ordinal in range(count))
-        # Guards the table; the driver is never called under it.
-        self._lock = threading.Lock()
+        # Each change is one step of the dictionary, and so needs no lock: a finaliser that closes a
+        # handle may come in anywhere, and would wait for its own thread.
         self._made: dict[int, int] = {}
 
     @contextlib.contextmanager
@@ -91,8 +90,7 @@ class Contexts:
 
     def any_device(self) -> Device:
         """Return a device for what concerns none: one that has a context, if there is one."""
-        with self._lock:
-            ordinal = next(iter(self._made), 0)
+        ordinal = next(iter(tuple(self._made)), 0)
         if not self._made and torch.cuda.is_initialized():
             ordinal = torch.cuda.current_device()
         return self.devices[ordinal]
@@ -103,15 +101,14 @@ class Contexts:
         return value if result == cuda_calls.SUCCESS else 0
 
     def _context(self, device: Device) -> int:
-        with self._lock:
-            made = self._made.get(device.ordinal)
+        made = self._made.get(device.ordinal)
         if made is not None:
             return made
         number = self._numbers[device.ordinal]
         result, context = self.calls.cuDevicePrimaryCtxRetain(number)
         check(self.calls, result, "cuDevicePrimaryCtxRetain")
-        with self._lock:  # where two threads came at once, the driver has counted both: harmless
-            return self._made.setdefault(device.ordinal, context)
+        # Where two threads came at once, the driver has counted both: harmless.
+        return self._made.setdefault(device.ordinal, context)
 
     def _number(self, ordinal: int) -> int:
         result, number = self.calls.cuDeviceGet(ordinal)

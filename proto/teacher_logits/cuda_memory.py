@@ -68,8 +68,9 @@ class CudaMemory:
         """See ``Contexts`` for what it raises; makes no context."""
         self._calls = calls
         self._contexts = Contexts(calls)
-        # Guards the table; the driver is never called under it.
-        self._lock = threading.Lock()
+        # Guards the table; the driver is never called under it. A finaliser that closes a handle
+        # may come in wherever this thread is, under the lock too.
+        self._lock = threading.RLock()
         self._opened: dict[tuple[int, int], _Opened] = {}
 
     @property
@@ -141,10 +142,11 @@ class CudaMemory:
         """Return the address of an exported allocation's first byte, in this process."""
         self._contexts.check_process("cuIpcOpenMemHandle")
         with self._lock:
-            for (ordinal, address), opened in self._opened.items():
-                if ordinal == device.ordinal and opened.handle == handle:
+            for key, opened in tuple(self._opened.items()):
+                if key[0] == device.ordinal and opened.handle == handle:
                     opened.count += 1
-                    return address
+                    if self._opened.get(key) is opened:  # else a finaliser has just closed it
+                        return opened.address
         with self._on(device, "cuIpcOpenMemHandle") as calls:
             result, address = calls.cuIpcOpenMemHandle(handle, cuda_calls.LAZY_ENABLE_PEER_ACCESS)
             check(calls, result, "cuIpcOpenMemHandle")

@@ -1,45 +1,83 @@
 """The probe of a writer with device memory: readers prove by it that they can open what it has.
 
 A probe is a small allocation of its own with 32 bytes that only a process which really shares the
-device's memory can read: a reader opens it once at its handshake, before any payload. It is
-exported for as long as its writer lives.
+device's memory can read: a reader opens it once at its handshake, before any payload.
+
+Promises: a process has one probe a device, whichever of its writers shows it, and keeps it to its
+end. A trial open may hang in a reader's driver for any time, and no lock says so, since a reader
+has nothing of the writer's to lock yet. To free the memory meanwhile would be undefined
+(``left_over``), so it never is.
 """
 
 from __future__ import annotations
 
+import os
 import secrets
+import threading
+import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 from teacher_logits.device_memory import PROBE_BYTES, DeviceError
 
 if TYPE_CHECKING:
     from teacher_logits.device_memory import Device, DeviceMemory, ExportedMemory
 
+_Place: TypeAlias = "tuple[int, str]"
+"""A process and a device's UUID: a fork has no share in its parent's memory."""
 
+
+@dataclass(frozen=True, kw_only=True)
 class Probe:
-    """A writer's probe. It owns its memory until ``close``."""
+    """A probe, and the driver and device that it was made with.
 
-    def __init__(self, memory: DeviceMemory, device: Device) -> None:
-        """Allocate, write the challenge, and export.
+    ``challenge`` is what lies where it begins.
+    """
 
-        Raises:
-            DeviceError: the driver refuses.
-        """
-        self.memory = memory
-        self.device = device
-        self.challenge = secrets.token_bytes(PROBE_BYTES)
-        self._address = memory.allocate(PROBE_BYTES, device=device)
-        try:
-            memory.copy_to_device(self._address, memoryview(self.challenge), device=device)
-            self.exported: ExportedMemory = memory.export(self._address)
-        except BaseException:
-            self.close()
-            raise
+    memory: DeviceMemory
+    device: Device
+    challenge: bytes
+    exported: ExportedMemory
 
-    def close(self) -> None:
-        """Give the memory back; twice is fine. Readers have it open for a moment only."""
-        address, self._address = self._address, 0
-        if address:
-            with suppress(DeviceError):  # the process is about to end, or the driver is gone
-                self.memory.free(address, device=self.device)
+
+@dataclass(frozen=True, kw_only=True)
+class _Kept:
+    address: int
+    challenge: bytes
+    exported: ExportedMemory
+
+
+_kept: weakref.WeakKeyDictionary[DeviceMemory, dict[_Place, _Kept]] = weakref.WeakKeyDictionary()
+# Guards the table; the driver is never called under it.
+_lock = threading.Lock()
+
+
+def probe_of(memory: DeviceMemory, device: Device) -> Probe:
+    """Return this process's probe of a device, which the first call allocates and exports.
+
+    Raises:
+        DeviceError: the driver refuses; nothing is left then.
+    """
+    place = (os.getpid(), device.uuid)
+    with _lock:
+        kept = _kept.setdefault(memory, {}).get(place)
+    if kept is None:
+        made = _make(memory, device)
+        with _lock:
+            kept = _kept[memory].setdefault(place, made)
+        if kept is not made:  # another thread was quicker, and nobody was shown ours
+            memory.free(made.address, device=device)
+    return Probe(memory=memory, device=device, challenge=kept.challenge, exported=kept.exported)
+
+
+def _make(memory: DeviceMemory, device: Device) -> _Kept:
+    challenge = secrets.token_bytes(PROBE_BYTES)
+    address = memory.allocate(PROBE_BYTES, device=device)
+    try:
+        memory.copy_to_device(address, memoryview(challenge), device=device)
+        return _Kept(address=address, challenge=challenge, exported=memory.export(address))
+    except BaseException:
+        with suppress(DeviceError):  # what the driver said first is what matters
+            memory.free(address, device=device)
+        raise

@@ -78,6 +78,7 @@ class DeviceSlab:
         Raises:
             DeviceError: the driver has no such memory, or does not export it.
             OSError: the system gave no twin.
+            SlabOpenError: there is no /proc, by which the twin is locked.
         """
         free_left_over()
         self.slab_id = slab_id
@@ -89,13 +90,17 @@ class DeviceSlab:
             self.exported: ExportedMemory = memory.export(own)
             room = round_up(size_bytes, PAGE_BYTES) + round_up(row_bytes, PAGE_BYTES)
             self._twin = WriterSlab(slab_id, room, is_sparse=True)
+            try:
+                self._lock = open_lock(self._twin.fd)
+            except BaseException:
+                self._twin.close()
+                raise
         except BaseException:
             if address is None:
                 memory.free(own, device=device)
             raise
         self.address = own
         self._is_own = address is None
-        self._lock = open_lock(self._twin.fd)
         weakref.finalize(self, os.close, self._lock).atexit = False
         self._held: Held | None = Held()
 
@@ -126,6 +131,10 @@ class DeviceSlab:
     def generation(self, slot: int) -> int:
         """Read a slot."""
         return self._twin.generation(slot)
+
+    def touch(self) -> None:
+        """Have whoever watches the twin look at its slots: see ``WriterSlab.touch``."""
+        self._twin.touch()
 
     def room(self, extent: Extent) -> memoryview:
         """Return the extent's bytes of the twin, writable: row columns and host copies."""

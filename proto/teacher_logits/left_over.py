@@ -7,8 +7,8 @@ To free device memory while another process has it open is undefined (CUDA C++ p
     writer   retire the twin -> is there a lock? -> free, or try again later
 
 A lock is ``flock``'s, on a description of the twin's file that the reader opened for it: the
-kernel lets it go when the reader dies, and a fork of the reader has it too. The writer has
-retired the twin before it looks, so nobody comes in between.
+kernel lets it go when the reader dies, and its forks with it. The writer has retired the twin
+before it looks, so nobody comes in between.
 """
 
 from __future__ import annotations

@@ -109,5 +109,9 @@ def _close(memory: DeviceMemory, address: int, device: Device, lock: int, pid: i
             memory.synchronise(device=device)  # a kernel that reads it may have been given since
             memory.close(address, device=device)
         except DeviceError as error:
+            # Then it is open, and the lock says so until this process ends.
             _log.warning("opened device memory was not closed: %s", error.message)
+            return
+        # Let go by name: a fork, such as a loader of data, has the lock as well.
+        fcntl.flock(lock, fcntl.LOCK_UN)
     os.close(lock)

@@ -10,7 +10,8 @@ descriptor over the broker line and can map it read-only or copy-on-write.
     | extents, from byte 65536 to the end; Extent.offset_bytes counts from there        |
 
 A slot is even while its extent may be read and odd while it may not (``pool``). Slots are
-written by the one writer only, each by one aligned 8-byte store.
+written by the one writer only, each by one aligned 8-byte store. That store is the seal: readers
+to whom an extent was announced wait for it, and the writer touches the slab's file behind it.
 
 Flag 1, sparse: the slab is the host twin of device memory (``device_slab``). Its room is a hole
 but for what was written: to read a hole by ``pread`` takes no memory, to touch it in a map does.
@@ -24,6 +25,7 @@ import fcntl
 import mmap
 import os
 import struct
+import threading
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import SlabOpenError
@@ -90,12 +92,22 @@ class WriterSlab:
         return CONTROL_BYTES + self.size_bytes
 
     def mark(self, slot: int, generation: int) -> None:
-        """Write a slot: an odd number bars readers, an even one lets them in."""
+        """Write a slot: an odd number bars readers, an even one lets them in.
+
+        What was written into the extent before is seen by who sees an even number; who sees
+        what is written after an odd one sees that number too.
+        """
+        fence()
         self._slots[slot] = generation
+        fence()
 
     def generation(self, slot: int) -> int:
         """Read a slot."""
         return int(self._slots[slot])
+
+    def touch(self) -> None:
+        """Have whoever watches the slab look at its slots: a slab is a file, and can be watched."""
+        os.utime(self.fd)
 
     def room(self, extent: Extent) -> memoryview:
         """Return the extent's bytes, writable."""
@@ -139,6 +151,19 @@ class WriterSlab:
             self._map.close()
         except BufferError:
             pass  # a tensor views it; the mapping dies with that tensor
+
+
+def fence() -> None:
+    """Keep this thread's reads and writes of shared memory before it before those after it.
+
+    x86 does so by itself, but for a read that overtakes a write; ARM does not. Of a lock that
+    nobody else knows, the release orders what came before, and the second acquisition, which
+    no CPU lets overtake it, what comes after.
+    """
+    lock = threading.Lock()
+    lock.acquire()
+    lock.release()
+    lock.acquire()
 
 
 def read_header(control: memoryview | mmap.mmap, *, slab_id: str, total_bytes: int) -> int:

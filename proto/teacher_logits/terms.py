@@ -101,6 +101,9 @@ class StepGrant:
     step's rows that are no padding. ``global_count`` are the positions of the whole step that
     count, None where its publishers registered no masks. ``settlements`` name the writers that
     the session has not been told of before.
+
+    With ``awaited`` it is announced, and not sealed yet: these are the extents of all its payloads,
+    whoever reads them, and it may be read once each of their slots holds its generation.
     """
 
     step: int
@@ -108,6 +111,14 @@ class StepGrant:
     real_rows: int
     global_count: int | None = None
     settlements: tuple[Settlement, ...] = ()
+    awaited: tuple[Extent, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepWithdrawn:
+    """A step that was announced and will not come as it was: its leases are void."""
+
+    step: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +154,7 @@ class WritersCame:
     probes: tuple[DeviceProbe, ...]
 
 
-Mail: TypeAlias = "StepGrant | StepFailure | RoomFreed | SlabsGone | WritersCame"
+Mail: TypeAlias = "StepGrant | StepFailure | StepWithdrawn | RoomFreed | SlabsGone | WritersCame"
 """What the server sends ahead over a line."""
 
 

@@ -15,11 +15,17 @@ from teacher_logits.terms import (
     SlabsGone,
     StepFailure,
     StepGrant,
+    StepWithdrawn,
     WritersCame,
 )
 from teacher_logits.v1 import line_pb2, payload_pb2, registry_service_pb2
 from teacher_logits.wire_errors import from_status, to_status
-from teacher_logits.wire_session import lease_from_wire, lease_to_wire
+from teacher_logits.wire_session import (
+    extent_from_wire,
+    extent_to_wire,
+    lease_from_wire,
+    lease_to_wire,
+)
 from teacher_logits.wire_transport import (
     probe_from_wire,
     probe_to_wire,
@@ -48,6 +54,7 @@ def grant_to_wire(
         real_rows=grant.real_rows,
         global_count=grant.global_count,
         settlements=[settlement_to_wire(s) for s in grant.settlements],
+        awaited=[extent_to_wire(extent) for extent in grant.awaited],
     )
 
 
@@ -66,6 +73,7 @@ def grant_from_wire(message: payload_pb2.StepGrant) -> StepGrant | StepFailure:
         real_rows=message.real_rows,
         global_count=message.global_count if message.HasField("global_count") else None,
         settlements=tuple(settlement_from_wire(s) for s in message.settlements),
+        awaited=tuple(extent_from_wire(extent) for extent in message.awaited),
     )
 
 
@@ -91,6 +99,8 @@ def mail_to_wire(mail: Mail, *, lease_message: LeaseMessage = lease_to_wire) -> 
     if isinstance(mail, WritersCame):
         came = line_pb2.WritersCame(probes=map(probe_to_wire, mail.probes))
         return line_pb2.LineReply(writers_came=came)
+    if isinstance(mail, StepWithdrawn):
+        return line_pb2.LineReply(withdrawn=line_pb2.StepWithdrawn(step=mail.step))
     return line_pb2.LineReply(step=grant_to_wire(mail, lease_message=lease_message))
 
 
@@ -111,6 +121,8 @@ def mail_from_wire(message: line_pb2.LineReply) -> Mail:
         return SlabsGone(slab_ids=tuple(message.slabs_gone.slab_ids))
     if kind == "writers_came":
         return WritersCame(probes=tuple(map(probe_from_wire, message.writers_came.probes)))
+    if kind == "withdrawn":
+        return StepWithdrawn(step=message.withdrawn.step)
     if kind == "step":
         return grant_from_wire(message.step)
     raise RequestInvalidError(f"{kind or 'nothing'} came ahead over a line")

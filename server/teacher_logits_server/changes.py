@@ -28,6 +28,11 @@ class ChangeLog:
     decided: list[int] = field(default_factory=list)
     is_news: bool = False
 
+    @property
+    def is_any(self) -> bool:
+        """Whether something has changed of what there is to read, or of who may write it."""
+        return self.is_news or bool(self.decided)
+
     def take(self) -> Changes:
         """Return all of it, once."""
         changes = Changes(

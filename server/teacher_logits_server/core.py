@@ -172,8 +172,6 @@ class Core:
             self.scorer.stop()
         self.slabs.close()
         self.foreign.close()
-        if self.device is not None:
-            self.device.close()
 
     def threads(self) -> dict[str, bool]:
         """Return which threads there are, and whether each lives."""

@@ -7,7 +7,7 @@ room whatever becomes of the reservation meanwhile.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import (
@@ -29,7 +29,9 @@ class Draft:
     row_positions: tuple[int, ...]
     #: Whether its bytes come to the server's own slabs.
     streams: bool
+    #: Where it lies: room here, or the place that its publisher has announced.
     extent: Extent | None = None
+    valid_count: int | None = None
     written_bytes: int = 0
     is_being_written: bool = False
 
@@ -84,10 +86,20 @@ class Drafts:
             )
         return draft
 
+    def announced(self, teacher_id: str) -> list[Draft]:
+        """Return copies of those of a teacher whose place in a publisher's slab is known."""
+        return [
+            replace(draft)
+            for draft in self._drafts.values()
+            if not draft.streams
+            and draft.extent is not None
+            and draft.payload.teacher_id == teacher_id
+        ]
+
     def end(self, payload_id: str) -> Extent | None:
         """Forget one; return the room that is free with that: not while somebody writes to it."""
         draft = self._drafts.pop(payload_id, None)
-        if draft is None or draft.is_being_written:
+        if draft is None or draft.is_being_written or not draft.streams:
             return None
         return draft.extent
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from teacher_logits.transport import Transport
     from teacher_logits_server.lending import Slots
     from teacher_logits_server.limits import Limits
+    from teacher_logits_server.publishers import Published
     from teacher_logits_server.sessions import Session
 
 
@@ -133,6 +134,7 @@ class Ending(Stepping):
     def _end(self, session: Session, *, doubt: Doubt | None = None) -> None:
         """End a session and each of its leases; readers in doubt keep their room."""
         session.phase = Phase.ENDED
+        self._announced.forget(session.session_id)
         self._end_publisher(session, in_good_order=False)
         for lease in self._lending.leases.of_session(session.session_id):
             if doubt is not None and not lease.streams:
@@ -156,16 +158,46 @@ class Ending(Stepping):
 
     def _drop_if_done(self, session: Session) -> None:
         """Forget a session that nothing can happen to any more."""
-        has_leases = bool(self._lending.leases.of_session(session.session_id))
-        is_closed = session.phase is Phase.CLOSED and not has_leases
+        # What was announced may be read by now, until the line ends: its seal is on its way then.
+        holds_some = bool(
+            self._lending.leases.of_session(session.session_id)
+            or self._announced.steps_of(session.session_id)
+        )
+        is_closed = session.phase is Phase.CLOSED and not holds_some
         if is_closed or session.phase in (Phase.DIED, Phase.ENDED):
             self._end_reader(session)
-        if has_leases:
+        if holds_some:
             return
         if session.phase is Phase.DIED or (session.phase is Phase.CLOSED and session.line is None):
             session.phase = Phase.ENDED
         if session.phase is Phase.ENDED:
             self._mail.forget(session.session_id)
+            self._lending.forget_reader(session.session_id)
             self._sessions.drop(session)
             # Whoever still has the session, an error's traceback say, keeps no page mapped.
             session.line = session.last_line = None
+
+    def _close_reader(self, session: Session) -> None:
+        """Learn that a student's session gets no step but those that it has."""
+        published = self._publishers.find(session.teacher_id)
+        if published is not None and not session.is_publisher:
+            self._news.teachers_changed |= session.is_contested
+            session_id = session.session_id
+            has = self._grants.steps_of(session_id) | self._announced.steps_of(session_id)
+            published.steps.close(session_id, has)
+            self._carry_out(published)
+
+    def _end_reader(self, session: Session) -> None:
+        """Learn that a student's session reads no step any more."""
+        published = self._publishers.find(session.teacher_id)
+        self._news.teachers_changed |= session.is_contested
+        if published is not None and not session.is_publisher:
+            published.steps.leave(session.session_id)
+            self._carry_out(published)
+            self._publishers.note_left(session.teacher_id, now=self._clock.now())
+
+    def _clear_away(self, published: Published) -> None:
+        """Retire all that is left of a teacher that everybody has left."""
+        published.steps.retire_all()
+        self._carry_out(published)
+        self._publishers.forget_if_over(published.profile.teacher_id)

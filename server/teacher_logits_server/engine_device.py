@@ -12,7 +12,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from teacher_logits.device_memory import DeviceError, DeviceProbe, device_names, find_device
-from teacher_logits.device_probe import Probe
+from teacher_logits.device_probe import probe_of
 from teacher_logits.device_slab import DeviceSlab
 from teacher_logits.errors import ConfigError, PoolFullError
 from teacher_logits.layout import round_up
@@ -29,7 +29,7 @@ _FLAG = "--device-pool-size"
 
 
 class EngineDevice:
-    """One device: it makes the slabs there, and owns the probe until ``close``.
+    """One device: it makes the slabs there, and has the probe that is shown to readers.
 
     Args:
         budget_bytes: what all slabs together may come to.
@@ -45,7 +45,7 @@ class EngineDevice:
         self._memory = memory
         try:
             memory.free(memory.allocate(budget_bytes, device=device), device=device)
-            self._probe = Probe(memory, device)
+            self._probe = probe_of(memory, device)
         except DeviceError as error:
             raise ConfigError(
                 f"{_FLAG} {budget_bytes}: device {device.uuid} ({device.name}) gave no such memory "
@@ -83,10 +83,6 @@ class EngineDevice:
                 return self._make(slab_id, least)
             except (DeviceError, OSError) as error:
                 raise self._none_left(least, error) from error
-
-    def close(self) -> None:
-        """Give the probe's memory back."""
-        self._probe.close()
 
     def _make(self, slab_id: str, size_bytes: int) -> DeviceSlab:
         return DeviceSlab(slab_id, size_bytes, memory=self._memory, device=self.device)

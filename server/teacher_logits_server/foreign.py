@@ -139,6 +139,15 @@ class ForeignSlabs:
             found = os.lseek(self._slabs[extent.slab_id].fd, base + start, os.SEEK_HOLE)
         return min(found - base, stop)
 
+    def generation(self, extent: Extent) -> int:
+        """Read the slot of an extent, in use or not; 0 where its slab is gone."""
+        with self._lock:
+            slab = self._slabs.get(extent.slab_id)
+            if slab is None:
+                return 0
+            slot = os.pread(slab.fd, 8, HEADER_BYTES + 8 * extent.slot)
+        return int.from_bytes(slot, "little")
+
     def copy(self, slab_id: str) -> tuple[int, int]:
         """Return a copy of a slab's descriptor, which the caller closes, and its size in bytes.
 

@@ -1,6 +1,6 @@
 """Sessions under the ledger's lock: the handshake, the signs of life, the client's own close.
 
-A base of ``ledger.Ledger``, over ``ending``. Publishers have sessions as students do. Every
+A base of ``ledger.Ledger``, over ``announcing``. Publishers have sessions as students do. Every
 id is checked for its epoch first, so that one of an older server says so.
 """
 
@@ -12,7 +12,7 @@ from teacher_logits import keys
 from teacher_logits.errors import UnknownTeacherError
 from teacher_logits.terms import SessionTerms
 from teacher_logits.transport import Transport
-from teacher_logits_server.ending import Ending
+from teacher_logits_server.announcing import Announcing
 from teacher_logits_server.proofs import Line
 from teacher_logits_server.sessions import Phase, Session
 from teacher_logits_server.views import describe_session
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from teacher_logits_server.proofs import Page
 
 
-class Handshake(Ending):
+class Handshake(Announcing):
     """Sessions, shared by threads.
 
     Args:

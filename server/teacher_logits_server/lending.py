@@ -131,6 +131,17 @@ class Lending:
         freed, self._freed = self._freed, False
         return freed
 
+    def take_unmappable(self) -> list[tuple[str, str]]:
+        """Return slabs that readers are to let go of: (session id, slab id), each once."""
+        own = self.own_device.take_unmappable() if self.own_device is not None else []
+        return self.relays.take_unmappable() + own
+
+    def forget_reader(self, session_id: str) -> None:
+        """Learn that a session has ended, and has no slab open any more."""
+        self.relays.forget_reader(session_id)
+        if self.own_device is not None:
+            self.own_device.forget_reader(session_id)
+
     def take_freed_foreign(self) -> list[tuple[str, str]]:
         """Return whose payloads came free in publishers' slabs: (session id, payload id)."""
         freed, self._freed_foreign = self._freed_foreign, []

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from teacher_logits.errors import RequestInvalidError
 from teacher_logits.keys import STEP_LIMIT
-from teacher_logits.terms import RoomFreed, SlabsGone
+from teacher_logits.terms import RoomFreed, SlabsGone, StepWithdrawn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -36,6 +36,9 @@ class Mailbox:
     came: list[str] = field(default_factory=list)
     #: Steps that can never be had, and why.
     barred: dict[int, TeacherLogitsError] = field(default_factory=dict)
+    withdrawn: list[int] = field(default_factory=list)
+    #: Wanted steps of which it is told nothing before they are complete.
+    declined: set[int] = field(default_factory=set)
     #: The lowest open step that a publisher was told last.
     told_lowest: int = 0
 
@@ -64,6 +67,7 @@ class Mail:
             )
         box = self._boxes.setdefault(session_id, Mailbox())
         box.wanted = range(first_step, first_step + count)
+        box.declined.intersection_update(box.wanted)
         box.sent = {
             step for step in box.sent if is_out(step) or (step in box.wanted and step != first_step)
         }
@@ -81,6 +85,32 @@ class Mail:
     def note_sent(self, session_id: str, step: int) -> None:
         """Note that a step goes out."""
         self._boxes[session_id].sent.add(step)
+
+    def withdraw(self, session_id: str, step: int) -> bool:
+        """Take back a step that went out before it was sealed; say whether it can be told."""
+        box = self._boxes.get(session_id)
+        if box is not None:
+            box.sent.discard(step)
+            box.withdrawn.append(step)
+        return box is not None
+
+    def decline(self, session_id: str, step: int) -> None:
+        """Have a step that went out before it was sealed go out again, once it is complete."""
+        box = self._boxes.get(session_id)
+        if box is not None:
+            box.sent.discard(step)
+            box.declined.add(step)
+
+    def has_declined(self, session_id: str, step: int) -> bool:
+        """Say whether a session has no use for a step before it is complete."""
+        box = self._boxes.get(session_id)
+        return box is not None and step in box.declined
+
+    def take_withdrawn(self, session_id: str) -> list[StepWithdrawn]:
+        """Return the steps that were taken back, each once."""
+        box = self._boxes.get(session_id, Mailbox())
+        withdrawn, box.withdrawn = box.withdrawn, []
+        return [StepWithdrawn(step=step) for step in withdrawn]
 
     def wants(self, session_id: str, steps: Collection[int]) -> bool:
         """Say whether a session wants one of these and was not sent it."""

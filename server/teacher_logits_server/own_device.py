@@ -35,6 +35,7 @@ class OwnDevice:
             flag="--device-pool-size",
         )
         self._passed_to: dict[str, set[str]] = {}
+        self._told_readers: list[tuple[str, str]] = []
 
     def note_passed(self, slab_id: str, session_id: str) -> None:
         """Note that a reader is passed a slab."""
@@ -43,7 +44,17 @@ class OwnDevice:
     def drop_slab(self, slab_id: str) -> None:
         """Forget an idle slab; see ``Pool.drop_slab``."""
         self.pool.drop_slab(slab_id)
-        self._passed_to.pop(slab_id, None)
+        self._told_readers += [(each, slab_id) for each in self._passed_to.pop(slab_id, ())]
+
+    def take_unmappable(self) -> list[tuple[str, str]]:
+        """Return (session id, slab id) of forgotten slabs and whoever may have them open, once."""
+        told, self._told_readers = self._told_readers, []
+        return told
+
+    def forget_reader(self, session_id: str) -> None:
+        """Learn that a session has ended."""
+        for readers in self._passed_to.values():
+            readers.discard(session_id)
 
     def views(self) -> tuple[DeviceSlabView, ...]:
         """Describe its slabs."""

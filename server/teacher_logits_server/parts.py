@@ -78,6 +78,8 @@ class Part:
     """One shard of a step. Only its tables change it."""
 
     claim: Claim
+    #: Whether readers can be told where it will lie.
+    is_announced: bool = False
     is_sealed: bool = False
     is_lost: bool = False
     is_orphan: bool = False
@@ -87,6 +89,15 @@ class Part:
     repeat: Claim | None = None
     #: Second writings that were found to be the same: payload id, session id.
     repeated: set[tuple[str, str]] = field(default_factory=set)
+
+    def announce(self, valid_count: int | None) -> bool:
+        """Learn that its place is known, and its count; say whether readers can be told of it.
+
+        They are told of no repeat, which may never take the place of the first.
+        """
+        if not self.is_sealed and self.repeat is None:
+            self.is_announced, self.valid_count = True, valid_count
+        return self.is_announced
 
     def was_taken(self, session_id: str, payload_id: str) -> bool:
         """Say whether a session has sealed this already, under this payload id."""
@@ -115,6 +126,20 @@ class Step:
     def sealed_rows(self) -> int:
         """Rows that can be read."""
         return sum(len(part.claim.rows) for part in self.sealed)
+
+    @property
+    def there(self) -> list[Part]:
+        """The parts that can be read, or will be where they were announced to lie, in order."""
+        parts = [
+            p for p in self.parts.values() if (p.is_sealed or p.is_announced) and not p.is_lost
+        ]
+        return sorted(parts, key=lambda part: part.claim.rows.start)
+
+    @property
+    def is_announced(self) -> bool:
+        """Whether all of it is there, and not all of that sealed."""
+        rows = sum(len(part.claim.rows) for part in self.there)
+        return rows == self.real_rows and self.stage is Stage.OPEN
 
     @property
     def claimed(self) -> list[int]:
@@ -153,7 +178,7 @@ class Step:
     @property
     def global_count(self) -> int | None:
         """Positions that count, where every part brought a mask."""
-        counts = [part.valid_count for part in self.sealed]
+        counts = [part.valid_count for part in self.there]
         return None if None in counts else sum(count or 0 for count in counts)
 
     def check_claim(self, claim: Claim) -> None:

@@ -41,7 +41,9 @@ class Reading(Sealing):
                 session_id,
                 first_step,
                 count,
-                is_out=lambda step: self._grants.is_out(session_id, step),
+                is_out=lambda step: (
+                    self._grants.is_out(session_id, step) or self._announced.has(session_id, step)
+                ),
             )
             published.steps.seats.note_wanted(session_id, self._mail.due(session_id))
             if self._grants.is_out(session_id, first_step):
@@ -115,6 +117,7 @@ class Reading(Sealing):
                 return []
             published = self._publishers.find(session.teacher_id)
             due: list[Mail | None] = [self._mail.take_gone(session_id), self._came(session)]
+            due += self._mail.take_withdrawn(session_id)
             if published is not None and session.is_publisher:
                 lowest = published.steps.lowest_without(session.publisher.data_parallel_rank)
                 due.append(self._mail.take_freed(session_id, lowest))
@@ -126,7 +129,7 @@ class Reading(Sealing):
     def may_open(self, session_id: str, slab_id: str) -> None:
         """Refuse a slab that is not in use, or to a session not proven to share memory.
 
-        Who may open a publisher's slab is told when it is gone.
+        Who may open a publisher's slab, or one of the engine's device, is told when it is gone.
 
         Raises:
             SessionExpiredError: the session has ended.
@@ -140,6 +143,7 @@ class Reading(Sealing):
                 own = self._lending.own_device
                 if own is not None and own.pool.has_slab(slab_id):
                     own.note_passed(slab_id, session_id)
+                    self._mail.open(session_id)
                 return
             writer_id = self._lending.relays.writer_of(slab_id)
             if writer_id is not None and session.shares(writer_id):
@@ -176,8 +180,10 @@ class Reading(Sealing):
         try:
             self._mail.check_barred(session_id, number)
             step = published.steps.had(number)
-            if step is None or self._awaits_proof(session):
+            if self._awaits_proof(session):
                 return None
+            if step is None:
+                return self._send_ahead(session, published, number)
             terms = self._grant(session, published, step, request_id="", now=now)
         except TeacherLogitsError as error:
             if not is_asked:
@@ -195,6 +201,18 @@ class Reading(Sealing):
         came = self._mail.take_came(session.session_id)
         probes = [offers[each].probe for each in dict.fromkeys(came) if each in offers]
         return WritersCame(probes=tuple(probes)) if probes else None
+
+    def _send_ahead(self, session: Session, published: Published, number: int) -> StepGrant | None:
+        """Return what can be told of a wanted step that is not complete."""
+        step = published.steps.find(number)
+        if step is None or not step.is_announced:
+            return None
+        if self._mail.has_declined(session.session_id, number):
+            return None
+        terms = self._announce(session, published, step)
+        if terms is not None:
+            self._mail.note_sent(session.session_id, number)
+        return terms
 
     def _read_by(self, session: Session) -> Published:
         """Return the published teacher whose steps a student's session reads."""

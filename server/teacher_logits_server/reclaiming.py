@@ -51,6 +51,8 @@ class Reclaiming(Reading):
             was_there = session.phase is not Phase.ENDED
             for lease in leases:
                 self._tell(session, lease)
+            for lease_id in self._announced.leases_of(session_id):  # which it may read by now
+                self._revoke(session, lease_id)
             self._end(session)
             return Reclaimed(
                 freed_bytes=self._lending.freed_bytes - before,
@@ -120,6 +122,10 @@ class Reclaiming(Reading):
 
     def _tell(self, session: Session, lease: Lease) -> None:
         """Have the reader find out at its exit check. Comes before the room is anybody else's."""
+        if not lease.streams:
+            self._revoke(session, lease.lease_id)
+
+    def _revoke(self, session: Session, lease_id: str) -> None:
         line = session.last_line
-        if line is not None and line.page is not None and not lease.streams:
-            line.page.revoke(lease.lease_id)
+        if line is not None and line.page is not None:
+            line.page.revoke(lease_id)

@@ -130,6 +130,11 @@ class Relays:
         """Note that a reader is passed a slab's descriptor."""
         self._relays[slab_id].passed_to.add(session_id)
 
+    def forget_reader(self, session_id: str) -> None:
+        """Learn that a session has ended."""
+        for relay in self._relays.values():
+            relay.passed_to.discard(session_id)
+
     def check_extent(
         self,
         extent: Extent,

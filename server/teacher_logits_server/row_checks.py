@@ -31,14 +31,15 @@ def check_rows(
     payload: Payload,
     row_positions: Sequence[int],
     *,
-    bad_row_count: int,
+    bad_row_count: int | None,
     read: Callable[[int, int], bytes],
 ) -> None:
     """Refuse a payload whose rows are not those that were reserved. Columns it lacks pass.
 
     Args:
         row_positions: positions of each row, by the reservation.
-        bad_row_count: rows whose status is not OK, by the seal.
+        bad_row_count: rows whose status is not OK, by the seal; None before that: statuses are
+            not looked at yet.
         read: returns bytes of the payload, by (offset, size).
 
     Raises:
@@ -59,7 +60,7 @@ def check_rows(
             numbers = _numbers("i", data)
             _compare(payload, kind, _bytes(numbers[1::2]), array("i", row_positions))
             _check_firsts(payload, numbers[0::2], row_positions)
-        else:
+        elif bad_row_count is not None:
             _check_status(payload, data, bad_row_count)
 
 
@@ -85,6 +86,13 @@ def check_filled(payload: Payload, *, host_copy: bool, hole: Callable[[int, int]
                 found - column.offset_bytes,
                 column.size_bytes,
             )
+
+
+def count_bad_rows(payload: Payload, read: Callable[[int, int], bytes]) -> int:
+    """Return how many rows are not OK, by their statuses; ``read`` as for ``check_rows``."""
+    column = payload.column(ColumnKind.ROW_STATUS)
+    statuses = read(column.offset_bytes, column.size_bytes)
+    return len(statuses) - statuses.count(RowStatus.OK)
 
 
 def _compare(payload: Payload, kind: ColumnKind, data: bytes, expected: array[int]) -> None:

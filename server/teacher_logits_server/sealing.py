@@ -1,6 +1,6 @@
 """Seals under the ledger's lock: what publishers reserved becomes readable, or is given up.
 
-A base of ``ledger.Ledger``, over ``publishing``.
+A base of ``ledger.Ledger``, over ``placing``.
 
 Promises: what is sealed does not change: the same rows again are fine where the bytes are the
 same, and refused otherwise; where the first is an orphan, they take its place for readers yet
@@ -20,10 +20,9 @@ from teacher_logits.errors import (
     TeacherLogitsError,
 )
 from teacher_logits_server.parts import Stage
-from teacher_logits_server.publishing import Publishing
+from teacher_logits_server.placing import Placing
 from teacher_logits_server.registry import Sealed
 from teacher_logits_server.rooms import pinned
-from teacher_logits_server.runs import runs_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from teacher_logits_server.sessions import Session
 
 
-class Sealing(Publishing):
+class Sealing(Placing):
     """How reservations end. For its arguments see ``Handshake``."""
 
     @contextmanager
@@ -67,27 +66,6 @@ class Sealing(Publishing):
             if first is not None:
                 with self._step():
                     self._lending.unpin(first)
-
-    def check_place(
-        self, session_id: str, payload_id: str, extent: Extent | None, *, host_copy: bool = False
-    ) -> None:
-        """Refuse a place in which a payload cannot lie, before a byte there is read.
-
-        A refused one ends the reservation; one that has ended is left to ``seal_payload``.
-
-        Raises:
-            PayloadInvalidError, NotAllowedError: as for ``seal_payload``.
-        """
-        with self._step() as now:
-            published = self._published(self._publisher(session_id, now))
-            draft = self._drafts.find(payload_id)
-            if draft is None or draft.session_id != session_id:
-                return
-            try:
-                self._check_place(draft, extent, host_copy=host_copy)
-            except TeacherLogitsError:
-                self._end_reservation(published, payload_id)
-                raise
 
     def seal_payload(
         self,
@@ -127,7 +105,7 @@ class Sealing(Publishing):
                 return
             draft = self._drafts.get(session_id, payload_id)
             try:
-                self._check_seal(draft, bad_row_count, valid_count)
+                self._check_seal(draft, extent, bad_row_count, valid_count)
                 self._check_place(draft, extent, host_copy=host_copy)
                 if part is not None and part.repeat is not None:
                     _check_repeat(part, digest, part.digest or repeated_digest, valid_count)
@@ -165,40 +143,6 @@ class Sealing(Publishing):
             return self._lending.is_held(payload_id)
 
     # Within
-
-    def _check_seal(self, draft: Draft, bad_row_count: int, valid_count: int | None) -> None:
-        payload = draft.payload
-        for name, count, most in (
-            ("bad_row_count", bad_row_count, payload.row_count),
-            ("valid_count", valid_count or 0, payload.position_count),
-        ):
-            if not 0 <= count <= most:
-                raise PayloadInvalidError(
-                    f"{name} of payload {payload.payload_id} is {count}; it can be 0 to {most}",
-                    facts={name: count, "most": most},
-                )
-
-    def _is_on_device(self, extent: Extent | None) -> bool:
-        """Say whether a place is in a slab of device memory."""
-        return extent is not None and self._lending.relays.device_of(extent.slab_id) is not None
-
-    def _check_place(self, draft: Draft, extent: Extent | None, *, host_copy: bool) -> None:
-        payload = draft.payload
-        if draft.streams:
-            draft.check_written()
-        if draft.streams == (extent is not None):
-            raise PayloadInvalidError(
-                f"payload {payload.payload_id} is sealed with the place where it lies in its "
-                "publisher's own slab, and without one where it was streamed",
-                facts={"payload_id": payload.payload_id},
-            )
-        if extent is not None:
-            runs = None
-            if self._is_on_device(extent):
-                runs = runs_of(extent, payload, host_copy=host_copy)
-            self._lending.relays.check_extent(
-                extent, payload.size_bytes, session_id=draft.session_id, runs=runs
-            )
 
     def _seal(
         self,
@@ -246,11 +190,6 @@ class Sealing(Publishing):
         if not draft.streams:
             self._mail.note_freed(draft.session_id, payload_id)
             self._news.mail.add(draft.session_id)
-
-    def _end_reservation(self, published: Published, payload_id: str) -> None:
-        published.steps.abandon(payload_id)
-        self._end_draft(payload_id)
-        self._carry_out(published)
 
 
 def _not_comparable(part: Part) -> PayloadConflictError:

@@ -18,6 +18,7 @@ from teacher_logits.cuts import cut_rows
 from teacher_logits.errors import TeacherLogitsError
 from teacher_logits.grid import rows_of_rank
 from teacher_logits.terms import LeaseTerms, StepGrant
+from teacher_logits_server.announced import Announced
 from teacher_logits_server.drafts import Drafts
 from teacher_logits_server.grants import Grant, Grants
 from teacher_logits_server.leases import Doubt, Lease
@@ -57,6 +58,7 @@ class Stepping(Settling):
         self._drafts = Drafts()
         self._grants = Grants()
         self._mail = Mail()
+        self._announced = Announced()
         #: Sessions of publishers that are there.
         self._writers: set[str] = set()
 
@@ -131,7 +133,8 @@ class Stepping(Settling):
             PayloadInvalidError: a payload lacks what the session settled.
             HostCopyNeededError, ProducerLostError: see ``_reads_device``.
         """
-        found = self._find_rows(session, step)
+        parts = [(self._lending.held(p.claim.payload_id), p.claim.rows) for p in step.sealed]
+        found = self._suiting(session, parts)
         settlements = self._settle_new(session, [sealed.writer_id for sealed, _ in found])
         try:  # all of them, before the first is leased
             for sealed, _ in found:
@@ -163,17 +166,17 @@ class Stepping(Settling):
             self._carry_out(published)
         return terms
 
-    def _find_rows(self, session: Session, step: Step) -> list[tuple[Sealed, range]]:
+    def _suiting(
+        self, session: Session, parts: list[tuple[Sealed, range]]
+    ) -> list[tuple[Sealed, range]]:
         """Return the payloads of a step that hold rows of a student's rank, and these rows."""
         student = session.student
         mine = rows_of_rank(student.batch_grid, student.data_parallel_rank)
         found = []
-        for part in step.sealed:
-            theirs = part.claim.rows
+        for sealed, theirs in parts:
             rows = range(max(mine.start, theirs.start), min(mine.stop, theirs.stop))
             if not rows:
                 continue
-            sealed = self._lending.held(part.claim.payload_id)
             check_payload_suits(
                 student,
                 sealed.payload,
@@ -193,8 +196,9 @@ class Stepping(Settling):
         digest: bytes = b"",
         now: float,
     ) -> LeaseTerms:
+        told = self._announced.lease_id(session.session_id, sealed.payload.key)
         lease = Lease(
-            lease_id=keys.new_id("l", self.epoch),
+            lease_id=told or self._new_lease_id(),
             session_id=session.session_id,
             request_id=request_id,
             digest=digest,
@@ -207,6 +211,9 @@ class Stepping(Settling):
         )
         self._lending.lend(lease)
         return self._lease_terms(lease, sealed)
+
+    def _new_lease_id(self) -> str:
+        return keys.new_id("l", self.epoch)
 
     # Ends
 
@@ -236,7 +243,7 @@ class Stepping(Settling):
             if session_id in self._writers:
                 self._mail.note_freed(session_id, payload_id)
                 self._news.mail.add(session_id)
-        for session_id, slab_id in self._lending.relays.take_unmappable():
+        for session_id, slab_id in self._lending.take_unmappable():
             if self._mail.note_gone(session_id, slab_id):
                 self._news.mail.add(session_id)
         return super()._take_news()
@@ -275,26 +282,3 @@ class Stepping(Settling):
         self._carry_out(published)
         self._publishers.note_left(session.teacher_id, now=self._clock.now())
         self._news.teachers_changed = True
-
-    def _close_reader(self, session: Session) -> None:
-        """Learn that a student's session gets no step but those that it has."""
-        published = self._publishers.find(session.teacher_id)
-        if published is not None and not session.is_publisher:
-            self._news.teachers_changed |= session.is_contested
-            published.steps.close(session.session_id, self._grants.steps_of(session.session_id))
-            self._carry_out(published)
-
-    def _end_reader(self, session: Session) -> None:
-        """Learn that a student's session reads no step any more."""
-        published = self._publishers.find(session.teacher_id)
-        self._news.teachers_changed |= session.is_contested
-        if published is not None and not session.is_publisher:
-            published.steps.leave(session.session_id)
-            self._carry_out(published)
-            self._publishers.note_left(session.teacher_id, now=self._clock.now())
-
-    def _clear_away(self, published: Published) -> None:
-        """Retire all that is left of a teacher that everybody has left."""
-        published.steps.retire_all()
-        self._carry_out(published)
-        self._publishers.forget_if_over(published.profile.teacher_id)

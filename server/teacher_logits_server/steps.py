@@ -195,6 +195,7 @@ class Steps:
         if part.repeat is not None:
             self._forget_claim(part.claim)
             part.claim, part.repeat, part.is_sealed = part.repeat, None, False
+            part.is_announced = False
         else:
             part.is_lost = True
             if not part.is_sealed:

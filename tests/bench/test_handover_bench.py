@@ -18,11 +18,12 @@ def test_a_hand_over_is_measured_beside_a_bare_grpc_call(capfd: pytest.CaptureFi
     assert handover.main(["--size-bytes", "100000,400000", "--rounds", "1"]) == 0
 
     lines = figures(capfd.readouterr().out)
-    anchors = [line for line in lines if line["figure"] == "grpc_unary"]
-    assert [line["way"] for line in anchors] == ["in_a_row", "alone"]
+    anchors = [line for line in lines if str(line["figure"]).startswith("grpc_unary")]
+    assert [line.get("way") for line in anchors] == ["in_a_row", "alone", None]
     steps = [line for line in lines if line not in anchors]
     assert {line["transport"] for line in steps} == {"shared_memory"}
     for size_bytes in {line["size_bytes"] for line in steps}:
         assert {line["figure"] for line in steps if line["size_bytes"] == size_bytes} == OF_A_STEP
     assert {line["figure"] for line in steps if "ratio" in line} == BESIDE_THE_ANCHOR
+    assert {line["figure"] for line in steps if "idle_ratio" in line} == {"seal_to_reader"}
     assert {line["after"] for line in steps if line["figure"] == "handover"} == {"close", "return"}

@@ -137,14 +137,17 @@ class TestLoss:
 
         assert_near(got, LOSS[f"{at}/{name}/dz"], 1e-10)
 
+    @pytest.mark.parametrize("logits_of", [torch.nn.functional.linear, losses.from_hidden])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_scalar_dh_dw_and_db(self, at: str, name: str, dtype: torch.dtype) -> None:
+    def test_scalar_dh_dw_and_db(
+        self, at: str, name: str, dtype: torch.dtype, logits_of: Callable[..., torch.Tensor]
+    ) -> None:
         hidden, weight, bias = (
             torch.from_numpy(LOSS[field]).to(dtype).requires_grad_()
             for field in ("hidden", "W", "b")
         )
         mask = torch.from_numpy(LOSS["mask"])
-        logits = hidden @ weight.T + bias
+        logits = logits_of(hidden, weight, bias)
 
         loss_sum, count = loss_of(name)(logits, loss_targets(at, name), mask)
         (loss_sum / count).backward()

@@ -14,6 +14,7 @@ import torch
 from tests.cases.golden import FOLDER, arrays
 from tests.client.ranks import Meeting, on_ranks
 
+from teacher_logits_client.losses import dense_soft_cross_entropy
 from teacher_logits_client.normalisation import (
     RescaleOrder,
     StepLoss,
@@ -226,14 +227,15 @@ class TestUpstreamSteps:
         assert scale == pytest.approx(case["draft_metric_scale"], rel=1e-5)
 
 
+@pytest.mark.parametrize("tile", [3, 8192])
 @pytest.mark.parametrize("case", DRAFTS, ids=[case["id"] for case in DRAFTS])
 class TestDraftBins:
     """Each row of the case is a micro batch; the rows take turns on two ranks."""
 
-    def run(self, case: DraftCase) -> tuple[StepReport, torch.Tensor]:
+    def run(self, case: DraftCase, tile: int) -> tuple[StepReport, torch.Tensor]:
         meeting = Meeting(2)
-        student = [case["student_logits"].double().requires_grad_() for _ in range(2)]
-        teacher = case["teacher_logits"].double().softmax(-1)
+        student = [case["student_logits"].clone().requires_grad_() for _ in range(2)]
+        teacher = case["teacher_logits"]
 
         def story(rank: int) -> StepReport:
             normaliser = StepNormaliser(
@@ -242,11 +244,14 @@ class TestDraftBins:
             )
             with normaliser.begin(step=0) as step:
                 for row in range(rank, len(teacher), 2):
-                    each = -(teacher[row] * student[rank][row].log_softmax(-1)).sum(-1)
-                    bins, mask = case["bin_ids"][row], case["mask"][row].double()
-                    masks = [mask * (bins == b) for b in range(len(case["weights"]))]
-                    sums = torch.stack([(each * m).sum() for m in masks])
-                    counts = torch.stack([m.sum() for m in masks])
+                    sums, counts = dense_soft_cross_entropy(
+                        student[rank][row],
+                        teacher[row],
+                        case["mask"][row],
+                        bin_ids=case["bin_ids"][row],
+                        bins=len(case["weights"]),
+                        tile=tile,
+                    )
                     step.microbatch(row, sums, counts).backward()
                 return step.finish()
 
@@ -255,16 +260,35 @@ class TestDraftBins:
             (each.grad for each in student if each.grad is not None), torch.zeros(())
         )
 
-    def test_numerators_counts_and_normalized_loss(self, case: DraftCase) -> None:
-        loss = self.run(case)[0].losses["loss"]
+    def test_numerators_counts_and_normalized_loss(self, case: DraftCase, tile: int) -> None:
+        loss = self.run(case, tile)[0].losses["loss"]
 
         assert loss.sums == pytest.approx(case["numerators"].tolist(), rel=1e-5)
         assert loss.counts == tuple(case["counts"].tolist())
         assert loss.mean == pytest.approx(case["normalized_loss"], rel=1e-5)
 
-    def test_gradient(self, case: DraftCase) -> None:
-        report, gradient = self.run(case)
+    def test_gradient(self, case: DraftCase, tile: int) -> None:
+        report, gradient = self.run(case, tile)
 
         denominator = report.losses["loss"].denominator
         wanted = case["grad_of_weighted_numerator"].double() / (denominator or 1.0)
-        assert torch.allclose(gradient, wanted, rtol=1e-4, atol=1e-7)
+        assert torch.allclose(gradient.double(), wanted, rtol=1e-4, atol=1e-7)
+
+    def test_of_the_whole_case_at_once(self, case: DraftCase, tile: int) -> None:
+        leaf = case["student_logits"].clone().requires_grad_()
+
+        sums, counts = dense_soft_cross_entropy(
+            leaf,
+            case["teacher_logits"],
+            case["mask"],
+            bin_ids=case["bin_ids"],
+            bins=len(case["weights"]),
+            tile=tile,
+        )
+        (sums * case["weights"]).sum().backward()
+
+        assert sums.tolist() == pytest.approx(case["numerators"].tolist(), rel=1e-5)
+        assert counts.tolist() == case["counts"].tolist()
+        assert leaf.grad is not None
+        wanted = case["grad_of_weighted_numerator"]
+        assert torch.allclose(leaf.grad, wanted, rtol=1e-4, atol=1e-6)

@@ -12,8 +12,8 @@ from tests.client.test_own_slabs import GOOD, LONG, SOON, Desk, a_claim, slabs, 
 from tests.fake_cuda.driver import FakeCuda
 from tests.fake_cuda.visible import MIG_GPU, ONE_GPU, OTHER_GPU
 
-from teacher_logits.device_memory import HANDLE_BYTES, DeviceError, MemoryKind
-from teacher_logits.device_probe import Probe
+from teacher_logits.device_memory import HANDLE_BYTES, MemoryKind
+from teacher_logits.device_probe import probe_of
 from teacher_logits.device_views import DeviceView, device_tensor
 from teacher_logits.errors import (
     ConfigError,
@@ -26,6 +26,7 @@ from teacher_logits.pool import PAGE_BYTES
 from teacher_logits_client.claims import Claim, Granted, Sealing
 from teacher_logits_client.config import HostCopies
 from teacher_logits_client.device_choice import choose_device
+from teacher_logits_client.openers.devices import Devices
 from teacher_logits_client.own_buffers import OwnBuffer, register
 from teacher_logits_client.own_slabs import OwnSlabs
 from teacher_logits_client.placed_columns import place_columns
@@ -44,7 +45,7 @@ def on_a_device(
     node = folder / "node"
     node.mkdir()
     memory = FakeCuda(node, memory_bytes=memory_bytes)
-    probe = Probe(memory, memory.devices()[0])
+    probe = probe_of(memory, memory.devices()[0])
     with slabs(folder, pages=pages, probe=probe, host_copies=host_copies) as (way, desk):
         yield way, desk, memory
 
@@ -171,15 +172,6 @@ def test_what_lies_on_the_host_outlives_its_publisher_and_is_not_waited_for(tmp_
         way.reserve(a_claim(0), until=monotonic() + LONG)
         way.seal("p-0", GOOD, until=monotonic() + LONG)
         way.wait_free(until=monotonic() + SOON, but_copied=True)
-
-
-def test_the_probe_ends_with_its_publisher(tmp_path: Path) -> None:
-    with on_a_device(tmp_path) as (way, _, memory):
-        probe = way.probe
-        assert probe is not None
-        place = memory.locate(probe._address)
-        assert place.kind is MemoryKind.PLAIN
-    assert memory.locate(place.base).kind is MemoryKind.UNKNOWN
 
 
 # --- buffers that publishers own
@@ -310,9 +302,9 @@ def test_a_device_is_named_by_ordinal_or_uuid(tmp_path: Path) -> None:
     memory = FakeCuda(tmp_path, devices=(ONE_GPU, OTHER_GPU))
     first, second = memory.devices()
     for given in ("cuda", "cuda:0", 0, "0", first.uuid, torch.device("cuda:0")):
-        assert choose_device(given, memory) == (memory, first)
+        assert choose_device(given, Devices(memory)) == (memory, first)
     for given in ("cuda:1", 1, second.uuid, torch.device("cuda:1")):
-        assert choose_device(given, memory) == (memory, second)
+        assert choose_device(given, Devices(memory)) == (memory, second)
 
 
 @pytest.mark.parametrize("given", ["cuda:7", "cpu", "", True, torch.device("cpu"), 2, -1])
@@ -321,17 +313,11 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(
 ) -> None:
     memory = FakeCuda(tmp_path, devices=(ONE_GPU, MIG_GPU))
     with pytest.raises(ConfigError, match=ONE_GPU[0]):
-        choose_device(given, memory)  # type: ignore[arg-type]
+        choose_device(given, Devices(memory))  # type: ignore[arg-type]
 
 
 def test_the_host_is_no_device_but_what_is_had_without_one(tmp_path: Path) -> None:
     memory = FakeCuda(tmp_path, devices=(ONE_GPU,))
     for given in ("cpu", torch.device("cpu")):
         with pytest.raises(ConfigError, match="host memory is used where device= is left out"):
-            choose_device(given, memory)
-
-
-def test_a_probe_that_cannot_be_exported_leaves_nothing(tmp_path: Path) -> None:
-    memory = FakeCuda(tmp_path, devices=(MIG_GPU,))
-    with pytest.raises(DeviceError, match="801"):
-        Probe(memory, memory.devices()[0])
+            choose_device(given, Devices(memory))

@@ -1,5 +1,7 @@
 """`teacher-logits doctor`: what stands in the way of sharing memory, and how to mend it."""
 
+import ctypes
+import errno
 import json
 import os
 import platform
@@ -7,6 +9,7 @@ import socket
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.client.publishing import a_teacher
@@ -14,7 +17,7 @@ from tests.held import left_behind, open_descriptors
 
 import teacher_logits_client as tl
 from teacher_logits.errors import ConfigError
-from teacher_logits_client import cli, testing
+from teacher_logits_client import cli, file_watch, testing
 from teacher_logits_client.calls.inspection import inspect_server
 from teacher_logits_client.config import parse_address
 from teacher_logits_client.doctor import Finding, Report, Verdict, kernel, place, software
@@ -86,6 +89,7 @@ class TestTheKernel:
             "slab_passing",
             "peer_pidfd",
             "pidfd_open",
+            "file_watch",
             "populate_read",
             "page_map",
         }
@@ -109,10 +113,24 @@ class TestTheKernel:
         found = by_name(kernel.kernel_findings())
 
         changed = {name for name in found if found[name] != before[name]}
-        assert changed == {"sealed_slab", "slab_passing"}
+        assert changed == {"sealed_slab", "slab_passing", "file_watch"}
         assert found["sealed_slab"].verdict is Verdict.WARN
         assert "not here" in found["sealed_slab"].message
         assert "streamed" in found["sealed_slab"].cure
+
+    def test_a_user_without_a_watch_left_is_told_which_limit_to_raise(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def none_left(flags: int) -> int:
+            ctypes.set_errno(errno.EMFILE)
+            return -1
+
+        monkeypatch.setattr(file_watch, "_libc", SimpleNamespace(inotify_init1=none_left))
+        found = by_name(kernel.kernel_findings())["file_watch"]
+
+        assert found.verdict is Verdict.WARN
+        assert "Too many open files" in found.message
+        assert "fs.inotify.max_user_instances" in found.cure
 
     def test_an_old_kernel_is_told_which_one_proves_peers(
         self, monkeypatch: pytest.MonkeyPatch

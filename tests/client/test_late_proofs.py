@@ -126,6 +126,16 @@ def test_its_memory_is_tried_once_however_often_it_is_told(
     assert len(done(cuda.log.operations, "open")) == 1
 
 
+def test_writers_of_one_process_are_proven_each_although_they_share_a_probe(
+    rig: Rig, probe: DeviceProbe
+) -> None:
+    for writer_id in ("w-1", "w-2"):
+        rig.late.prove([told(replace(probe, writer_id=writer_id))])
+
+        proofs, _ = rig.server.shown.get(timeout=LONG)
+        assert list(proofs) == [(Transport.CUDA_IPC, writer_id)]
+
+
 def test_settlements_without_device_memory_start_nothing(rig: Rig, cuda: FakeCuda) -> None:
     rig.late.prove([Settlement(writer_id="w-1", transport=Transport.STREAM)])
 

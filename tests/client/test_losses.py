@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.client.losses_by_definition import Loss, normal, targets_of
-from torch.utils._python_dispatch import TorchDispatchMode
+from tests.client.made_arrays import Sizes
 
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import ColumnKind
@@ -180,27 +180,6 @@ class TestGradient:
             assert torch.allclose(gradient[row : row + 1], expected, atol=1e-7)
 
 
-class _Sizes(TorchDispatchMode):
-    """Keeps the storages that operations make anew, so that no two share an address."""
-
-    def __init__(self, known: torch.Tensor) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.known = known.untyped_storage().data_ptr()
-        self.made: dict[int, torch.Tensor] = {}
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, list | tuple) else [out]:
-            if isinstance(tensor, torch.Tensor):
-                self.made.setdefault(tensor.untyped_storage().data_ptr(), tensor)
-        self.made.pop(self.known, None)
-        return out
-
-    def larger_than(self, elements: float) -> list[int]:
-        sizes = (t.untyped_storage().nbytes() // t.element_size() for t in self.made.values())
-        return [size for size in sizes if size > elements]
-
-
 class TestMemory:
     @pytest.mark.parametrize(
         ("kept", "loss"),
@@ -213,7 +192,7 @@ class TestMemory:
         student = torch.zeros(150, 40_000, requires_grad=True)
         targets = targets_of(normal(150, 50, seed=1), k=5)
         mask = torch.arange(150) % 5 != 4 if kept == "some" else None
-        with _Sizes(student) as sizes:
+        with Sizes(student) as sizes:
             loss(student, targets, mask)[0].backward()
 
         assert sizes.larger_than(student.numel() / 4) == [student.numel()]
@@ -423,7 +402,7 @@ class TestPaddedRows:
         targets = replace(
             targets_of(normal(150, 50, seed=1), k=5), row_offsets=torch.tensor([0, 80, 150])
         )
-        with _Sizes(student) as sizes:
+        with Sizes(student) as sizes:
             forward_kl(student, targets)[0].backward()
 
         assert sizes.larger_than(student.numel() / 4) == [student.numel()]

@@ -1,11 +1,11 @@
-"""A mailbox tells of writers that came, to whoever listens and for as long as that one lives."""
+"""A mailbox tells of writers that came and slabs that are gone, to a listener while that lives."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from teacher_logits.device_memory import DeviceProbe, ExportedMemory
-from teacher_logits.terms import WritersCame
+from teacher_logits.terms import SlabsGone, WritersCame
 from teacher_logits_client.mailbox import Mailbox
 
 if TYPE_CHECKING:
@@ -20,6 +20,16 @@ class Listener:
 
     def hear(self, probes: Sequence[DeviceProbe]) -> None:
         self.told += probes
+
+
+class Gone:
+    """Notes which slabs it is told of."""
+
+    def __init__(self) -> None:
+        self.slab_ids: list[str] = []
+
+    def hear(self, slab_ids: Sequence[str]) -> None:
+        self.slab_ids += slab_ids
 
 
 def a_probe(writer_id: str) -> DeviceProbe:
@@ -60,3 +70,12 @@ def test_a_listener_is_not_kept_alive() -> None:
     mailbox.put(came("one"))
 
     assert told == []
+
+
+def test_slabs_that_are_gone_are_told_once() -> None:
+    mailbox, told = Mailbox(), Gone()
+    mailbox.put(SlabsGone(slab_ids=("one",)))
+    mailbox.hear_of_gone_slabs(told.hear)
+    mailbox.put(SlabsGone(slab_ids=("two", "three")))
+
+    assert told.slab_ids == ["one", "two", "three"]

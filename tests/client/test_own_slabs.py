@@ -19,6 +19,7 @@ from teacher_logits.errors import (
     HostCopyNeededError,
     PayloadConflictError,
     PoolFullError,
+    ReservationLapsedError,
     ServerUnreachableError,
 )
 from teacher_logits.keys import PayloadKey
@@ -286,6 +287,26 @@ def test_a_refused_seal_frees_its_room_and_keeps_readers_out(tmp_path: Path) -> 
             way.seal("p-0", GOOD, until=monotonic() + LONG)
         assert way.room.shelf[held.extent.slab_id].generation(held.extent.slot) == 3
         assert way.usage().free_bytes == PAGE_BYTES
+
+
+def test_a_seal_that_its_slot_told_of_first_was_taken_where_all_have_read_it(
+    tmp_path: Path,
+) -> None:
+    with slabs(tmp_path) as (way, desk):
+        way.reserve(a_claim(0), until=monotonic() + LONG)
+        desk.free(0)
+        desk.refused = {"seal": ReservationLapsedError("its step is over")}
+        way.seal("p-0", GOOD, until=monotonic() + LONG)
+        assert way.usage().free_bytes == PAGE_BYTES
+
+
+def test_a_place_is_announced_with_its_count_and_waited_for_by_nobody(tmp_path: Path) -> None:
+    with slabs(tmp_path) as (way, desk):
+        way.reserve(a_claim(0), until=monotonic() + LONG)
+        desk.unanswered = {"announce"}
+        way.announce("p-0", 3)
+        way.seal("p-0", GOOD, until=monotonic() + LONG)
+        assert desk.asked == ["reserve", "put_slab", "announce", "seal"]
 
 
 def test_an_idle_slab_makes_way_for_a_payload_of_another_size(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from tests.fake_cuda.driver import FakeCuda
 from tests.fake_cuda.faulty import Fault, FaultyMemory
 from tests.fake_cuda.log import done, faults
 from tests.fake_cuda.spec import Spec
+from tests.fake_cuda.visible import ONE_GPU, OTHER_GPU
 from tests.held import left_behind, open_descriptors
 
 from teacher_logits.device_memory import Device, DeviceError, DeviceMemory
@@ -117,6 +118,25 @@ def test_copies_that_a_device_was_given_are_waited_for(
     cuda.enqueue(lambda: seen.append(bytes(opened.buffer[:3])), device=cuda.devices()[0])
     opened.finish(outlived=False)
     assert seen == []
+
+    opened.vacate()
+
+    assert seen == [b"abc"]
+
+
+@pytest.mark.parametrize("ends", ["dropped", "outlived"])
+def test_copies_of_who_never_said_which_device_are_waited_for_on_every_one(
+    writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """The thread that gives leases back has another current device than the owner had."""
+    memory = FakeCuda(tmp_path, devices=(ONE_GPU, OTHER_GPU))
+    monkeypatch.setattr(mapped_payload, "torch_device", lambda memory: memory.devices()[0])
+    monkeypatch.setattr(mapped_payload, "torch_devices", lambda memory: memory.devices())
+    opened = pinning(writer, memory).open(writer.lease(b"abc"), until=NEVER)
+    seen: list[bytes] = []
+    memory.enqueue(lambda: seen.append(bytes(opened.buffer[:3])), device=memory.devices()[1])
+    if ends == "outlived":
+        opened.finish(outlived=True)
 
     opened.vacate()
 

@@ -592,7 +592,7 @@ def test_a_remote_publisher_waits_for_room_of_the_server_s(service: Service) -> 
 
         def write_on() -> None:
             for step in range(4):
-                with publisher.reserve(step, input_ids=many, timeout=0.5) as draft:
+                with publisher.reserve(step, input_ids=many, timeout=2.0) as draft:
                     tl.select_top_k(torch.zeros(ROWS, 64, 300), out=draft)
 
         with pytest.raises(PoolFullError, match="no room") as raised:

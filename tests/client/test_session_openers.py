@@ -23,7 +23,7 @@ from teacher_logits_client.openers.stream import BufferPool
 from teacher_logits_client.session_openers import SessionOpeners
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from teacher_logits.device_memory import DeviceMemory
@@ -49,6 +49,9 @@ class SlabLine:
 
     def is_revoked(self, lease_id: str) -> bool:
         return False
+
+    def watch(self, fd: int) -> Callable[[], None]:
+        return lambda: None
 
 
 class Side:

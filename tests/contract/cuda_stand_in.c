@@ -76,7 +76,7 @@ int cuPointerGetAttributes(unsigned count, unsigned *attributes, void **data, ui
     for (unsigned i = 0; i < count; i++) {
         at += snprintf(last + at, sizeof last - at, " %u", attributes[i]);
         switch (attributes[i]) { /* each value has its own size */
-        case 2: *(unsigned *)data[i] = 2; break;
+        case 2: *(unsigned *)data[i] = address ? 2 : 0; break; /* 0: memory of nobody's */
         case 8: *(unsigned char *)data[i] = 0; break;
         case 9: *(int *)data[i] = 1; break;
         case 10: *(unsigned char *)data[i] = 1; break;

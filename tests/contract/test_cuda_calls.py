@@ -57,6 +57,12 @@ CALLS: list[Call] = [
         (0, [2, 0, 1, 1, BIG, BIG + 1, 0]),
         f"cuPointerGetAttributes 7 {BIG:x} 2 8 9 10 11 12 17",
     ),
+    (
+        "cuPointerGetAttributes",
+        ((2, 8, 9), 0),
+        (0, [0, 0, 1]),
+        "cuPointerGetAttributes 3 0 2 8 9",
+    ),
     ("cuIpcGetMemHandle", (BIG,), (0, bytes(range(64))), f"cuIpcGetMemHandle {BIG:x}"),
     ("cuIpcOpenMemHandle", (bytes(range(64)), 1), (0, BIG), "cuIpcOpenMemHandle_v2 1 0..63"),
     ("cuIpcCloseMemHandle", (BIG,), 0, f"cuIpcCloseMemHandle {BIG:x}"),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from teacher_logits.cuda_calls import DriverCalls
 
 PAGE = 4096
+PATIENCE_SECONDS = 30
 
 
 @pytest.fixture
@@ -280,6 +281,29 @@ class TestOpening:
             memory.close(address, device=device)
 
         assert calls.open_count[0] == 0
+
+    def test_finds_what_a_finaliser_closes_meanwhile(
+        self, calls: StandIn, memory: CudaMemory, device: Device
+    ) -> None:
+        """The collector runs anywhere, and what it finds may close the very handle."""
+        address = memory.open(FOREIGN, device=device)
+
+        class Cleared(bytes):
+            def __eq__(self, other: object) -> bool:
+                memory.close(address, device=device)
+                return bytes(self) == other
+
+            __hash__ = bytes.__hash__
+
+        opening = threading.Thread(
+            target=lambda: memory.open(Cleared(FOREIGN), device=device), daemon=True
+        )
+        opening.start()
+        opening.join(PATIENCE_SECONDS)
+
+        assert not opening.is_alive()
+        assert calls.log.count("cuIpcOpenMemHandle") == 2
+        assert calls.open_count[0] == 1
 
     def test_asks_for_peer_access(self, calls: StandIn, memory: CudaMemory, device: Device) -> None:
         memory.open(FOREIGN, device=device)

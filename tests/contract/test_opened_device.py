@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fake_cuda.child import Child, child
 from tests.fake_cuda.driver import FakeCuda
-from tests.fake_cuda.log import done, faults, read_log
+from tests.fake_cuda.faulty import Fault, FaultyMemory
+from tests.fake_cuda.log import done, faults, read_log, still_open
 from tests.fake_cuda.spec import Spec
 
 from teacher_logits.device_memory import DeviceError, ExportedMemory
@@ -182,6 +184,45 @@ class TestClosing:
         device.close()
 
         assert did == ["a late read"]
+
+    def test_that_the_driver_refuses_leaves_the_twin_locked(
+        self, cuda: FakeCuda, twin: WriterSlab, exported: ExportedMemory
+    ) -> None:
+        """It is open, then, and its writer must not free it."""
+        lock = open_lock(twin.fd)
+        broken = FaultyMemory(cuda, (Fault(call="close", error=999),))
+        device = OpenedDevice(
+            "slab", exported, PAGE, twin_fd=twin.fd, memory=broken, device=cuda.devices()[0]
+        )
+
+        device.close()
+
+        assert is_locked(lock)
+        (left,) = still_open(cuda.log.operations)
+        cuda.close(done(cuda.log.operations, "open")[0].address, device=cuda.devices()[0])
+        assert left[0] == os.getpid()
+
+    def test_ends_the_lock_although_a_fork_lives(
+        self, cuda: FakeCuda, twin: WriterSlab, exported: ExportedMemory
+    ) -> None:
+        """A loader's workers have their parent's descriptors, and no share in its handles."""
+        lock = open_lock(twin.fd)
+        device = opened(cuda, twin, exported)
+        reading, writing = os.pipe()
+        child_pid = os.fork()
+        if not child_pid:
+            os.close(writing)
+            os.read(reading, 1)
+            os._exit(0)
+
+        device.close()
+
+        try:
+            assert not is_locked(lock)
+        finally:
+            os.close(writing)
+            os.close(reading)
+            os.waitpid(child_pid, 0)
 
     def test_ends_the_views(
         self, cuda: FakeCuda, twin: WriterSlab, exported: ExportedMemory

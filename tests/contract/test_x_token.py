@@ -97,6 +97,7 @@ class TestTheRules:
         assert issubclass(error, ContractViolation)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_every_case_passes_under_optimisation_too(tmp_path: Path) -> None:
     """`python -O` takes asserts out of the product (upstream's checks are asserts), not out of

@@ -11,8 +11,8 @@ from tests.fake_cuda.log import (
     Operation,
     done,
     faults,
+    leaked,
     read_log,
-    still_allocated,
     still_open,
 )
 from tests.fake_cuda.spec import Spec
@@ -98,7 +98,7 @@ class Node:
         log = self.log()
         assert faults(log) == []
         assert {pid for pid, _ in still_open(log)} <= set(dead)
-        assert {pid for pid, _ in still_allocated(log)} <= set(dead)
+        assert {pid for pid, _ in leaked(log)} <= set(dead)
 
 
 class Terms:

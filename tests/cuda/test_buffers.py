@@ -51,3 +51,15 @@ def test_memory_that_cannot_be_handed_over_is_refused_with_the_setting_to_change
     assert caught.value.told.kind == "RequestInvalidError"
     assert way_out in caught.value.told.message
     assert len(node.done("export")) == 1  # the probe
+
+
+@pytest.mark.parametrize("kind", ["VIRTUAL", "POOL"])
+def test_a_teacher_of_such_memory_hands_over_by_slabs_all_the_same(node: Node, kind: str) -> None:
+    """R38: what it writes into a draft lies in plain memory, whatever its own allocator does."""
+    publisher = node.publisher()
+    student, _ = node.student(transports=("cuda_ipc",))
+    publisher.ask("allocate_buffer", BUFFER_BYTES, kind)
+    with pytest.raises(WorkerError):
+        publisher.ask("register")
+    publisher.ask("publish", 0)
+    assert student.ask("read", 0) == ["cuda_ipc"]

@@ -6,22 +6,24 @@ What the drivers were asked, in every process, is the oracle.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pytest
-from tests.fake_cuda.log import still_allocated, still_open
+from tests.cuda.censuses import await_no_more_than, settled_census
+from tests.fake_cuda.log import leaked, probes, still_open
+from tests.processes.test_fifty_steps import await_true
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tests.cuda.node import Node
     from tests.cuda.workers import Worker
 
 WAYS = ("cuda_ipc", "shared_memory", "stream")
 """Names of workers that other tests have too: each is a process."""
 
-
-def census(worker: Worker) -> dict[str, int]:
-    """What a worker has open and mapped."""
-    return cast("dict[str, int]", worker.ask("census"))
+STEPS_AT_ONCE = 100
+"""So many are asked for before an answer is waited for."""
 
 
 @pytest.mark.parametrize(
@@ -41,16 +43,12 @@ def test_handles_are_as_many_as_slabs_however_many_payloads_there_are(
     ]
     assert {terms.transport for _, terms in students} == {"cuda_ipc"}
     readers = [worker for worker, _ in students]
-    before = []
-    for end in (10, steps):
-        begin = 0 if end == 10 else 10
-        for worker in (publisher, *readers):
-            worker.start("publish" if worker is publisher else "read", *range(begin, end))
-        for worker in readers:
-            assert worker.answer() == ["cuda_ipc"]
-        publisher.answer()
-        before.append([census(worker) for worker in (publisher, *readers)])
-    assert before[0] == before[1]
+    everybody = (publisher, *readers)
+    hand_over(publisher, readers, range(10))
+    before = [settled_census(worker) for worker in everybody]
+    for begin in range(10, steps, STEPS_AT_ONCE):
+        hand_over(publisher, readers, range(begin, min(begin + STEPS_AT_ONCE, steps)))
+    await_no_more_than(everybody, before)
 
     allocated = {each.serial for each in node.done("allocate")}
     exported = Counter(each.serial for each in node.done("export"))
@@ -61,10 +59,20 @@ def test_handles_are_as_many_as_slabs_however_many_payloads_there_are(
     for reader in readers:
         reader.ask("close_session")
     publisher.ask("close_publisher")
-    log = node.log()
-    assert (still_open(log), still_allocated(log)) == (Counter(), set())
+    await_true(lambda: not still_open(node.log()))
+    await_true(lambda: publisher.ask("sweep") == 0)
+    assert leaked(node.log()) == set()
     pids = {reader.pid for reader in readers}
-    assert {each.pid for each in log if each.call == "open"} == pids
+    assert {each.pid for each in node.log() if each.call == "open"} == pids
+
+
+def hand_over(publisher: Worker, readers: Sequence[Worker], steps: range) -> None:
+    """Publish some steps while all readers read them."""
+    for worker in (publisher, *readers):
+        worker.start("publish" if worker is publisher else "read", *steps)
+    for worker in readers:
+        assert worker.answer() == ["cuda_ipc"]
+    publisher.answer()
 
 
 def test_two_sessions_of_one_process_open_a_slab_once_each(node: Node) -> None:
@@ -81,14 +89,14 @@ def test_two_sessions_of_one_process_open_a_slab_once_each(node: Node) -> None:
         student.ask("release", 0)
         student.ask("switch_session")
     assert len(addresses) == 1
-    (slab,) = {each.serial for each in node.done("open")} - probes(node)
-    assert still_open(node.log()) == Counter({(student.pid, slab): 2})
+    (slab,) = opened_slabs(node)
+    await_true(lambda: still_open(node.log()) == Counter({(student.pid, slab): 2}))
     student.ask("close_session")
-    assert still_open(node.log()) == Counter({(student.pid, slab): 1})
+    await_true(lambda: still_open(node.log()) == Counter({(student.pid, slab): 1}))
     student.ask("switch_session")
     assert student.ask("read", 1) == ["cuda_ipc"]
     student.ask("close_session")
-    assert still_open(node.log()) == Counter()
+    await_true(lambda: not still_open(node.log()))
 
 
 def test_the_server_relays_handles_and_opens_nothing(node: Node) -> None:
@@ -97,10 +105,11 @@ def test_the_server_relays_handles_and_opens_nothing(node: Node) -> None:
     publisher.ask("publish", 0)
     student.ask("read", 0)
     assert {each.pid for each in node.log()} == {publisher.pid, student.pid}
-    (handle,) = {each.serial for each in node.done("open")} - probes(node)
+    (handle,) = opened_slabs(node)
     assert handle in {each.serial for each in node.done("export", worker=publisher)}
 
 
-def probes(node: Node) -> set[str]:
-    """Allocations that are too small to be slabs: what readers open on trial."""
-    return {each.serial for each in node.done("allocate") if each.size_bytes < 64 << 10}
+def opened_slabs(node: Node) -> set[str]:
+    """Allocations that were opened, but for what was opened on trial."""
+    tried = {serial for _, serial in probes(node.log())}
+    return {each.serial for each in node.done("open")} - tried

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pytest
+from tests.cuda.censuses import await_mapped
 from tests.cuda.node import Node
 from tests.cuda.workers import WorkerError
 from tests.fake_cuda.log import faults, still_open
@@ -19,12 +20,7 @@ from tests.processes.test_fifty_steps import Census, await_true
 import teacher_logits_client as tl
 
 if TYPE_CHECKING:
-    from tests.cuda.workers import Crew, Worker
-
-
-def census(worker: Worker) -> dict[str, int]:
-    """What a worker has open and mapped."""
-    return cast("dict[str, int]", worker.ask("census"))
+    from tests.cuda.workers import Crew
 
 
 def test_a_killed_readers_room_is_written_anew(node: Node) -> None:
@@ -60,7 +56,7 @@ def test_a_killed_publishers_memory_is_closed_by_its_readers(node: Node) -> None
 
     await_true(reads_from_the_device)  # the first by host copies, until its memory is proven
     student.ask("close_session")
-    await_true(lambda: census(student)["device"] == 0)  # on the thread that gives leases back
+    await_mapped(student, 0)  # on the thread that gives leases back
 
 
 def test_the_server_keeps_nothing_of_those_that_were_killed(

@@ -17,7 +17,7 @@ from tests.cuda.engine_server import serve_engine
 from tests.cuda.node import Terms
 from tests.cuda.workers import WorkerError
 from tests.fake_cuda.faulty import Fault
-from tests.fake_cuda.log import done, faults, read_log, still_allocated, still_open
+from tests.fake_cuda.log import done, faults, leaked, read_log, still_open
 from tests.fake_cuda.spec import Spec
 from tests.fake_cuda.visible import OTHER_GPU
 from tests.reports.raw import connect_raw
@@ -68,7 +68,7 @@ class Service:
         dead = set(self.crew.dead)
         assert faults(log) == []
         assert {pid for pid, _ in still_open(log)} <= dead
-        assert {pid for pid, _ in still_allocated(log)} == set()
+        assert {pid for pid, _ in leaked(log)} == set()
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, cast
 
+from tests.fake_cuda.faulty import Fault, gate, let_go
 from tests.fake_cuda.visible import OTHER_GPU
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ def wait_until_settled(student: Worker, count: int, transport: str) -> None:
 
 def test_it_is_read_at_once_and_over_its_device_as_soon_as_that_is_proven(node: Node) -> None:
     publisher = node.publisher()
-    student, terms = node.student(settings={"prefetch": 0})
+    shut = gate(node.folder / "gate")
+    held = Fault(call="open", hang=shut, after=2, times=1)  # behind a probe's, and a slab's
+    student, terms = node.student(spec=node.spec(faults=(held,)), settings={"prefetch": 0})
     assert terms.transport == "cuda_ipc"
     publisher.ask("publish", 0)
     assert student.ask("read", 0) == ["cuda_ipc"]
@@ -41,6 +44,7 @@ def test_it_is_read_at_once_and_over_its_device_as_soon_as_that_is_proven(node: 
     again = node.publisher(name="again")
     again.ask("publish", 1)
     assert student.ask("read", 1) == ["shared_memory"]  # nobody waited for a driver
+    let_go(shut)
     wait_until_settled(student, 2, "cuda_ipc")
     copies = len(node.done("copy_to_host", worker=again))
     again.ask("publish", 2, 3)

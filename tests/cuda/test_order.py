@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 import pytest
-from tests.processes.test_fifty_steps import await_true
+from tests.cuda.censuses import await_mapped
 
 if TYPE_CHECKING:
     from tests.cuda.node import Node
@@ -84,7 +84,7 @@ def test_a_view_outlives_session_and_slab_and_its_handle_is_closed_behind_it(nod
     student.ask("drop", "topk_ids")
     student.ask("settle")
     # On the thread that gives leases back, which the client's end does not wait for.
-    await_true(lambda: cast("dict[str, int]", student.ask("census"))["device"] == 0)
+    await_mapped(student, 0)
     publisher.answer()
 
 

@@ -53,6 +53,15 @@ def let_go(path: str) -> None:
     os.close(os.open(path, os.O_WRONLY))
 
 
+def is_held(path: str) -> bool:
+    """Say whether a caller waits at a gate, or has waited there."""
+    return os.path.exists(_mark(path))
+
+
+def _mark(path: str) -> str:
+    return f"{path}.held"
+
+
 class FaultyMemory:
     """A ``DeviceMemory`` that does what another does, but for its faults."""
 
@@ -143,6 +152,7 @@ class FaultyMemory:
             if fault.call != call or count < fault.after or (last is not None and count >= last):
                 continue
             if fault.hang:
+                os.close(os.open(_mark(fault.hang), os.O_CREAT | os.O_WRONLY, 0o600))
                 os.close(os.open(fault.hang, os.O_RDONLY))
             if fault.error:
                 raise refusal(fault.error, call, "by a fault of the test's")

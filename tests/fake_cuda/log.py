@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from teacher_logits.device_memory import DeviceError
+from teacher_logits.device_memory import PROBE_BYTES, DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -112,3 +112,14 @@ def still_allocated(operations: Sequence[Operation]) -> set[tuple[int, str]]:
     return {(each.pid, each.serial) for each in done(operations, "allocate")} - {
         (each.pid, each.serial) for each in done(operations, "free")
     }
+
+
+def leaked(operations: Sequence[Operation]) -> set[tuple[int, str]]:
+    """Return what is still allocated, but for probes: each process keeps its own to its end."""
+    return still_allocated(operations) - probes(operations)
+
+
+def probes(operations: Sequence[Operation]) -> set[tuple[int, str]]:
+    """Return (pid, serial) of what was allocated for readers to open on trial."""
+    allocated = done(operations, "allocate")
+    return {(each.pid, each.serial) for each in allocated if each.size_bytes == PROBE_BYTES}

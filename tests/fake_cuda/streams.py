@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,10 +13,11 @@ if TYPE_CHECKING:
 
 
 class FakeStream:
-    """Work in its order."""
+    """Work in its order. ``device.index`` is where it is done, as a stream of torch's says it."""
 
-    def __init__(self, uuid: str) -> None:
+    def __init__(self, uuid: str, ordinal: int = 0) -> None:
         self.uuid = uuid
+        self.device = SimpleNamespace(index=ordinal)
         self._lock = threading.RLock()
         self._work: deque[Callable[[], None]] = deque()
         self._given = self._done = 0
@@ -67,11 +69,11 @@ class Streams:
         self._made: dict[str, list[FakeStream]] = {}
         self._here = threading.local()
 
-    def new(self, uuid: str) -> FakeStream:
+    def new(self, uuid: str, ordinal: int) -> FakeStream:
         """Make one."""
         self.current(uuid)
         with self._lock:
-            self._made[uuid].append(made := FakeStream(uuid))
+            self._made[uuid].append(made := FakeStream(uuid, ordinal))
         return made
 
     def current(self, uuid: str) -> FakeStream:

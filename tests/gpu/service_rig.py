@@ -22,6 +22,7 @@ import teacher_logits_client as tl
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
 MODULE = "tests.gpu.student"
 PATIENCE_SECONDS = 60.0
@@ -41,20 +42,33 @@ class Server:
         """Say whether the server's process has the driver's library loaded."""
         return "libcuda" in Path(f"/proc/{self._process.pid}/maps").read_text(errors="replace")
 
+    def stop(self) -> int:
+        """End it in good order; return its exit code."""
+        self._process.terminate()
+        return self._process.wait(PATIENCE_SECONDS)
+
     def kill(self) -> None:
         """End it as the kernel would."""
         self._process.kill()
         self._process.wait()
 
 
+def serving_engine(rig: Rig, engine: str, *flags: str) -> AbstractContextManager[Server]:
+    """Run a server with a teacher of its own on the device; a pretended one writes late."""
+    given = (f"--engine={engine}", f"--device=cuda:{rig.device.ordinal}", *flags)
+    if rig.is_fake:
+        return serving("-m", "tests.fake_cuda.serve", rig.driver, "late", *given)
+    return serving("-c", _SERVE, *given)
+
+
 @contextmanager
-def serving() -> Iterator[Server]:
-    """Run a server that has no teacher of its own, on a Unix socket."""
+def serving(*command: str) -> Iterator[Server]:
+    """Run a server on a Unix socket; by default one that has no teacher of its own."""
     with tempfile.TemporaryDirectory(prefix="tl-") as folder:
         reading, writing = os.pipe()
         flags = ["--listen", f"unix:{folder}/s", "--broker", f"{folder}/b", "--log-level", "error"]
         process = subprocess.Popen(
-            [sys.executable, "-c", _SERVE, *flags, "--ready-fd", str(writing)],
+            [sys.executable, *(command or ("-c", _SERVE)), *flags, "--ready-fd", str(writing)],
             cwd=ROOT,
             pass_fds=(writing,),
             stdin=subprocess.DEVNULL,

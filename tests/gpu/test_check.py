@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,9 +19,11 @@ import pytest
 from tests.fake_cuda.faulty import Fault
 from tests.fake_cuda.log import faults, read_log
 from tests.fake_cuda.spec import Spec
-from tests.gpu import driver_stages, vmm
-from tests.gpu.check import STAGES, main, why_not
+from tests.gpu import driver_stages, engine_stages, vmm
+from tests.gpu.check import main
+from tests.gpu.needs import MODULES
 from tests.gpu.rig import CUDA, Failed, Rig, Stage
+from tests.gpu.running import STAGES, why_not
 
 from teacher_logits.device_memory import DeviceError
 
@@ -81,10 +84,29 @@ def test_says_so_where_a_driver_does_not_start(
     def fail(driver: str) -> None:
         raise DeviceError("cuInit: 999", number=999, name="UNKNOWN", call="cuInit")
 
-    monkeypatch.setattr("tests.gpu.check.memory_of", fail)
+    monkeypatch.setattr("tests.gpu.running.memory_of", fail)
 
     assert main([]) == 2
     assert "cuInit: 999" in capsys.readouterr().err
+
+
+def test_names_what_the_interpreter_lacks_before_anything_else(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in ("crc32c", "grpc_health.v1"):
+        monkeypatch.setitem(sys.modules, module, None)
+
+    assert main(["--only", "of_tomorrow"]) == 2
+    said = capsys.readouterr().err
+    assert "lacks grpcio-health-checking, crc32c" in said
+    assert "pip download" in said
+    assert "of_tomorrow" not in said
+
+
+def test_looks_for_all_that_the_project_needs() -> None:
+    declared = (ROOT / "pyproject.toml").read_text().partition("dependencies = [")[2]
+    names = re.findall(r'^    "([a-z0-9-]+)[><=]', declared.partition("]")[0], re.MULTILINE)
+    assert sorted(names) == sorted(MODULES.values())
 
 
 def test_knows_its_stages(capsys: pytest.CaptureFixture[str], spec: Spec) -> None:
@@ -138,6 +160,20 @@ class TestAStageFails:
 
         with pytest.raises(Failed, match="its own process"):
             driver_stages.own_handle(rig)
+
+    @pytest.mark.parametrize(
+        ("student", "said"),
+        [
+            ("device", {"transport": "shared_memory", "device": "cpu", "is_pinned": False}),
+            ("device", {"transport": "cuda_ipc", "device": "cuda:1", "is_pinned": False}),
+            ("pinned", {"transport": "shared_memory", "device": "cpu", "is_pinned": True}),
+        ],
+    )
+    def test_where_scores_lie_elsewhere_than_they_should(
+        self, spec: Spec, rig_of: Callable[[Spec], Rig], student: str, said: dict[str, object]
+    ) -> None:
+        with pytest.raises(Failed, match=student):
+            engine_stages._check_place(rig_of(spec), student, said)
 
     def test_where_other_bytes_are_read(
         self, spec: Spec, rig_of: Callable[[Spec], Rig], monkeypatch: pytest.MonkeyPatch

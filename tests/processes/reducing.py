@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from teacher_logits.errors import RequestInvalidError
+from teacher_logits.errors import ConfigError, RequestInvalidError
 from teacher_logits_client.normalisation import (
     GroupReduction,
     StepLoss,
@@ -85,6 +85,8 @@ def run(rank: int, folder: Path) -> None:
     found["averaged"] = averaged(rank)
     found["nothing"] = nothing(rank)
     found["disagreeing"] = disagreeing(rank)
+    found["other bins"] = other_bins(rank)
+    found["no groups"] = [refusal(two), refusal([0, 1])]
     found["retried"] = retried(rank)
     found["norms"] = norms(rank)
     found["modules"] = sorted({"grpc", "teacher_logits_server"} & set(sys.modules))
@@ -144,6 +146,29 @@ def disagreeing(rank: int) -> str:
     normaliser = StepNormaliser(reduction=GroupReduction())
     try:
         normaliser.begin(step=5 if rank == 3 else 4).finish()
+    except RequestInvalidError as refused:
+        return refused.reason
+    return "agreed"
+
+
+def refusal(group: object) -> str:
+    """What this rank hears where it reduces over a group that is none of its own."""
+    if dist.get_rank() < 2 and isinstance(group, dist.ProcessGroup):
+        return "a member"
+    normaliser = StepNormaliser(reduction=GroupReduction(group))  # type: ignore[arg-type]
+    try:
+        normaliser.begin(step=4).finish()
+    except ConfigError as refused:
+        return str(refused)
+    return "reduced"
+
+
+def other_bins(rank: int) -> str:
+    """One rank has many more bins than the others: all hear of it, and none waits."""
+    weights = (1.0,) * (90 if rank == 1 else 1)
+    normaliser = StepNormaliser(StepLoss(bin_weights=weights), reduction=GroupReduction())
+    try:
+        normaliser.begin(step=4).finish()
     except RequestInvalidError as refused:
         return refused.reason
     return "agreed"

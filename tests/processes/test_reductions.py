@@ -93,6 +93,17 @@ def test_ranks_that_are_at_different_steps_hear_of_it_together(said: list[Said])
     assert [found["disagreeing"] for found in said] == ["REQUEST_INVALID"] * RANKS
 
 
+def test_ranks_whose_losses_have_other_bins_hear_of_it_together(said: list[Said]) -> None:
+    assert [found["other bins"] for found in said] == ["REQUEST_INVALID"] * RANKS
+
+
+def test_a_group_is_one_that_the_rank_is_in(said: list[Said]) -> None:
+    for rank, found in enumerate(said):
+        of_two, of_a_list = cast("list[str]", found["no groups"])
+        assert of_two == "a member" if rank < 2 else f"rank {rank} of 4 is not in" in of_two
+        assert "the group is a list; give one that" in of_a_list
+
+
 def test_the_gradient_norm_is_that_of_all_owners_on_those_who_own_nothing_too(
     said: list[Said],
 ) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from tests.fake_cuda.faulty import Fault
-from tests.fake_cuda.log import faults, read_log, still_allocated
+from tests.fake_cuda.log import faults, leaked, read_log, still_allocated
 from tests.fake_cuda.spec import Spec
 from tests.fake_cuda.visible import MIG_GPU, ONE_GPU, OTHER_GPU
 from tests.server.test_scorer import HEAD_ROWS, PATIENCE, VOCABULARY, Teacher, flat
@@ -30,7 +30,7 @@ from teacher_logits.layout import ElementType, RowStatus, is_on_device
 from teacher_logits.payload_room import DeviceRoom
 from teacher_logits.profiles import PROTOCOL_VERSION, StudentProfile, TeacherProfile
 from teacher_logits.tensors import column_tensors
-from teacher_logits.terms import SERVER_WRITER
+from teacher_logits.terms import SERVER_WRITER, SlabsGone
 from teacher_logits.transport import Refusal, RefusalReason, Transport, proof_of
 from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.engine_device import EngineDevice, engine_device
@@ -83,8 +83,7 @@ class TestTheChoice:
         device = engine_device(config(device=named), memory)
         assert device is not None
         assert device.offer.probe.memory.device_uuid == uuid
-        device.close()
-        assert still_allocated(read_log(tmp_path)) == set()
+        assert leaked(read_log(tmp_path)) == set()
 
     def test_refuses_a_device_that_is_not_seen_and_names_those_that_are(
         self, tmp_path: Path
@@ -104,7 +103,7 @@ class TestTheChoice:
             made(tmp_path, memory_bytes=16 * PAGE - 1)
         assert caught.value.facts["need_bytes"] == 16 * PAGE
         assert caught.value.facts["device_uuid"] == ONE_GPU[0]
-        assert still_allocated(read_log(tmp_path)) == set()
+        assert leaked(read_log(tmp_path)) == set()
 
     def test_refuses_a_device_that_hands_nothing_over(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="MIG"):
@@ -143,14 +142,12 @@ class TestItsSlabs:
         slab = device.make("slab", 4 * PAGE, PAGE + 1)
         assert slab.device_bytes == 2 * PAGE
         slab.close()
-        device.close()
 
     def test_that_cannot_be_had_are_a_full_pool_with_the_numbers(self, tmp_path: Path) -> None:
         device = made(tmp_path, budget=PAGE, memory_bytes=2 * PAGE)
         with pytest.raises(PoolFullError, match="OUT_OF_MEMORY") as caught:
             device.make("slab", 4 * PAGE, 3 * PAGE)
         assert caught.value.facts["need_bytes"] == 3 * PAGE
-        device.close()
 
 
 class Service:
@@ -269,7 +266,6 @@ def running(
         service.teacher.gate.set()
         service.scorer.stop(patience_seconds=PATIENCE)
         service.slabs.close()
-        service.device.close()
 
 
 def same(one: Columns, other: Columns) -> bool:
@@ -371,6 +367,32 @@ class TestASessionThatReadsDeviceMemory:
             (slab,) = service.ledger.view().registered.device_slabs
             assert slab.used_bytes == 0
 
+    def test_is_told_when_its_slab_makes_way(self, tmp_path: Path) -> None:
+        with running(tmp_path) as service:
+            reader, other = service.session(), service.session()
+            lease = service.score(reader)
+            assert lease.extent is not None
+            slab_id = lease.extent.slab_id
+            service.ledger.may_open(reader, slab_id)
+            service.ledger.release(reader, lease.lease_id)
+            assert service.ledger.take_mail(reader) == []
+            assert service.ledger.take_idle_slabs(on_device=True) == [slab_id]
+            assert service.ledger.take_mail(reader) == [SlabsGone(slab_ids=(slab_id,))]
+            assert service.ledger.take_mail(reader) == service.ledger.take_mail(other) == []
+
+    def test_counts_as_a_reader_of_its_slab_until_it_ends(self, tmp_path: Path) -> None:
+        with running(tmp_path) as service:
+            reader = service.session()
+            lease = service.score(reader)
+            assert lease.extent is not None
+            service.ledger.may_open(reader, lease.extent.slab_id)
+            (slab,) = service.ledger.view().registered.device_slabs
+            assert slab.reader_count == 1
+            service.ledger.release(reader, lease.lease_id)
+            service.ledger.line_ended(reader, process_alive=False)
+            (slab,) = service.ledger.view().registered.device_slabs
+            assert slab.reader_count == 0
+
 
 class TestAnotherSession:
     def test_that_reads_the_host_is_refused_a_payload_that_is_not_there(
@@ -412,4 +434,4 @@ def test_everything_is_given_back_at_the_end(tmp_path: Path) -> None:
             service.ledger.release(session, service.score(session).lease_id)
     log = read_log(tmp_path)
     assert faults(log) == []
-    assert still_allocated(log) == set()
+    assert leaked(log) == set()

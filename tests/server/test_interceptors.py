@@ -236,6 +236,11 @@ def test_a_stream_that_fails_half_way_ends_with_the_error_behind_its_chunks() ->
     assert run(scenario()) == ([b"one", b"two"], "enough")
 
 
+def ours(records: list[logging.LogRecord]) -> list[logging.LogRecord]:
+    """Return what this project logged; asyncio speaks for loops of other tests too."""
+    return [record for record in records if record.name.startswith("teacher_logits")]
+
+
 def test_a_handler_that_ends_its_call_itself_is_left_to_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -249,7 +254,7 @@ def test_a_handler_that_ends_its_call_itself_is_left_to_it(
             return failure.value.code(), failure.value.details()
 
     assert run(scenario()) == (grpc.StatusCode.NOT_FOUND, "no such thing")
-    assert caplog.records == []
+    assert not ours(caplog.records)
 
 
 def test_a_caller_that_goes_away_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
@@ -298,7 +303,7 @@ def test_a_write_that_fails_waits_for_the_news_that_its_reader_is_gone(
         return call.cancelled()
 
     assert run(scenario())
-    assert caplog.records == []
+    assert not ours(caplog.records)
 
 
 def test_an_unknown_method_is_unimplemented() -> None:

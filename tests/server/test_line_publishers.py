@@ -400,7 +400,7 @@ class TestLeaseMessages:
         extent = Extent(slab_id="mine", offset_bytes=0, size_bytes=4096, slot=0, generation=2)
         lease = LeaseTerms(lease_id="l-1", payload=payload, writer_id="me", extent=extent)
         messages = LeaseMessages()
-        messages.announce("p-1", announced)
+        messages.make("p-1", announced)
 
         assert messages.lease(lease) == lease_to_wire(lease)
 
@@ -410,7 +410,7 @@ class TestLeaseMessages:
         cut = cut_rows(payload, POSITIONS, first_row=1, row_count=2).payload
         lease = LeaseTerms(lease_id="l-1", payload=cut, writer_id="me", extent=None)
         messages = LeaseMessages()
-        messages.announce("p-1", announced)
+        messages.make("p-1", announced)
 
         assert messages.lease(lease) == lease_to_wire(lease)
 
@@ -422,7 +422,7 @@ class TestLeaseMessages:
         cut = cut_rows(payload, POSITIONS, first_row=0, row_count=ROWS).payload
         lease = LeaseTerms(lease_id="l-1", payload=cut, writer_id="me", extent=None)
         messages = LeaseMessages()
-        messages.announce("p-1", announced)
+        messages.make("p-1", announced)
 
         assert cut.columns != payload.columns
         assert messages.lease(lease) == lease_to_wire(lease)

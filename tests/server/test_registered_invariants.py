@@ -16,19 +16,22 @@ from tests.server.registering import PAGE, House, Limits, Publisher, student, te
 
 from teacher_logits.errors import (
     NotAllowedError,
+    PayloadConflictError,
     PayloadRetiredError,
     PoolFullError,
     ProducerLostError,
+    ReservationLapsedError,
     SessionExpiredError,
     SessionRefusedError,
 )
 from teacher_logits.grid import BatchGrid, rows_of_rank
-from teacher_logits.terms import RoomFreed, SlabsGone, StepFailure, StepGrant
+from teacher_logits.terms import RoomFreed, SlabsGone, StepFailure, StepGrant, StepWithdrawn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from teacher_logits.payload import Extent
+    from teacher_logits.terms import Reservation
 
 T = TypeVar("T")
 GBS = 12
@@ -50,6 +53,10 @@ class Reader:
     #: Leases out: lease id -> payload id; and the grant of each.
     leases: dict[str, str] = field(default_factory=dict)
     grants: list[tuple[StepGrant, set[str]]] = field(default_factory=list)
+    #: Steps that it was told of before they were sealed.
+    announced: dict[int, StepGrant] = field(default_factory=dict)
+    #: Steps of which it wants to hear nothing before they are sealed.
+    declined: set[int] = field(default_factory=set)
     closed: bool = False
     died: bool = False
 
@@ -73,6 +80,8 @@ class Registered(RuleBasedStateMachine):
         self.readers: list[Reader] = []
         #: Payloads that nobody was told to be free; by id.
         self.written: dict[str, Written] = {}
+        #: Payloads that are announced, by id.
+        self.drafts: dict[str, Written] = {}
         self.doubted: list[tuple[str, str, str]] = []
         self.pins: list[tuple[str, ExitStack]] = []
         self.page = 0
@@ -128,18 +137,20 @@ class Registered(RuleBasedStateMachine):
     def register_one(self, data: st.DataObject, step: int) -> None:
         self.write(drawn(data, self.publishers.values()), step)
 
-    @rule(step=st.integers(0, 3))
-    def register_all(self, step: int) -> None:
+    @rule(step=st.integers(0, 3), ahead=st.booleans())
+    def register_all(self, step: int, ahead: bool) -> None:
+        if ahead:
+            self.announce(step, wanted=True)
+            for reader in self.living():
+                self.hear_reader(reader)
+            for payload_id in [each for each, draft in self.drafts.items() if draft.step == step]:
+                self.seal(payload_id)
         for publisher in self.publishers.values():
             self.write(publisher, step)
 
     def write(self, publisher: Publisher, step: int) -> None:
-        try:
-            made = self.house.reserve(publisher, step)
-        except PayloadRetiredError:
-            return
-        if made.is_repeat:
-            self.ledger.abandon_payload(publisher.session_id, made.payload_id)
+        made = self.reserve(publisher, step)
+        if made is None:
             return
         if publisher.streams:
             try:
@@ -157,6 +168,64 @@ class Registered(RuleBasedStateMachine):
             payload_id=made.payload_id, publisher=publisher, step=step, extent=extent
         )
 
+    def reserve(self, publisher: Publisher, step: int) -> Reservation | None:
+        try:
+            made = self.house.reserve(publisher, step)
+        except (PayloadRetiredError, PayloadConflictError):  # retired, or announced already
+            return None
+        if made.is_repeat:
+            self.ledger.abandon_payload(publisher.session_id, made.payload_id)
+            return None
+        return made
+
+    @rule(step=st.integers(0, 3), wanted=st.booleans())
+    def announce_all(self, step: int, wanted: bool) -> None:
+        self.announce(step, wanted=wanted)
+
+    def announce(self, step: int, *, wanted: bool) -> None:
+        for reader in self.living() if wanted else ():
+            self.want_one(reader, step, 1)
+        for publisher in self.publishers.values():
+            made = None if publisher.streams else self.reserve(publisher, step)
+            if made is not None:
+                self.page += 1
+                extent = self.house.extent(publisher, page=self.page)
+                self.ledger.announce_payload(
+                    publisher.session_id, made.payload_id, extent=extent, valid_count=None
+                )
+                self.drafts[made.payload_id] = Written(
+                    payload_id=made.payload_id, publisher=publisher, step=step, extent=extent
+                )
+
+    @precondition(lambda self: self.drafts)
+    @rule(data=st.data(), how=st.sampled_from(["seal", "seal all", "abandon"]))
+    def end_announced(self, data: st.DataObject, how: str) -> None:
+        for reader in self.living():
+            self.hear_reader(reader)
+        one = drawn(data, self.drafts)
+        for payload_id in list(self.drafts) if how == "seal all" else [one]:
+            if how == "abandon":
+                draft = self.drafts.pop(payload_id)
+                self.ledger.abandon_payload(draft.publisher.session_id, payload_id)
+            else:
+                self.seal(payload_id)
+
+    def seal(self, payload_id: str) -> None:
+        draft = self.drafts.pop(payload_id)
+        try:
+            self.house.seal(draft.publisher, payload_id, extent=draft.extent)
+        except ReservationLapsedError:
+            return
+        self.written[payload_id] = draft
+
+    @precondition(lambda self: any(reader.announced for reader in self.living()))
+    @rule(data=st.data())
+    def give_up(self, data: st.DataObject) -> None:
+        reader = drawn(data, [each for each in self.living() if each.announced])
+        terms = reader.announced.pop(drawn(data, reader.announced))
+        self.ledger.give_up_announced(reader.session_id, terms.leases[0].lease_id)
+        reader.declined.add(terms.step)
+
     @precondition(lambda self: len(self.publishers) == self.dp)
     @rule(data=st.data(), how=st.sampled_from(["close", "die", "line", "child"]))
     def go(self, data: st.DataObject, how: str) -> None:
@@ -164,6 +233,7 @@ class Registered(RuleBasedStateMachine):
         publisher = self.publishers.pop(shard)
         self.hear(publisher)
         self.gone.add(publisher.session_id)
+        self.drafts = {i: d for i, d in self.drafts.items() if d.publisher is not publisher}
         if how == "close" or publisher.streams:
             self.ledger.close_session(publisher.session_id)
             self.ledger.close_session(publisher.session_id)
@@ -215,7 +285,8 @@ class Registered(RuleBasedStateMachine):
                 assert list(held) == shown, "a streamed lease has rows of another rank"
             else:
                 assert lease.extent == self.written[payload.payload_id].extent
-                self.ledger.may_open(reader.session_id, lease.extent.slab_id)
+                if not reader.closed:
+                    self.ledger.may_open(reader.session_id, lease.extent.slab_id)
             rows += shown
             reader.leases[lease.lease_id] = payload.payload_id
         assert rows == list(mine)
@@ -237,8 +308,14 @@ class Registered(RuleBasedStateMachine):
     @precondition(lambda self: self.living())
     @rule(data=st.data(), first=st.integers(0, 3), count=st.integers(1, 3))
     def want(self, data: st.DataObject, first: int, count: int) -> None:
-        reader = drawn(data, self.living())
+        self.want_one(drawn(data, self.living()), first, count)
+
+    def want_one(self, reader: Reader, first: int, count: int) -> None:
         self.ledger.want_steps(reader.session_id, first, count)
+        reader.declined &= {*range(first, first + count)}
+        self.hear_reader(reader, asked=first)
+
+    def hear_reader(self, reader: Reader, *, asked: int | None = None) -> None:
         sent = Counter[int]()
         for _ in range(2):
             for each in self.ledger.take_mail(reader.session_id):
@@ -246,12 +323,20 @@ class Registered(RuleBasedStateMachine):
                     lies_in = {self.written[held].extent.slab_id for held in self.held()}
                     assert not lies_in & set(each.slab_ids)
                     continue
+                if isinstance(each, StepWithdrawn):
+                    assert reader.announced.pop(each.step, None) is not None
+                    continue
                 assert isinstance(each, StepGrant | StepFailure)
                 sent[each.step] += 1
-                if isinstance(each, StepGrant):
+                if isinstance(each, StepGrant) and each.awaited:
+                    assert each.step not in reader.announced
+                    assert each.step not in reader.declined
+                    reader.announced[each.step] = each
+                elif isinstance(each, StepGrant):
+                    assert each.step not in reader.announced
                     self.granted(reader, each)
                 else:
-                    assert each.step == first
+                    assert asked in (None, each.step)
         assert max(sent.values(), default=0) <= 1
 
     @precondition(lambda self: self.living())
@@ -343,6 +428,17 @@ class Registered(RuleBasedStateMachine):
             *(payload_id for payload_id, _ in self.pins),
             *(payload_id for _, _, payload_id in self.doubted),
         }
+
+    @invariant()
+    def a_step_that_was_announced_is_granted_whole_with_its_last_seal(self) -> None:
+        out = {lease.lease_id for lease in self.ledger.view().leases}
+        for reader in self.readers:
+            for step, terms in list(reader.announced.items()):
+                told = {lease.lease_id for lease in terms.leases}
+                if told & out:
+                    assert told <= out
+                    del reader.announced[step]
+                    self.granted(reader, terms)
 
     @invariant()
     def room_is_told_to_be_free_once_and_not_while_it_is_held(self) -> None:

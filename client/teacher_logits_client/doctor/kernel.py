@@ -2,8 +2,8 @@
 
 Each trial does what server and client do, in small, between two ends of one process: a
 sealed slab, passed over a socket, mapped copy-on-write; the peer's process known beyond
-doubt; pages filled ahead, and the dirtied ones found. What fails here is streamed instead,
-visibly, so nothing here is worse than a warning.
+doubt; a slab's file watched; pages filled ahead, and the dirtied ones found. What fails here is
+streamed instead, visibly, or costs time, so nothing here is worse than a warning.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import select
 import socket
 from typing import TYPE_CHECKING
 
+from teacher_logits.errors import SlabOpenError
 from teacher_logits.slab import WriterSlab
 from teacher_logits_client.doctor.findings import Finding, Verdict
+from teacher_logits_client.file_watch import FileWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 _SO_PEERPIDFD = 77
 _MADV_POPULATE_READ = 22
 _PAGE_MAP = "/proc/self/pagemap"
+_WATCH_SECONDS = 5
 _STREAMED = "without it payloads are streamed, even on one node"
 
 
@@ -51,6 +54,7 @@ def kernel_findings() -> list[Finding]:
         _tried("slab_passing", _pass_slab, cure=_PASS_CURE),
         _tried("peer_pidfd", _know_peer, cure=_PEER_CURE),
         _tried("pidfd_open", _watch_process, cure=_PIDFD_CURE),
+        _tried("file_watch", _watch_file, cure=_WATCH_CURE),
         _tried("populate_read", _fill_pages, cure=_POPULATE_CURE),
         _tried("page_map", _find_dirty_page, cure=_PAGE_MAP_CURE),
     ]
@@ -73,6 +77,11 @@ _PIDFD_CURE = (
     "use Linux 5.3 or newer, and allow pidfd_open in the container's seccomp profile; SO_PEERPIDFD "
     "does the same where it works"
 )
+_WATCH_CURE = (
+    "raise fs.inotify.max_user_instances: each session takes one of those that its user has, 128 "
+    "unless set otherwise; without it steps are sent by the server once they are sealed, which "
+    "takes longer, and nothing else changes"
+)
 _POPULATE_CURE = (
     "use Linux 5.14 or newer to fill pages ahead; without it the first read of each page costs a "
     "page fault, and nothing else changes"
@@ -87,7 +96,7 @@ def _tried(name: str, trial: Callable[[], str], *, cure: str) -> Finding:
     """Run a trial, which says what worked, or raises ``OSError`` with what did not."""
     try:
         return Finding(name=name, verdict=Verdict.OK, message=trial())
-    except (OSError, AttributeError) as error:
+    except (OSError, AttributeError, SlabOpenError) as error:
         return Finding(
             name=name, verdict=Verdict.WARN, message=f"does not work here: {error}", cure=cure
         )
@@ -155,6 +164,24 @@ def _watch_process() -> str:
     finally:
         os.close(pidfd)
     return "the end of a process can be seen by pidfd_open"
+
+
+def _watch_file() -> str:
+    slab = WriterSlab("doctor", mmap.PAGESIZE)
+    try:
+        watch = FileWatch()
+        try:
+            watch.add(slab.fd)
+            slab.touch()
+            poll = select.poll()
+            poll.register(watch.fd, select.POLLIN)
+            if not poll.poll(_WATCH_SECONDS * 1000):
+                raise OSError("a watch was not told that its file was touched")
+        finally:
+            watch.close()
+    finally:
+        slab.close()
+    return "who waits for a seal is woken by it (inotify)"
 
 
 def _fill_pages() -> str:

@@ -28,55 +28,37 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from teacher_logits.complement import complement_sums, computing_type, rows_at_once, without
 from teacher_logits_client.losses.floor import outside_entropy
-from teacher_logits_client.losses.tails import (
-    NEMO_LOG_FLOOR,
-    Tail,
-    log_normalised,
-    teacher_categories,
-)
+from teacher_logits_client.losses.merging import over_shards
+from teacher_logits_client.losses.tails import Tail
+from teacher_logits_client.losses.weighing import Inputs, weigh
 from teacher_logits_client.targets import ABSENT_LOGPROB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from teacher_logits_client.losses.slopes import Divergence
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Inputs:
-    """What a loss needs beside the student's logits, [P,V] or with padding [N*S,V].
-
-    ``ids`` int64 [P,K], -1 where absent; ``log_teacher`` [P,K+1], its log-probabilities at
-    ``temperature``, the mass outside last; ``weights`` [P], where 0 leaves a position out
-    entirely; ``places`` int64 [P], the row of the logits that each position is at, None where
-    that is the position's own number. No two are the same.
-    """
-
-    ids: torch.Tensor
-    log_teacher: torch.Tensor
-    weights: torch.Tensor
-    places: torch.Tensor | None
-    temperature: float
-    tail: Tail
-    divergence: Divergence
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Kept:
-    """The positions that count: their ids [R,K], their rows of the logits [R], and how to read."""
+    """The positions that count: their ids [R,K], their rows of the logits [R], and how to read.
+
+    Ids are columns of these logits, -1 where they have none; ``columns`` is how many are real.
+    """
 
     ids: torch.Tensor
     rows: torch.Tensor
+    columns: int
     temperature: float
     tail: Tail
 
     def pieces(self, logits: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
         """Yield their rows of ``logits`` a few at a time; views where every row is kept."""
-        step = rows_at_once(logits.shape[1], logits.device)
+        if not self.columns:
+            return
+        step = rows_at_once(self.columns, logits.device)
         whole = len(self.rows) == len(logits)
         for start in range(0, len(self.rows), step):
             part = slice(start, min(start + step, len(self.rows)))
-            yield part, logits[part if whole else self.rows[part]]
+            yield part, logits[part if whole else self.rows[part], : self.columns]
 
 
 def coarse_loss(logits: torch.Tensor, inputs: Inputs) -> torch.Tensor:
@@ -88,31 +70,21 @@ def coarse_loss(logits: torch.Tensor, inputs: Inputs) -> torch.Tensor:
 class _CoarseLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, logits: torch.Tensor, inputs: Inputs) -> torch.Tensor:
-        at = inputs.weights.nonzero().squeeze(1)
-        weights = inputs.weights[at].to(computing_type(logits)) * inputs.temperature
-        # From here on rows of the logits; padding is never among them.
-        rows = at if inputs.places is None else inputs.places[at]
+        at, rows = inputs.kept()
         kept = _Kept(
-            ids=inputs.ids[at], rows=rows, temperature=inputs.temperature, tail=inputs.tail
-        )
-        log_teacher = teacher_categories(
-            inputs.log_teacher[at].to(weights.dtype), kept.ids, kept.tail
+            ids=inputs.own_ids(at),
+            rows=rows,
+            columns=inputs.own_columns(logits.shape[1]),
+            temperature=inputs.temperature,
+            tail=inputs.tail,
         )
         coarse = _coarse_student(logits, kept)
-        log_student = log_normalised(coarse)
         entropy = _outside_entropy(logits, kept, coarse[:, -1:])
-        if kept.tail is Tail.NEMO_FLOOR:
-            log_teacher[:, -1:] = NEMO_LOG_FLOOR + entropy
-        values, slopes = inputs.divergence(log_teacher, log_student)
-        if kept.tail is Tail.TRUNCATED:
-            values[:, -1], slopes[:, -1] = 0.0, 0.0
-        student = log_student.exp()
-        pulls = slopes - student * slopes.sum(1, keepdim=True)
-        pulls[:, -1:] += student[:, -1:] * entropy
-        of_logs = student[:, -1:] * weights.unsqueeze(1)
-        ctx.save_for_backward(logits, coarse[:, -1], pulls * weights.unsqueeze(1), of_logs)
+        coarse, entropy = over_shards(coarse, entropy, inputs, at, room=len(logits))
+        weighed = weigh(coarse, entropy, inputs, at)
+        ctx.save_for_backward(logits, coarse[:, -1], weighed.pulls, weighed.of_logs)
         ctx.kept = kept  # type: ignore[attr-defined]
-        return (values.sum(1) * weights).sum() * inputs.temperature
+        return weighed.loss
 
     @staticmethod
     @once_differentiable
@@ -122,13 +94,15 @@ class _CoarseLoss(torch.autograd.Function):
         pulls = pulls * upstream
         whole = len(kept.rows) == len(logits)
         blank = torch.zeros_like
-        if whole and kept.tail is not Tail.RENORMALISED:
+        if whole and kept.columns == logits.shape[1] and kept.tail is not Tail.RENORMALISED:
             blank = torch.empty_like
         gradient = blank(logits, memory_format=torch.contiguous_format)
         if kept.tail is not Tail.RENORMALISED:
             shares = _outside_shares(logits, kept, log_outside, pulls[:, -1:], of_logs * upstream)
             for part, share in shares:
-                gradient[part if whole else kept.rows[part]] = share
+                gradient[part if whole else kept.rows[part], : kept.columns] = share
+        if not kept.columns:
+            return gradient, None
         # Added, not assigned: an absent id adds 0 to column 0, which a real id may hold.
         at_ids = pulls[:, :-1].masked_fill(kept.ids < 0, 0.0).to(gradient.dtype)
         places = kept.rows.unsqueeze(1) * logits.shape[1] + kept.ids.clamp_min(0)
@@ -139,16 +113,16 @@ class _CoarseLoss(torch.autograd.Function):
 def _coarse_student(logits: torch.Tensor, kept: _Kept) -> torch.Tensor:
     """Return [R,K+1]: the logits of the ids over temperature, and L_out last.
 
-    L_out is -inf where both sides are renormalised, as if nothing were outside.
+    An id without a column has -inf, and so has L_out where both sides are renormalised, as if
+    nothing were outside.
     """
     ids, temperature, dtype = kept.ids, kept.temperature, computing_type(logits)
-    coarse = torch.empty(len(ids), ids.shape[1] + 1, dtype=dtype, device=logits.device)
+    shape = len(ids), ids.shape[1] + 1
+    coarse = torch.full(shape, -torch.inf, dtype=dtype, device=logits.device)
     for part, rows in kept.pieces(logits):
         chosen = rows.gather(1, ids[part].clamp_min(0)).to(dtype) / temperature
         coarse[part, :-1] = chosen.masked_fill_(ids[part] < 0, -torch.inf)
-        if kept.tail is Tail.RENORMALISED:
-            coarse[part, -1] = -torch.inf
-        else:
+        if kept.tail is not Tail.RENORMALISED:
             top, sums = complement_sums(rows, ids[part], temperatures=(temperature,))
             coarse[part, -1:] = top / temperature + sums.log()
     return coarse

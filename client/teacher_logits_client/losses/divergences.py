@@ -15,10 +15,8 @@ has no next token and never counts, whatever ``mask`` says: ``targets.valid`` le
 
 from __future__ import annotations
 
-from numbers import Real
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import ConfigError
 from teacher_logits_client.losses import slopes
 from teacher_logits_client.losses.positions import sum_over_positions
 from teacher_logits_client.losses.tails import Tail
@@ -26,16 +24,19 @@ from teacher_logits_client.losses.tails import Tail
 if TYPE_CHECKING:
     import torch
 
+    from teacher_logits_client.losses.head_logits import HeadLogits
+    from teacher_logits_client.losses.sharding import VocabShard
     from teacher_logits_client.targets import Targets
 
 
 def forward_kl(
-    student_logits: torch.Tensor,
+    student_logits: torch.Tensor | HeadLogits,
     targets: Targets,
     mask: torch.Tensor | None = None,
     *,
     temperature: float | None = None,
     tail: Tail = Tail.BUCKET,
+    shard: VocabShard | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the sum of KL(teacher ‖ student) over positions, and how many they are.
 
@@ -49,12 +50,16 @@ def forward_kl(
     scored from ``first`` on. What is left of a row is padding: neither its logits nor ``mask``
     there are read. Where every row has exactly S positions they are the S places, whatever
     the firsts: those are logits of the window alone. Rows of padding behind the others may be left
-    out. Logits [P,V] hold positions and no padding.
+    out. Logits [P,V] hold positions and no padding. ``from_hidden`` stands for logits of either
+    form, and no array of their size is made then.
 
     Both sides are taken at ``targets.temperature`` T, the logits divided by it in here, and
     the sum is multiplied by T², which keeps the gradient's size independent of T; at T = 1 it
     is the plain divergence.
     ``temperature``, where given, must be the same T.
+
+    With ``shard``, ``student_logits`` are this rank's columns of a vocabulary that is spread over
+    a group, and every rank of it calls this: see ``VocabShard``.
 
     The sum is fp32 (fp64 for fp64 logits). It is infinite where the teacher gives mass to what
     the student's logits rule out by -inf; the gradient is finite even then. The count is int64,
@@ -66,6 +71,7 @@ def forward_kl(
             with ``Tail.RENORMALISED``, which teaches nothing.
         ConfigError: ``tail`` is none, or makes no sense here.
         LeaseLostError: the targets' lease is closed.
+        RequestInvalidError: the ranks of ``shard`` disagree, or one of them refused its part.
     """
     return sum_over_positions(
         student_logits,
@@ -74,16 +80,18 @@ def forward_kl(
         temperature=temperature,
         tail=tail,
         divergence=slopes.forward_kl,
+        shard=shard,
     )
 
 
 def reverse_kl(
-    student_logits: torch.Tensor,
+    student_logits: torch.Tensor | HeadLogits,
     targets: Targets,
     mask: torch.Tensor | None = None,
     *,
     temperature: float | None = None,
     tail: Tail = Tail.BUCKET,
+    shard: VocabShard | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the sum of KL(student ‖ teacher) over positions, and how many they are.
 
@@ -102,109 +110,18 @@ def reverse_kl(
         temperature=temperature,
         tail=tail,
         divergence=slopes.reverse_kl,
-    )
-
-
-def generalised_jsd(
-    student_logits: torch.Tensor,
-    targets: Targets,
-    mask: torch.Tensor | None = None,
-    *,
-    beta: float = 0.5,
-    temperature: float | None = None,
-    tail: Tail = Tail.BUCKET,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the sum of β KL(p ‖ m) + (1-β) KL(q ‖ m), m = βp + (1-β)q, p the teacher.
-
-    ``beta`` from 0 to 1, with the meaning of TRL, Liger and GKD, and with their switch: at 0 it
-    is ``forward_kl`` and at 1 ``reverse_kl``. These are no limits of the formula, which near 0
-    is β times the forward KL and near 1 is 1-β times the reverse: a gradient at β = 0.01 is a
-    hundredth of that at 0. It is at most log 2. Everything else as ``forward_kl``.
-
-    Raises:
-        PayloadInvalidError, LeaseLostError: see ``forward_kl``.
-        ConfigError: ``beta`` is outside 0 to 1, or see there.
-    """
-    _check_share("beta", beta, with_one=True)
-    if beta == 0:
-        return forward_kl(student_logits, targets, mask, temperature=temperature, tail=tail)
-    if beta == 1:
-        return reverse_kl(student_logits, targets, mask, temperature=temperature, tail=tail)
-    divergence = slopes.jensen_shannon(beta)
-    return sum_over_positions(
-        student_logits, targets, mask, temperature=temperature, tail=tail, divergence=divergence
-    )
-
-
-def skew_kl(
-    student_logits: torch.Tensor,
-    targets: Targets,
-    mask: torch.Tensor | None = None,
-    *,
-    alpha: float = 0.1,
-    temperature: float | None = None,
-    tail: Tail = Tail.BUCKET,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the sum of KL(p ‖ m), m = alpha p + (1 - alpha) q, p the teacher.
-
-    ``alpha`` from 0, where it is ``forward_kl``, to below 1. Above 0 it is at most -log alpha,
-    and finite whatever the student rules out. Everything else as ``forward_kl``.
-
-    Raises:
-        PayloadInvalidError, LeaseLostError: see ``forward_kl``.
-        ConfigError: ``alpha`` is outside, or see there.
-    """
-    _check_share("alpha", alpha, with_one=False)
-    if alpha == 0:
-        return forward_kl(student_logits, targets, mask, temperature=temperature, tail=tail)
-    return sum_over_positions(
-        student_logits,
-        targets,
-        mask,
-        temperature=temperature,
-        tail=tail,
-        divergence=slopes.skew_kl(alpha),
-    )
-
-
-def skew_reverse_kl(
-    student_logits: torch.Tensor,
-    targets: Targets,
-    mask: torch.Tensor | None = None,
-    *,
-    alpha: float = 0.1,
-    temperature: float | None = None,
-    tail: Tail = Tail.BUCKET,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the sum of KL(q ‖ m), m = (1 - alpha) p + alpha q, p the teacher.
-
-    ``alpha`` from 0, where it is ``reverse_kl``, to below 1. Above 0 it is at most -log alpha,
-    and finite whatever the teacher rules out. Everything else as ``forward_kl``.
-
-    Raises:
-        PayloadInvalidError, LeaseLostError: see ``forward_kl``.
-        ConfigError: ``alpha`` is outside, or see there.
-    """
-    _check_share("alpha", alpha, with_one=False)
-    if alpha == 0:
-        return reverse_kl(student_logits, targets, mask, temperature=temperature, tail=tail)
-    return sum_over_positions(
-        student_logits,
-        targets,
-        mask,
-        temperature=temperature,
-        tail=tail,
-        divergence=slopes.skew_reverse_kl(alpha),
+        shard=shard,
     )
 
 
 def total_variation(
-    student_logits: torch.Tensor,
+    student_logits: torch.Tensor | HeadLogits,
     targets: Targets,
     mask: torch.Tensor | None = None,
     *,
     temperature: float | None = None,
     tail: Tail = Tail.BUCKET,
+    shard: VocabShard | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the sum of half the sum of |p - q|: from 0 to 1 a position, finite always.
 
@@ -220,16 +137,18 @@ def total_variation(
         temperature=temperature,
         tail=tail,
         divergence=slopes.total_variation,
+        shard=shard,
     )
 
 
 def soft_cross_entropy(
-    student_logits: torch.Tensor,
+    student_logits: torch.Tensor | HeadLogits,
     targets: Targets,
     mask: torch.Tensor | None = None,
     *,
     temperature: float | None = None,
     tail: Tail = Tail.BUCKET,
+    shard: VocabShard | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the sum of -p log q: forward KL and the teacher's entropy, of the same gradient.
 
@@ -246,15 +165,17 @@ def soft_cross_entropy(
         temperature=temperature,
         tail=tail,
         divergence=slopes.soft_cross_entropy,
+        shard=shard,
     )
 
 
 def logprob_mse(
-    student_logits: torch.Tensor,
+    student_logits: torch.Tensor | HeadLogits,
     targets: Targets,
     mask: torch.Tensor | None = None,
     *,
     temperature: float | None = None,
+    shard: VocabShard | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the sum over positions of the mean of (log q - log p)² over a position's entries.
 
@@ -273,12 +194,5 @@ def logprob_mse(
         temperature=temperature,
         tail=Tail.TRUNCATED,
         divergence=divergence,
+        shard=shard,
     )
-
-
-def _check_share(name: str, share: float, *, with_one: bool) -> None:
-    if not isinstance(share, Real) or not (0 <= share < 1 or (with_one and share == 1)):
-        limit = "0 to 1" if with_one else "0 to below 1, where it is 0 whatever the student says"
-        raise ConfigError(
-            f"{name} is {share!r}; give a number from {limit}", facts={name: repr(share)}
-        )

@@ -7,58 +7,73 @@ alike. ``forward_kl`` says how for the caller.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits_client.losses import slopes
-from teacher_logits_client.losses.coarse import Inputs, coarse_loss
+from teacher_logits_client.losses.coarse import coarse_loss
+from teacher_logits_client.losses.fitting import check_targets, check_temperature_above_zero
+from teacher_logits_client.losses.head_logits import HeadLogits
+from teacher_logits_client.losses.hidden import hidden_loss
+from teacher_logits_client.losses.sharding import check_columns, refused_together
 from teacher_logits_client.losses.tails import Tail, check_tail
+from teacher_logits_client.losses.weighing import Inputs
 from teacher_logits_client.targets import Targets
+
+if TYPE_CHECKING:
+    from teacher_logits_client.losses.sharding import VocabShard
 
 
 def sum_over_positions(
-    student_logits: torch.Tensor,
+    student_logits: torch.Tensor | HeadLogits,
     targets: Targets,
     mask: torch.Tensor | None,
     *,
     temperature: float | None,
     tail: Tail,
     divergence: slopes.Divergence,
+    shard: VocabShard | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return T² times the weighted sum of a divergence, and the sum of the weights.
 
     Raises:
-        PayloadInvalidError, ConfigError, LeaseLostError: see ``forward_kl``.
+        PayloadInvalidError, ConfigError, LeaseLostError, RequestInvalidError: see ``forward_kl``.
     """
-    _check_kinds(student_logits, targets, mask)
-    targets.check_open()
-    width = targets.topk_ids.shape[-1]
-    check_tail(tail, width=width, at_reverse_kl=divergence is slopes.reverse_kl)
-    _check_temperature(targets, temperature)
-    ids = targets.topk_ids.reshape(-1, width).long()
-    places = _places(student_logits, targets)
-    logits = _flat_logits(student_logits, ids, places)
-    valid = targets.valid.reshape(-1)
-    if mask is not None:
-        mask = _flat_mask(mask, valid, places, tuple(student_logits.shape[:-1]))
-    weights, count = _weights(valid, mask)
-    log_teacher = torch.cat(
-        [targets.topk_logprobs.reshape(-1, width), targets.log_tail.reshape(-1, 1)], 1
-    )
-    inputs = Inputs(
-        ids=ids,
-        log_teacher=log_teacher,
-        weights=weights,
-        places=places,
-        temperature=targets.temperature,
-        tail=tail,
-        divergence=divergence,
-    )
-    return coarse_loss(logits, inputs), count
+    with refused_together(shard, student_logits):
+        _check_kinds(student_logits, targets, mask)
+        check_targets(targets, student_logits.device)
+        width = targets.topk_ids.shape[-1]
+        check_tail(tail, width=width, at_reverse_kl=divergence is slopes.reverse_kl)
+        _check_temperature(targets, temperature)
+        ids = targets.topk_ids.reshape(-1, width).long()
+        places = _places(student_logits, targets)
+        _check_logits(tuple(student_logits.shape), ids, places, shard)
+        valid = targets.valid.reshape(-1)
+        if mask is not None:
+            mask = _flat_mask(mask, valid, places, tuple(student_logits.shape[:-1]))
+        weights, count = weights_and_count(valid, mask)
+        log_teacher = torch.cat(
+            [targets.topk_logprobs.reshape(-1, width), targets.log_tail.reshape(-1, 1)], 1
+        )
+        inputs = Inputs(
+            ids=ids,
+            log_teacher=log_teacher,
+            weights=weights,
+            places=places,
+            temperature=targets.temperature,
+            tail=tail,
+            divergence=divergence,
+            shard=shard,
+        )
+    if isinstance(student_logits, HeadLogits):
+        head = student_logits if shard is None else student_logits.cut(shard.columns)
+        return hidden_loss(head, inputs), count
+    return coarse_loss(student_logits.flatten(0, -2), inputs), count
 
 
-def _places(student_logits: torch.Tensor, targets: Targets) -> torch.Tensor | None:
+def _places(student_logits: torch.Tensor | HeadLogits, targets: Targets) -> torch.Tensor | None:
     """Return each position's row in the flat logits, int64 [P]; None where those are in order.
 
     Rows behind the others that have no position, as those of padding, may be left out of logits.
@@ -108,8 +123,14 @@ def _flat_mask(
     return mask.reshape(-1).to(valid.device)
 
 
-def _weights(valid: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each position's weight [P], 0 where it is left out, and their sum."""
+def weights_and_count(
+    valid: torch.Tensor, mask: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each position's weight [P], 0 where it is left out, and their sum.
+
+    Raises:
+        PayloadInvalidError: the mask [P] holds something else, such as labels.
+    """
     if mask is None:
         return valid, valid.sum()
     weights = torch.where(valid, mask, torch.zeros_like(mask))
@@ -134,11 +155,13 @@ def _check_weights(weights: torch.Tensor) -> None:
         )
 
 
-def _flat_logits(
-    student_logits: torch.Tensor, ids: torch.Tensor, places: torch.Tensor | None
-) -> torch.Tensor:
-    """Return the student's logits as [P,V] or, where they have padding, [N*S,V], if they fit."""
-    shape = tuple(student_logits.shape)
+def _check_logits(
+    shape: tuple[int, ...],
+    ids: torch.Tensor,
+    places: torch.Tensor | None,
+    shard: VocabShard | None,
+) -> None:
+    """Let the shape of the student's logits pass if it fits the ids [P,K] of the targets."""
     columns = shape[-1] if shape else 0
     positions = math.prod(shape[:-1]) if places is None else len(places)
     if len(shape) not in (2, 3) or positions != len(ids):
@@ -148,29 +171,43 @@ def _flat_logits(
             "form [P,V], padding left out",
             facts={"student_positions": positions, "target_positions": len(ids)},
         )
+    if shard is not None:
+        check_columns(shape, shard)
     highest = int(ids.max()) if ids.numel() else -1
-    if highest >= columns:
+    vocabulary_size = columns if shard is None else shard.vocabulary_size
+    if highest >= vocabulary_size:
         raise PayloadInvalidError(
-            f"the targets name id {highest} and the student has {columns} columns; open the "
-            "session with the student's vocabulary size, so that the rest goes into the tail",
-            facts={"token_id": highest, "student_columns": columns},
+            f"the targets name id {highest} and the student has {vocabulary_size} columns; open "
+            "the session with the student's vocabulary size, so that the rest goes into the tail",
+            facts={"token_id": highest, "student_columns": vocabulary_size},
         )
-    return student_logits.reshape(-1, columns)
 
 
 def _check_kinds(student_logits: object, targets: object, mask: object) -> None:
-    if not isinstance(student_logits, torch.Tensor) or not isinstance(targets, Targets):
+    logits_given = isinstance(student_logits, torch.Tensor | HeadLogits)
+    if not logits_given or not isinstance(targets, Targets):
         given = [type(each).__name__ for each in (student_logits, targets)]
         raise PayloadInvalidError(
-            f"a loss takes the student's logits, a Tensor, and then Targets, and was given "
-            f"{given[0]} and {given[1]}; pass payload.targets as the second argument",
+            f"a loss takes the student's logits, a Tensor or from_hidden, and then Targets, and "
+            f"was given {given[0]} and {given[1]}; pass payload.targets as the second argument",
             facts={"student_logits": given[0], "targets": given[1]},
         )
-    if not student_logits.is_floating_point() or student_logits.layout is not torch.strided:
+    if isinstance(student_logits, torch.Tensor) and not (
+        student_logits.is_floating_point() and student_logits.layout is torch.strided
+    ):
         kind = f"{student_logits.dtype} ({student_logits.layout})"
         raise PayloadInvalidError(
             f"student logits are {kind}: give dense floats", facts={"student_logits": kind}
         )
+    check_mask(mask)
+
+
+def check_mask(mask: object) -> None:
+    """Let a mask pass that is a dense tensor of truth values or numbers, or None.
+
+    Raises:
+        PayloadInvalidError: it is something else.
+    """
     if mask is not None and (
         not isinstance(mask, torch.Tensor) or mask.is_complex() or mask.layout is not torch.strided
     ):
@@ -182,6 +219,8 @@ def _check_kinds(student_logits: object, targets: object, mask: object) -> None:
 
 
 def _check_temperature(targets: Targets, temperature: float | None) -> None:
+    if temperature is not None:
+        check_temperature_above_zero(temperature)
     if temperature is not None and temperature != targets.temperature:
         raise PayloadInvalidError(
             f"temperature {temperature:g} is asked for and the targets are at "

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import PayloadInvalidError
+from teacher_logits.errors import ConfigError, PayloadInvalidError
 from teacher_logits_client.normalisation.gradients import (
     RescaleOrder,
     divide_gradients,
@@ -44,6 +44,26 @@ class Settings:
         """What all ranks have to say alike."""
         losses = [(each.name, each.weight, each.bin_weights) for each in self.losses]
         return f"losses {losses}, averaged over {self.averaged_over}, {self.order.value}"
+
+
+def check_settings(reduction: object, order: object) -> None:
+    """Let a reduction pass that can sum, and an order that there is.
+
+    Raises:
+        ConfigError: one of them is something else, such as a process group or a word.
+    """
+    if reduction is not None and not callable(getattr(reduction, "sum", None)):
+        raise ConfigError(
+            f"reduction is a {type(reduction).__name__}, which cannot sum; give "
+            "GroupReduction(group), None for one process, or a Reduction of your own",
+            facts={"given": type(reduction).__name__},
+        )
+    if not isinstance(order, RescaleOrder):
+        ways = ", ".join(f"RescaleOrder.{each.name}" for each in RescaleOrder)
+        raise ConfigError(
+            f"order is {order!r}, a {type(order).__name__}; give one of {ways}",
+            facts={"given": type(order).__name__},
+        )
 
 
 def reduce_step(

@@ -7,15 +7,17 @@ set to 0 rather than multiplied by it: 0 times NaN is NaN.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING
 
 import torch
 
+from teacher_logits.errors import ConfigError
 from teacher_logits_client.normalisation.reductions import sum_over_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator
 
     from teacher_logits_client.normalisation.reductions import Reduction
 
@@ -81,10 +83,35 @@ def gradient_norms(
 
     Raises:
         RequestInvalidError: the ranks name different groups.
+        ConfigError: ``owned`` is no mapping of names to tensors.
     """
-    squares = [_sum_of_squares(parameters) for parameters in owned.values()]
-    sums, _ = sum_over_ranks(squares, reduction, agreed=f"gradient norms of {list(owned)}")
-    return {name: each**0.5 for name, each in zip(owned, sums, strict=True)}
+    groups = _tensors_of(owned)
+    squares = [_sum_of_squares(parameters) for parameters in groups.values()]
+    sums, _ = sum_over_ranks(squares, reduction, agreed=f"gradient norms of {list(groups)}")
+    return {name: each**0.5 for name, each in zip(groups, sums, strict=True)}
+
+
+def _tensors_of(owned: object) -> dict[str, list[torch.Tensor]]:
+    """Return each group's parameters as a list: an iterable may be read once."""
+    if not isinstance(owned, Mapping):
+        raise ConfigError(
+            f"owned is a {type(owned).__name__}; give the parameters under each group's name, such "
+            'as {"policy": model.parameters()}',
+            facts={"given": type(owned).__name__},
+        )
+    found = {}
+    for name, given in owned.items():
+        several = isinstance(given, Iterable) and not isinstance(given, torch.Tensor)
+        found[name] = list(given) if several else []
+        wrong = [each for each in found[name] if not isinstance(each, torch.Tensor)]
+        if not several or wrong:
+            kind = type(wrong[0]).__name__ if wrong else type(given).__name__
+            raise ConfigError(
+                f"owned: the group {name!r} {'holds' if wrong else 'is'} a {kind}; give an "
+                "iterable of tensors, such as model.parameters() or [tensor]",
+                facts={"group": str(name), "given": kind},
+            )
+    return found
 
 
 def _sum_of_squares(parameters: Iterable[torch.Tensor]) -> float:

@@ -14,8 +14,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import ConfigError, RequestInvalidError
-from teacher_logits.grid import is_size
-from teacher_logits_client.normalisation.closing import Settings, reduce_step, rescale_gradients
+from teacher_logits.grid import is_size, is_whole
+from teacher_logits_client.normalisation.closing import (
+    Settings,
+    check_settings,
+    reduce_step,
+    rescale_gradients,
+)
 from teacher_logits_client.normalisation.gradients import RescaleOrder, empty_gradients
 from teacher_logits_client.normalisation.step_errors import (
     RepeatedMicroBatchError,
@@ -53,7 +58,8 @@ class StepNormaliser:
     (DistributedDataParallel: its world size), 1 where it adds them up: its division is undone.
 
     Raises:
-        ConfigError: losses that share a name or a parameter, fewer than one rank to average over.
+        ConfigError: losses that share a name or a parameter, fewer than one rank to average over,
+            a reduction that is none, or an order that is none.
     """
 
     def __init__(
@@ -70,6 +76,7 @@ class StepNormaliser:
                 facts={"gradients_averaged_over": str(gradients_averaged_over)},
             )
         check_losses(losses)
+        check_settings(reduction, order)
         self._settings = Settings(
             losses=losses or (StepLoss(),),
             reduction=reduction,
@@ -85,9 +92,10 @@ class StepNormaliser:
         begun again; all ranks have the same. Given, it has to be later than the last.
 
         Raises:
-            RequestInvalidError: a step is open.
+            RequestInvalidError: a step is open, or a number is no whole number.
             StaleAttemptError: this attempt of the step, or a later one, is over.
         """
+        _check_numbers(step=step, attempt=0 if attempt is None else attempt)
         last = self._last
         if last is not None and last.is_open:
             raise RequestInvalidError(
@@ -167,10 +175,17 @@ class OpenStep:
         Raises:
             StaleAttemptError: the attempt is over.
             RepeatedMicroBatchError: this loss has the micro batch already.
-            RequestInvalidError: no such loss, or none named among several.
+            RequestInvalidError: no such loss, none named among several, or a ``number`` that is
+                neither a whole number nor text.
             PayloadInvalidError: not one floating-point sum and one count a bin.
         """
         self._check_open(f"micro batch {number}")
+        if not (isinstance(number, str) or is_whole(number)):
+            raise RequestInvalidError(
+                f"micro batch {number!r} is a {type(number).__name__}; number it by a whole number "
+                "or a name, its own on this rank",
+                facts={"given": type(number).__name__},
+            )
         tally = self._find(loss)
         if tally.has(number):
             raise RepeatedMicroBatchError(
@@ -237,3 +252,12 @@ class OpenStep:
                 facts={"loss": name or "", "losses": ", ".join(names)},
             )
         return self._tallies[name]
+
+
+def _check_numbers(**numbers: object) -> None:
+    for name, number in numbers.items():
+        if not (is_whole(number) and number >= 0):
+            raise RequestInvalidError(
+                f"{name} is {number!r}, a {type(number).__name__}; give a whole number from 0 on",
+                facts={name: repr(number)},
+            )

@@ -2,11 +2,13 @@
 
 Every rank gives float64 values of the same number, an idle rank zeros. In front of them travel
 
-    [ 1 | key, key² | key, key² | key, key² | values ... ]
+    [ 1 | key, key² | key, key² | key, key² | values ... | 0 ... ]
 
 with three keys of 11 bits, the CRC-32 of what the ranks have to agree on. Summed over n ranks,
 n Σkey² = (Σkey)² exactly where all keys are the same, so all ranks find out at once, by the same
-numbers and without another collective. Exact below 2**53: up to 46,000 ranks.
+numbers and without another collective. Exact below 2**53: up to 46,000 ranks. Zeros fill it up to
+a multiple of 256, 2 KiB: so ranks whose losses have other numbers of bins meet in it as well, and
+hear of it, where vectors of different lengths would leave them waiting.
 """
 
 from __future__ import annotations
@@ -17,13 +19,15 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 import torch.distributed as dist
 
-from teacher_logits.errors import ConfigError, RequestInvalidError
+from teacher_logits.errors import RequestInvalidError
+from teacher_logits_client.groups import check_group, usual_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _KEY_BITS = 11
 _KEYS = 3
+_STEP = 256
 
 
 class Reduction(Protocol):
@@ -32,8 +36,9 @@ class Reduction(Protocol):
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum over all ranks of ``values``, float64 [n] on the CPU, n the same on each.
 
-        Called once by every rank of a step, in the same order on each. Each rank gets the same
-        bits. It may write into ``values``. What it raises aborts the step.
+        n is a multiple of 256, and does not change from step to step. Called once by every rank
+        of a step, in the same order on each. Each rank gets the same bits. It may write into
+        ``values``. What it raises aborts the step.
         """
         ...
 
@@ -61,23 +66,12 @@ class GroupReduction:
         """Return the sum over the group.
 
         Raises:
-            ConfigError: torch.distributed has no process group.
+            ConfigError: torch.distributed has no process group, or this rank is not in it.
         """
-        if not (dist.is_available() and dist.is_initialized()):
-            raise ConfigError(
-                "reduction: torch.distributed has no process group yet; call "
-                "torch.distributed.init_process_group first, or leave the reduction out for one "
-                "process"
-            )
-        moved = values.to(self._device or self._usual_device())
+        check_group(self._group, "reduction")
+        moved = values.to(self._device or usual_device(self._group))
         dist.all_reduce(moved, op=dist.ReduceOp.SUM, group=self._group)
         return moved.to(values.device)
-
-    def _usual_device(self) -> torch.device:
-        backend = str(dist.get_backend(self._group))
-        if "nccl" in backend and "gloo" not in backend:
-            return torch.device("cuda", torch.cuda.current_device())
-        return torch.device("cpu")
 
 
 def sum_over_ranks(
@@ -93,7 +87,8 @@ def sum_over_ranks(
     whole = zlib.crc32(agreed.encode())
     keys = [float(whole >> _KEY_BITS * each & (1 << _KEY_BITS) - 1) for each in range(_KEYS)]
     head = [1.0, *(each for key in keys for each in (key, key * key))]
-    given = torch.tensor([*head, *values], dtype=torch.float64)
+    filling = [0.0] * (-(len(head) + len(values)) % _STEP)
+    given = torch.tensor([*head, *values, *filling], dtype=torch.float64)
     length = len(given)
     reduced = given if reduction is None else reduction.sum(given)
     if reduced.shape != (length,):
@@ -103,7 +98,7 @@ def sum_over_ranks(
             facts={"given": length, "returned": reduced.numel()},
         )
     ranks, *rest = reduced.tolist()
-    pairs, sums = rest[: 2 * _KEYS], rest[2 * _KEYS :]
+    pairs, sums = rest[: 2 * _KEYS], rest[2 * _KEYS : 2 * _KEYS + len(values)]
     if any(ranks * pairs[each + 1] != pairs[each] ** 2 for each in range(0, 2 * _KEYS, 2)):
         raise RequestInvalidError(
             f"the {ranks:.0f} ranks of this reduction do not reduce the same thing; here it is "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,7 +34,8 @@ class StepLoss:
     given.
 
     Raises:
-        ConfigError: parameters that are no tensors, or weights that no mean can be made of.
+        ConfigError: parameters that are no tensors, a name that is no text, or weights that no
+            mean can be made of.
     """
 
     name: str = "loss"
@@ -42,10 +44,16 @@ class StepLoss:
     bin_weights: Sequence[float] = (1.0,)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise ConfigError(
+                f"name: a loss is called {self.name!r}, a {type(self.name).__name__}; give text",
+                facts={"given": type(self.name).__name__},
+            )
         # Tied parameters are named twice and have one gradient.
         each = {id(parameter): parameter for parameter in _tensors(self)}
         object.__setattr__(self, "parameters", tuple(each.values()))
-        object.__setattr__(self, "bin_weights", tuple(float(each) for each in self.bin_weights))
+        object.__setattr__(self, "weight", _number("weight", self.weight))
+        object.__setattr__(self, "bin_weights", _numbers("bin_weights", self.bin_weights))
         for number, weight in enumerate(self.bin_weights):
             if not (math.isfinite(weight) and weight >= 0):
                 raise ConfigError(
@@ -69,6 +77,37 @@ class StepLoss:
     def bins(self) -> int:
         """How many bins its sums and counts have."""
         return len(self.bin_weights)
+
+
+def _numbers(name: str, given: object) -> tuple[float, ...]:
+    """Return an iterable of numbers, such as a tensor of them, as floats."""
+    if isinstance(given, Iterable) and not isinstance(given, str | bytes):
+        return tuple(_number(f"one of {name}", each) for each in _each(name, given))
+    raise ConfigError(
+        f"{name} is {given!r}, a {type(given).__name__}; give a sequence of numbers, one a bin",
+        facts={"name": name, "given": type(given).__name__},
+    )
+
+
+def _each(name: str, given: Iterable[object]) -> Iterator[object]:
+    try:
+        yield from given
+    except TypeError:  # A tensor of no dimension says so only here.
+        raise ConfigError(
+            f"{name} is {given!r}, a single number; give a sequence, one a bin",
+            facts={"name": name, "given": type(given).__name__},
+        ) from None
+
+
+def _number(name: str, given: object) -> float:
+    """Return a number as a float; a tensor of one element is one."""
+    single = isinstance(given, torch.Tensor) and given.numel() == 1 and not given.is_complex()
+    if not (single or isinstance(given, Real)):
+        raise ConfigError(
+            f"{name} is {given!r}, a {type(given).__name__}; give a number",
+            facts={"name": name, "given": type(given).__name__},
+        )
+    return float(given)  # type: ignore[arg-type]
 
 
 def _tensors(loss: StepLoss) -> Iterator[torch.Tensor]:

@@ -8,6 +8,7 @@ waiting for the rank that saw it.
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,8 +39,10 @@ class Tally:
         """Add a micro batch.
 
         Raises:
-            PayloadInvalidError: not one number a bin; nothing was added.
+            PayloadInvalidError: not one number a bin, or something else than a tensor and numbers;
+                nothing was added.
         """
+        _check_kinds(number, loss_sum, count)
         sums, counts = loss_sum.detach().reshape(-1), torch.as_tensor(count).detach().reshape(-1)
         if not (len(sums) == len(counts) == self.loss.bins and sums.is_floating_point()):
             raise PayloadInvalidError(
@@ -64,6 +67,25 @@ class Tally:
         """Return [bad counts, counts[B], sums[B]], always as many: zeros on an idle rank."""
         found: list[float] = torch.cat([self._bad_counts, self._counts, self._sums]).tolist()
         return found
+
+
+def _check_kinds(number: int | str, loss_sum: object, count: object) -> None:
+    """Let a sum pass that is a tensor, and a count that is numbers."""
+    if not isinstance(loss_sum, torch.Tensor):
+        raise PayloadInvalidError(
+            f"the sum of micro batch {number} is {loss_sum!r}, a {type(loss_sum).__name__}; give "
+            "the tensor that the loss returned, which backward is called on",
+            facts={"micro_batch": number, "given": type(loss_sum).__name__},
+        )
+    each = count if isinstance(count, list | tuple) else [count]
+    for one in each:
+        is_tensor = isinstance(one, torch.Tensor) and not one.is_complex()
+        if not (is_tensor or isinstance(one, Real)):
+            raise PayloadInvalidError(
+                f"the count of micro batch {number} is {count!r}, a {type(count).__name__}; give a "
+                "number, or a tensor of one a bin",
+                facts={"micro_batch": number, "given": type(count).__name__},
+            )
 
 
 def weighted(loss: StepLoss, each: Sequence[float]) -> float:

@@ -8,9 +8,10 @@ nobody waits for a device to learn that a lease is stale.
 
 Nothing keeps a reader from writing into device memory: what is read here must not be written into.
 Room is given back when the device has done what was given to it up to the lease's close, and behind
-the last view (``last_reads``). A handle is closed with the last lease on a slab that is gone, or
-with the session. Should the writer's process die, what becomes of its memory under a reader is
-the driver's affair: nobody promises it.
+the last view (``last_reads``). A handle is closed as soon as its slab is gone and the last lease
+on it is back, while the session is idle too (``line_watch``), or with the session. Should the
+writer's process die, what becomes of its memory under a reader is the driver's affair: nobody
+promises it.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from teacher_logits_client.openers.host_payload import HostPayload
-from teacher_logits_client.openers.last_reads import LastRead, torch_device
+from teacher_logits_client.openers.last_reads import LastRead, torch_device, torch_devices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,13 +70,15 @@ class SharedMemoryPayload(HostPayload):
 
     def vacate(self) -> int:
         """Drop the pages that were dirtied; return their bytes."""
-        last_read = self._reads()
-        if last_read is not None:
-            last_read.wait()
+        if self._last_read is not None and self._last_read.is_known:
+            self._last_read.wait()
+        elif self._pinner is not None:  # dropped, or outlived: by what device is not known
+            for device in torch_devices(self._pinner):
+                self._pinner.synchronise(device=device)
         return self._vacate()
 
     def _reads(self) -> LastRead | None:
-        """Return the reads of the device that this thread works with; None where it has none."""
+        """Return the reads of the device that its owner works with; None where it has none."""
         if self._last_read is None and self._pinner is not None:
             device = torch_device(self._pinner)
             self._last_read = None if device is None else LastRead(self._pinner, device)

@@ -17,6 +17,7 @@ import logging
 import mmap
 import os
 import sys
+import threading
 import warnings
 import weakref
 from typing import TYPE_CHECKING
@@ -25,15 +26,19 @@ import torch
 
 from teacher_logits.device_memory import DeviceError
 from teacher_logits.errors import SlabOpenError
-from teacher_logits.slab import CONTROL_BYTES, HEADER_BYTES, is_sparse, read_header
+from teacher_logits.slab import CONTROL_BYTES, HEADER_BYTES, fence, is_sparse, read_header
 from teacher_logits_client.config import MapMode
 from teacher_logits_client.forks import Home
 from teacher_logits_client.openers.pages import drop_dirtied
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from teacher_logits.device_memory import DeviceMemory
     from teacher_logits.payload import Extent
     from teacher_logits_client.line import PassedSlab
+
+    Watch = Callable[[int], Callable[[], None]]
 
 _log = logging.getLogger("teacher_logits_client")
 
@@ -94,10 +99,35 @@ class ReaderSlab:
         whole = self._map(0, total, pinner=None if self.is_twin else pinner)
         self._room = whole.part(CONTROL_BYTES, self.size_bytes)
         weakref.finalize(self, os.close, fd).atexit = False
+        self._unwatch: Callable[[], None] | None = None
+        self._watching = threading.Lock()
+
+    def watch(self, watch: Watch) -> None:
+        """Have whoever waits woken when the writer has sealed something; once is enough.
+
+        Raises:
+            SlabOpenError: its file cannot be watched.
+        """
+        with self._watching:
+            self._unwatch = self._unwatch or watch(self.descriptor)
+
+    def let_go(self) -> None:
+        """Watch it no more: it is forgotten, and unmapped with the last tensor over it."""
+        with self._watching:
+            unwatch, self._unwatch = self._unwatch, None
+        if unwatch is not None:
+            unwatch()
+
+    def holds(self, extent: Extent) -> bool:
+        """Say whether an extent may be read, in its generation."""
+        return self.generation(extent.slot) == extent.generation
 
     def generation(self, slot: int) -> int:
-        """Read a slot."""
-        return self._slots[slot]
+        """Read a slot, after whatever of its extent was read, and before whatever will be."""
+        fence()
+        generation = self._slots[slot]
+        fence()
+        return generation
 
     def room(self, extent: Extent) -> Room:
         """Return the extent in the slab's map."""

@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from teacher_logits.device_memory import DeviceMemory, DeviceMemoryPart
+    from teacher_logits.payload import Extent
     from teacher_logits.terms import LeaseTerms
     from teacher_logits_client.line import PassedSlab
-    from teacher_logits_client.openers.maps import Room
+    from teacher_logits_client.openers.maps import Room, Watch
 
     GetSlab = Callable[[str, float], PassedSlab]
     _Place = tuple[str, int]
@@ -51,6 +52,7 @@ class SharedMemoryOpener:
             read-only.
         is_revoked: whether a lease was taken back by force, whatever its room holds.
         pinner: pins the slabs' pages for ``PINNED``.
+        watch: has whoever waits woken when a file is touched, and returns what ends that.
     """
 
     transport = Transport.SHARED_MEMORY
@@ -62,9 +64,11 @@ class SharedMemoryOpener:
         mode: MapMode = MapMode.COW,
         is_revoked: Callable[[str], bool] = lambda lease_id: False,
         pinner: DeviceMemory | None = None,
+        watch: Watch = lambda fd: lambda: None,
     ) -> None:
         self._get_slab = get_slab
         self._is_revoked = is_revoked
+        self._watch = watch
         self._mode = mode
         self._pinner = pinner
         #: Called with each slab that was let go of, by whoever did so.
@@ -92,7 +96,9 @@ class SharedMemoryOpener:
         """Say whether a slab is mapped."""
         return slab_id in self._slabs
 
-    def open(self, lease: LeaseTerms, *, until: float) -> SharedMemoryPayload:
+    def open(
+        self, lease: LeaseTerms, *, until: float, is_announced: bool = False
+    ) -> SharedMemoryPayload:
         """Return the lease's bytes in the mapped slab. See ``Opener.open``."""
         if lease.on_device:
             raise SlabOpenError(
@@ -100,18 +106,25 @@ class SharedMemoryOpener:
                 "made no host copy of it",
                 facts={"payload_id": lease.payload.payload_id},
             )
-        return self.open_host_part(lease, self.transport, until=until)
+        return self.open_host_part(lease, self.transport, until=until, is_announced=is_announced)
 
     def open_host_part(
-        self, lease: LeaseTerms, transport: Transport, *, until: float
+        self,
+        lease: LeaseTerms,
+        transport: Transport,
+        *,
+        until: float,
+        is_announced: bool = False,
     ) -> SharedMemoryPayload:
-        """Return what of a lease lies on the host, for ``transport``; otherwise as ``open``."""
+        """Return what of a lease lies on the host, for ``transport``; otherwise as ``open``.
+
+        Where it ``is_announced`` nothing there may be read before its seal (``seal_of``).
+        """
         extent = extent_of(lease, transport)
         slab = self._slab(extent.slab_id, until)
         check_extent(extent, size_bytes=slab.size_bytes)
-        found = slab.generation(extent.slot)
-        if found != extent.generation:
-            raise stale(lease, expected=extent.generation, found=found)
+        if not is_announced:
+            _check_sealed(slab, lease, extent)
         if self._is_revoked(lease.lease_id):
             raise taken_back(lease)
         place = (extent.slab_id, extent.slot)
@@ -145,6 +158,17 @@ class SharedMemoryOpener:
             slab.device = passed.device
         return slab.device
 
+    def seal_of(self, extent: Extent, *, until: float) -> Callable[[], bool]:
+        """Return what says whether an extent is sealed; whoever waits is woken then.
+
+        Raises:
+            SlabOpenError, DeadlinePassedError: as for ``open``; or its slab cannot be watched.
+        """
+        slab = self._slab(extent.slab_id, until)
+        check_extent(extent, size_bytes=slab.size_bytes)
+        slab.watch(self._watch)
+        return partial(slab.holds, extent)
+
     def forget(self, slab_ids: Collection[str]) -> None:
         """Let go of slabs that are gone, as soon as no lease is on them."""
         with self._lock:
@@ -156,6 +180,8 @@ class SharedMemoryOpener:
         """Forget all slabs; each is unmapped when no tensor views it any more."""
         with self._lock:
             forgotten = list(self._slabs)
+            for slab in self._slabs.values():
+                slab.let_go()
             self._slabs.clear()
         self._say_forgotten(forgotten)
 
@@ -223,7 +249,7 @@ class SharedMemoryOpener:
         for slab_id, slab in list(self._slabs.items()):
             is_gone = slab_id in self._gone or is_retired(slab.control)
             if is_gone and slab_id not in self._leases:
-                del self._slabs[slab_id]
+                self._slabs.pop(slab_id).let_go()
                 self._gone.discard(slab_id)
                 forgotten.append(slab_id)
         return forgotten
@@ -232,3 +258,9 @@ class SharedMemoryOpener:
         """Say what was forgotten; outside the lock, since a driver may be slow."""
         for slab_id in slab_ids:
             self.when_forgotten(slab_id)
+
+
+def _check_sealed(slab: ReaderSlab, lease: LeaseTerms, extent: Extent) -> None:
+    found = slab.generation(extent.slot)
+    if found != extent.generation:
+        raise stale(lease, expected=extent.generation, found=found)

@@ -11,7 +11,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class LineRequest(_message.Message):
-    __slots__ = ("call_id", "hello", "get_slab", "acquire", "release", "renew", "want_steps", "put_slab", "drop_slab", "reserve", "seal", "abandon")
+    __slots__ = ("call_id", "hello", "get_slab", "acquire", "release", "renew", "want_steps", "put_slab", "drop_slab", "reserve", "seal", "abandon", "announce")
     CALL_ID_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     GET_SLAB_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +24,7 @@ class LineRequest(_message.Message):
     RESERVE_FIELD_NUMBER: _ClassVar[int]
     SEAL_FIELD_NUMBER: _ClassVar[int]
     ABANDON_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCE_FIELD_NUMBER: _ClassVar[int]
     call_id: int
     hello: HelloRequest
     get_slab: GetSlabRequest
@@ -36,10 +37,11 @@ class LineRequest(_message.Message):
     reserve: _registry_service_pb2.ReservePayloadRequest
     seal: _registry_service_pb2.SealPayloadRequest
     abandon: _registry_service_pb2.AbandonPayloadRequest
-    def __init__(self, call_id: _Optional[int] = ..., hello: _Optional[_Union[HelloRequest, _Mapping]] = ..., get_slab: _Optional[_Union[GetSlabRequest, _Mapping]] = ..., acquire: _Optional[_Union[_teacher_logits_service_pb2.AcquirePayloadRequest, _Mapping]] = ..., release: _Optional[_Union[_teacher_logits_service_pb2.ReleasePayloadRequest, _Mapping]] = ..., renew: _Optional[_Union[_teacher_logits_service_pb2.RenewSessionRequest, _Mapping]] = ..., want_steps: _Optional[_Union[WantStepsRequest, _Mapping]] = ..., put_slab: _Optional[_Union[PutSlabRequest, _Mapping]] = ..., drop_slab: _Optional[_Union[DropSlabRequest, _Mapping]] = ..., reserve: _Optional[_Union[_registry_service_pb2.ReservePayloadRequest, _Mapping]] = ..., seal: _Optional[_Union[_registry_service_pb2.SealPayloadRequest, _Mapping]] = ..., abandon: _Optional[_Union[_registry_service_pb2.AbandonPayloadRequest, _Mapping]] = ...) -> None: ...
+    announce: AnnouncePayloadRequest
+    def __init__(self, call_id: _Optional[int] = ..., hello: _Optional[_Union[HelloRequest, _Mapping]] = ..., get_slab: _Optional[_Union[GetSlabRequest, _Mapping]] = ..., acquire: _Optional[_Union[_teacher_logits_service_pb2.AcquirePayloadRequest, _Mapping]] = ..., release: _Optional[_Union[_teacher_logits_service_pb2.ReleasePayloadRequest, _Mapping]] = ..., renew: _Optional[_Union[_teacher_logits_service_pb2.RenewSessionRequest, _Mapping]] = ..., want_steps: _Optional[_Union[WantStepsRequest, _Mapping]] = ..., put_slab: _Optional[_Union[PutSlabRequest, _Mapping]] = ..., drop_slab: _Optional[_Union[DropSlabRequest, _Mapping]] = ..., reserve: _Optional[_Union[_registry_service_pb2.ReservePayloadRequest, _Mapping]] = ..., seal: _Optional[_Union[_registry_service_pb2.SealPayloadRequest, _Mapping]] = ..., abandon: _Optional[_Union[_registry_service_pb2.AbandonPayloadRequest, _Mapping]] = ..., announce: _Optional[_Union[AnnouncePayloadRequest, _Mapping]] = ...) -> None: ...
 
 class LineReply(_message.Message):
-    __slots__ = ("call_id", "status", "hello", "get_slab", "acquire", "release", "renew", "want_steps", "put_slab", "drop_slab", "reserve", "seal", "abandon", "step", "freed", "slabs_gone", "writers_came")
+    __slots__ = ("call_id", "status", "hello", "get_slab", "acquire", "release", "renew", "want_steps", "put_slab", "drop_slab", "reserve", "seal", "abandon", "step", "freed", "slabs_gone", "writers_came", "announce", "withdrawn")
     CALL_ID_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +59,8 @@ class LineReply(_message.Message):
     FREED_FIELD_NUMBER: _ClassVar[int]
     SLABS_GONE_FIELD_NUMBER: _ClassVar[int]
     WRITERS_CAME_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCE_FIELD_NUMBER: _ClassVar[int]
+    WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
     call_id: int
     status: bytes
     hello: HelloResponse
@@ -74,7 +78,9 @@ class LineReply(_message.Message):
     freed: RoomFreed
     slabs_gone: SlabsGone
     writers_came: WritersCame
-    def __init__(self, call_id: _Optional[int] = ..., status: _Optional[bytes] = ..., hello: _Optional[_Union[HelloResponse, _Mapping]] = ..., get_slab: _Optional[_Union[GetSlabResponse, _Mapping]] = ..., acquire: _Optional[_Union[_teacher_logits_service_pb2.AcquirePayloadResponse, _Mapping]] = ..., release: _Optional[_Union[_teacher_logits_service_pb2.ReleasePayloadResponse, _Mapping]] = ..., renew: _Optional[_Union[_teacher_logits_service_pb2.RenewSessionResponse, _Mapping]] = ..., want_steps: _Optional[_Union[WantStepsResponse, _Mapping]] = ..., put_slab: _Optional[_Union[PutSlabResponse, _Mapping]] = ..., drop_slab: _Optional[_Union[DropSlabResponse, _Mapping]] = ..., reserve: _Optional[_Union[_registry_service_pb2.ReservePayloadResponse, _Mapping]] = ..., seal: _Optional[_Union[_registry_service_pb2.SealPayloadResponse, _Mapping]] = ..., abandon: _Optional[_Union[_registry_service_pb2.AbandonPayloadResponse, _Mapping]] = ..., step: _Optional[_Union[_payload_pb2.StepGrant, _Mapping]] = ..., freed: _Optional[_Union[RoomFreed, _Mapping]] = ..., slabs_gone: _Optional[_Union[SlabsGone, _Mapping]] = ..., writers_came: _Optional[_Union[WritersCame, _Mapping]] = ...) -> None: ...
+    announce: AnnouncePayloadResponse
+    withdrawn: StepWithdrawn
+    def __init__(self, call_id: _Optional[int] = ..., status: _Optional[bytes] = ..., hello: _Optional[_Union[HelloResponse, _Mapping]] = ..., get_slab: _Optional[_Union[GetSlabResponse, _Mapping]] = ..., acquire: _Optional[_Union[_teacher_logits_service_pb2.AcquirePayloadResponse, _Mapping]] = ..., release: _Optional[_Union[_teacher_logits_service_pb2.ReleasePayloadResponse, _Mapping]] = ..., renew: _Optional[_Union[_teacher_logits_service_pb2.RenewSessionResponse, _Mapping]] = ..., want_steps: _Optional[_Union[WantStepsResponse, _Mapping]] = ..., put_slab: _Optional[_Union[PutSlabResponse, _Mapping]] = ..., drop_slab: _Optional[_Union[DropSlabResponse, _Mapping]] = ..., reserve: _Optional[_Union[_registry_service_pb2.ReservePayloadResponse, _Mapping]] = ..., seal: _Optional[_Union[_registry_service_pb2.SealPayloadResponse, _Mapping]] = ..., abandon: _Optional[_Union[_registry_service_pb2.AbandonPayloadResponse, _Mapping]] = ..., step: _Optional[_Union[_payload_pb2.StepGrant, _Mapping]] = ..., freed: _Optional[_Union[RoomFreed, _Mapping]] = ..., slabs_gone: _Optional[_Union[SlabsGone, _Mapping]] = ..., writers_came: _Optional[_Union[WritersCame, _Mapping]] = ..., announce: _Optional[_Union[AnnouncePayloadResponse, _Mapping]] = ..., withdrawn: _Optional[_Union[StepWithdrawn, _Mapping]] = ...) -> None: ...
 
 class HelloRequest(_message.Message):
     __slots__ = ("session_id", "nonce")
@@ -145,6 +151,28 @@ class DropSlabRequest(_message.Message):
 class DropSlabResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class AnnouncePayloadRequest(_message.Message):
+    __slots__ = ("session_id", "payload_id", "extent", "valid_count")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    EXTENT_FIELD_NUMBER: _ClassVar[int]
+    VALID_COUNT_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    payload_id: str
+    extent: _payload_pb2.Extent
+    valid_count: int
+    def __init__(self, session_id: _Optional[str] = ..., payload_id: _Optional[str] = ..., extent: _Optional[_Union[_payload_pb2.Extent, _Mapping]] = ..., valid_count: _Optional[int] = ...) -> None: ...
+
+class AnnouncePayloadResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StepWithdrawn(_message.Message):
+    __slots__ = ("step",)
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    def __init__(self, step: _Optional[int] = ...) -> None: ...
 
 class RoomFreed(_message.Message):
     __slots__ = ("payload_ids", "lowest_open_step")

@@ -99,17 +99,19 @@ class StreamSource(_message.Message):
     def __init__(self, values: _Optional[_Union[_tensor_pb2.ValueCodec, str]] = ..., ids: _Optional[_Union[_tensor_pb2.IdCodec, str]] = ..., columns: _Optional[_Iterable[_Union[_tensor_pb2.EncodedColumn, _Mapping]]] = ..., size_bytes: _Optional[int] = ...) -> None: ...
 
 class StepGrant(_message.Message):
-    __slots__ = ("step", "leases", "real_rows", "global_count", "settlements", "status")
+    __slots__ = ("step", "leases", "real_rows", "global_count", "settlements", "status", "awaited")
     STEP_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
     REAL_ROWS_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_COUNT_FIELD_NUMBER: _ClassVar[int]
     SETTLEMENTS_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
+    AWAITED_FIELD_NUMBER: _ClassVar[int]
     step: int
     leases: _containers.RepeatedCompositeFieldContainer[Lease]
     real_rows: int
     global_count: int
     settlements: _containers.RepeatedCompositeFieldContainer[_transport_pb2.SettledTransport]
     status: bytes
-    def __init__(self, step: _Optional[int] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ..., real_rows: _Optional[int] = ..., global_count: _Optional[int] = ..., settlements: _Optional[_Iterable[_Union[_transport_pb2.SettledTransport, _Mapping]]] = ..., status: _Optional[bytes] = ...) -> None: ...
+    awaited: _containers.RepeatedCompositeFieldContainer[Extent]
+    def __init__(self, step: _Optional[int] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ..., real_rows: _Optional[int] = ..., global_count: _Optional[int] = ..., settlements: _Optional[_Iterable[_Union[_transport_pb2.SettledTransport, _Mapping]]] = ..., status: _Optional[bytes] = ..., awaited: _Optional[_Iterable[_Union[Extent, _Mapping]]] = ...) -> None: ...

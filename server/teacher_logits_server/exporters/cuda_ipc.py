@@ -7,6 +7,7 @@ needs no device for that. Slabs of its own engine's device go the same way.
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
@@ -54,8 +55,15 @@ class CudaIpcExporter:
             NotAllowedError: the session may not open it, or there is no such slab.
         """
         passed = self._shared.pass_slab(session_id, slab_id)
+        try:
+            return replace(passed, device=self._device_part(session_id, slab_id))
+        except BaseException:
+            os.close(passed.descriptor)
+            raise
+
+    def _device_part(self, session_id: str, slab_id: str) -> DeviceMemoryPart | None:
         device = self._ledger.device_part(session_id, slab_id)
         if device is None and self._ledger.passes_own_device(session_id, slab_id):
             with suppress(KeyError):  # idle, and given up in this moment
                 device = self._own.device_part(slab_id)
-        return replace(passed, device=device)
+        return device

@@ -29,7 +29,7 @@ class LeaseMessages:
         # One thread at a time may make room for a message.
         self._lock = threading.Lock()
 
-    def announce(self, payload_id: str, payload: Payload) -> None:
+    def make(self, payload_id: str, payload: Payload) -> None:
         """Make the message of a payload that is to come."""
         if payload_id in self._payloads or payload.key is None:
             return

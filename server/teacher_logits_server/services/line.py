@@ -100,6 +100,9 @@ class LineDesk:
             if isinstance(mail, StepGrant) and len(sent[0]) > MAX_PACKET_BYTES:
                 for lease in mail.leases:
                     self._ledger.release(line.session_id, lease.lease_id, unread=True)
+                    self._ledger.give_up_announced(line.session_id, lease.lease_id)
+                if mail.awaited:
+                    continue  # what is granted once it is sealed may be smaller
                 sent = mail_packets(failure_of(mail, len(sent[0])), messages)
             packets += sent
         return packets
@@ -108,6 +111,7 @@ class LineDesk:
         """Tell the ledger that nobody is at the other end of a session's line."""
         facts = {"session_id": line.session_id, "process_alive": process_alive}
         try:
+            self._publishing.hear_seals(line.session_id)
             who = self._ledger.describe(line.session_id)
             if who.get("kind") == PUBLISHER and self._is_living(line.session_id):
                 _log.warning("publisher lost", extra={"facts": {**facts, **who}})
@@ -214,6 +218,10 @@ class LineDesk:
             _check_own(line, request.seal.session_id)
             self._publishing.seal(request.seal, may_digest=False)
             reply.seal.SetInParent()
+        elif kind == "announce":
+            _check_own(line, request.announce.session_id)
+            self._publishing.announce(line.session_id, request.announce)
+            reply.announce.SetInParent()
         elif kind == "abandon":
             _check_own(line, request.abandon.session_id)
             reply.abandon.CopyFrom(self._publishing.abandon(request.abandon))
@@ -243,6 +251,7 @@ class LineDesk:
             reply.acquire.CopyFrom(acquire(self._ledger, request.acquire))
         elif kind == "release":
             _check_own(line, request.release.session_id)
+            self._publishing.hear_return(request.release)
             reply.release.CopyFrom(release(self._ledger, request.release))
         elif kind == "renew":
             _check_own(line, request.renew.session_id)
@@ -250,7 +259,7 @@ class LineDesk:
         else:
             raise RequestInvalidError(
                 "a line says hello once, and then get_slab, acquire, release, renew or want_steps; "
-                "a publisher's put_slab, drop_slab, reserve, seal, abandon or renew",
+                "a publisher's put_slab, drop_slab, reserve, announce, seal, abandon or renew",
                 facts={"kind": kind or "none"},
             )
 

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 from teacher_logits import keys
 from teacher_logits.digest import payload_digest
-from teacher_logits.errors import PayloadInvalidError, RequestInvalidError
+from teacher_logits.errors import PayloadInvalidError, RequestInvalidError, TeacherLogitsError
 from teacher_logits.terms import SERVER_WRITER
 from teacher_logits.v1 import registry_service_pb2 as messages
 from teacher_logits.wire import check_count
-from teacher_logits.wire_session import extent_from_wire, payload_from_wire
+from teacher_logits.wire_session import extent_from_wire, extent_to_wire, payload_from_wire
 from teacher_logits.wire_steps import reservation_to_wire
 from teacher_logits.wire_transport import part_from_wire
 from teacher_logits_server.foreign import check_descriptor
-from teacher_logits_server.row_checks import check_filled, check_rows
+from teacher_logits_server.row_checks import check_filled, check_rows, count_bad_rows
 from teacher_logits_server.services.lease_messages import LeaseMessages
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from teacher_logits.digest import Buffer
     from teacher_logits.payload import Extent
     from teacher_logits.v1 import line_pb2
+    from teacher_logits.v1 import teacher_logits_service_pb2 as student_messages
     from teacher_logits_server.drafts import Draft
     from teacher_logits_server.foreign import ForeignSlabs
     from teacher_logits_server.ledger import Ledger
@@ -94,8 +95,59 @@ class PublisherCalls:
             tuple(request.row_positions),
             request.real_rows,
         )
-        self.lease_messages.announce(reservation.payload_id, payload)
+        self.lease_messages.make(reservation.payload_id, payload)
         return reservation_to_wire(reservation)
+
+    def announce(self, session_id: str, request: line_pb2.AnnouncePayloadRequest) -> None:
+        """Learn where a payload will lie; its rows are looked at now, but for their status.
+
+        What cannot be sealed so ends its reservation now.
+        """
+        payload_id, extent = request.payload_id, extent_from_wire(request.extent)
+        draft = self._ledger.reserved(session_id, payload_id)
+        if draft is None:
+            return
+        self._ledger.check_place(session_id, payload_id, extent)
+        self._check_rows(draft, extent, None)
+        self._ledger.announce_payload(
+            session_id,
+            payload_id,
+            extent=extent,
+            valid_count=request.valid_count if request.HasField("valid_count") else None,
+        )
+
+    def hear_seals(self, session_id: str) -> None:
+        """Take in what is sealed of a session's teacher, by its slots, and was not heard of yet.
+
+        Readers to whom it was announced may have read it.
+        """
+        for draft in self._ledger.announced(session_id):
+            extent, payload = draft.extent, draft.payload
+            if extent is None or self._foreign.generation(extent) != extent.generation:
+                continue
+            try:
+                bad = count_bad_rows(payload, partial(self._foreign.read, extent))
+                request = messages.SealPayloadRequest(
+                    session_id=draft.session_id,
+                    payload_id=payload.payload_id,
+                    extent=extent_to_wire(extent),
+                    bad_row_count=bad,
+                    valid_count=draft.valid_count,
+                )
+                self.seal(request, may_digest=False)
+            except (TeacherLogitsError, KeyError) as error:  # its slab may go meanwhile
+                _log.warning(
+                    "seal refused", extra={"facts": {**_facts(draft), "error": str(error)}}
+                )
+
+    def hear_return(self, request: student_messages.ReleasePayloadRequest) -> None:
+        """Learn what a return says of a step that was announced, before it is carried out."""
+        if not self._ledger.was_announced(request.session_id, request.lease_id):
+            return
+        if request.unread:
+            self._ledger.give_up_announced(request.session_id, request.lease_id)
+        else:
+            self.hear_seals(request.session_id)
 
     def seal(self, request: messages.SealPayloadRequest, *, may_digest: bool) -> None:
         """Make a payload readable.
@@ -119,6 +171,7 @@ class PublisherCalls:
 
     def abandon(self, request: messages.AbandonPayloadRequest) -> messages.AbandonPayloadResponse:
         """Give a reservation up; twice is fine. What was sealed already stays so."""
+        self.hear_seals(request.session_id)
         is_sealed = self._ledger.abandon_payload(request.session_id, request.payload_id)
         return messages.AbandonPayloadResponse(is_sealed=is_sealed)
 
@@ -154,8 +207,9 @@ class PublisherCalls:
             self._seal(request, extent, digest)
 
     def _check_rows(
-        self, draft: Draft, extent: Extent | None, request: messages.SealPayloadRequest
+        self, draft: Draft, extent: Extent | None, request: messages.SealPayloadRequest | None
     ) -> None:
+        """Refuse rows that are not as they were reserved; statuses once there is a ``request``."""
         where = draft.extent if extent is None else extent
 
         def read(offset_bytes: int, size_bytes: int) -> bytes:
@@ -167,13 +221,13 @@ class PublisherCalls:
                 return bytes(room[offset_bytes : offset_bytes + size_bytes])
 
         try:
-            if extent is not None and self._foreign.is_sparse(extent.slab_id):
+            if request and extent and self._foreign.is_sparse(extent.slab_id):
                 hole = partial(self._foreign.hole, extent)
                 check_filled(draft.payload, host_copy=request.host_copy, hole=hole)
             check_rows(
                 draft.payload,
                 draft.row_positions,
-                bad_row_count=request.bad_row_count,
+                bad_row_count=None if request is None else request.bad_row_count,
                 read=read,
             )
         except KeyError:

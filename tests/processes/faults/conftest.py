@@ -15,7 +15,10 @@ from tests.processes.faults.cast import Cast
 from tests.processes.faults.scenarios import scenario_count, scenario_of
 from tests.processes.faults.stage import Stage
 
-FEW = (0, 1, 2, 3, 4, 5, 7, 8, 10, 11, 12, 13, 15, 17, 21, 22, 23, 24, 25, 26)
+FEW = (
+    *(0, 1, 2, 3, 4, 5, 7, 8, 10, 11, 12, 13, 15, 17, 21, 22, 23, 24, 25, 26),
+    *(249, 251, 256, 264),
+)
 """Seeds that `make test` plays: every victim, and most moments."""
 SEEDS_NAME = "TEACHER_LOGITS_FAULT_SEEDS"
 

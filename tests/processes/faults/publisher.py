@@ -24,7 +24,7 @@ def rows_of_shard(shard: int) -> range:
 class PublisherRole(Role):
     """One process with at most one client, and one publisher."""
 
-    points = stops.PUBLISHER
+    points = stops.PUBLISHER | stops.SEALED
 
     def __init__(self, voice: Voice) -> None:
         super().__init__(voice)

@@ -6,6 +6,7 @@ once; those after them through all that there is. How each is played: ``stage``.
 
 import enum
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -51,9 +52,16 @@ def scenario_count() -> int:
 @cache
 def _all() -> list[tuple[str, str, Means, str]]:
     """Return all there are; in front, enough for every victim and every moment."""
+    return [
+        *_shuffled(MOMENTS),
+        *((*one, "shared_memory") for one in dict.fromkeys(e[:3] for e in _shuffled(ANNOUNCED))),
+    ]
+
+
+def _shuffled(table: Mapping[str, Sequence[str]]) -> list[tuple[str, str, Means, str]]:
     ones = [
         (victim, moment, means, transport)
-        for victim, moments in MOMENTS.items()
+        for victim, moments in table.items()
         for moment in moments
         for means in Means
         for transport in _transports(moment)
@@ -86,3 +94,9 @@ MOMENTS = {
     "student of steps with a worker": ["while a worker reads"],
     "server of steps": [*stops.REGISTRY],
 }
+ANNOUNCED = {
+    "publisher of announced steps": ["write", *stops.SEALED],
+    "student of announced steps": [*stops.AHEAD],
+    "server of announced steps": [*stops.ANNOUNCING],
+}
+"""Of steps that are announced before they are sealed, which is so in shared memory alone."""

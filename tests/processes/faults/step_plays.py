@@ -31,6 +31,9 @@ class StepPlays:
             "student of steps": self._harm_student,
             "student of steps with a worker": self._harm_student_with_a_worker,
             "server of steps": self._harm_server,
+            "publisher of announced steps": self._harm_publisher_ahead,
+            "student of announced steps": self._harm_student_ahead,
+            "server of announced steps": self._harm_server,
         }
 
     def has(self, scenario: Scenario) -> bool:
@@ -136,6 +139,10 @@ class StepPlays:
             self.publish([victim, second], REST)
             reader.do("read_step", session="it", step=REST)
 
+    def _harm_publisher_ahead(self, scenario: Scenario, other: str) -> None:
+        """A publisher comes to harm while its reader has the step open, sealed or not."""
+        self._harm_publisher(scenario, "shared_memory")
+
     def _bring_back(self, victim: Role, scenario: Scenario) -> Role:
         """Have the first publisher there again, and the step whole."""
         role = self.publisher(0)
@@ -174,6 +181,34 @@ class StepPlays:
             if victim.is_alive:
                 victim.do("go")
                 self._stage.answered(victim, call, scenario)
+                victim.do("end")
+            self.await_leave("victim")
+            self.publish(publishers, REST)
+            reader.do("read_step", session="it", step=REST)
+
+    def _harm_student_ahead(self, scenario: Scenario, other: str) -> None:
+        """A student comes to harm that has a step open which is being written."""
+        with (
+            self._stage.undisturbed() as bystander,
+            self.company("shared_memory", "shared_memory") as (publishers, reader),
+        ):
+            writer, second = publishers
+            victim = self._victim(scenario)
+            second.do("publish", step=HARM)
+            writer.do("arm", name="write")
+            written = writer.ask("publish", step=HARM)
+            writer.await_point()
+            victim.do("arm", name=scenario.moment)
+            call = victim.ask("read_step", session="it", step=HARM)
+            victim.await_point()
+            read = reader.ask("read_step", session="it", step=HARM)
+            self._stage.harm(victim, scenario.means, bystander)
+            writer.do("go")
+            writer.answer(written)
+            reader.answer(read)
+            if victim.is_alive:
+                victim.do("go")
+                victim.answer(call)
                 victim.do("end")
             self.await_leave("victim")
             self.publish(publishers, REST)

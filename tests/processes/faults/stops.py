@@ -60,7 +60,9 @@ _LEASES = {
 #: Points of a student that scores, and of one that acquires steps. "read" is the role's own.
 SCORES = {"after ask": Point(f"{_CLIENT}.calls:Calls.score", Side.AFTER), **_LEASES}
 STEPS = {"before acquire": Point(f"{_CLIENT}.steps:Steps.acquire", Side.BEFORE), **_LEASES}
-STUDENT = SCORES | STEPS
+#: Of one that opens a step which is announced and not sealed.
+AHEAD = _around("look ahead", f"{_CLIENT}.opened_ahead:OpenedAhead.open_announced")
+STUDENT = SCORES | STEPS | AHEAD
 
 #: Points of a publisher. "write" is the role's own.
 PUBLISHER = {
@@ -69,6 +71,10 @@ PUBLISHER = {
     "upload chunk": Point(f"{_CLIENT}.uploads:_chunks", Side.CHUNK),
     **_around("seal", f"{_CLIENT}.drafts:Draft.seal"),
 }
+
+#: Sealed by its slot, and the server has not heard of it. "write" is announced, and not sealed.
+SEALED = {"before it says so": Point(f"{_CLIENT}.line:Line.seal", Side.BEFORE)}
+ANNOUNCING = _around("announce", f"{_SERVER}.ledger:Ledger.announce_payload")
 
 _LENDS = {
     "before get_slab": Point(f"{_SERVER}.services.line:LineDesk._pass_slab", Side.BEFORE),
@@ -89,7 +95,7 @@ REGISTRY = {
     **_around("grant", f"{_SERVER}.ledger:Ledger._grant"),
     **_LENDS,
 }
-SERVER = SCORING | REGISTRY
+SERVER = SCORING | REGISTRY | ANNOUNCING
 
 
 class Stops:

@@ -1,0 +1,199 @@
+"""A vocabulary in shards: the columns of the student's logits are spread over a group of ranks.
+
+Two all-reduces in forward and none in backward (math note 3.7). The first takes maxima of
+
+    [ refused | key, -key | key, -key | one number or two a position ... | -inf ... ]
+
+in fp32, 256 KiB or a multiple of that, so that ranks which disagree meet in it all the same
+(lengths that differ would end the process under gloo, and hang elsewhere): the keys are the two
+halves of the CRC-32 of what they have to say alike, and a rank that refuses its own part says so
+there, where the others wait for it. Maxima only keep exponents small: fp32 is as good as any type,
+as long as it is the same for all. The second reduction adds up sums.
+
+Promises the same loss on every rank to the last bit; and that what one rank refuses is refused
+by all, at once, before the second. Refuses shards that do not tile the vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from teacher_logits.errors import ConfigError, PayloadInvalidError, RequestInvalidError
+from teacher_logits_client.groups import check_group, usual_device
+from teacher_logits_client.losses.head_logits import HeadLogits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_HEAD = 5
+_KEY_BITS = 16
+_STEP = 1 << 16
+_REFUSED = (-1, -1)
+
+
+class VocabShard:
+    """The columns ``begin`` to ``end`` of the vocabulary, which this rank's logits hold.
+
+        shard = tl.losses.VocabShard(rank * size, (rank + 1) * size, group=tensor_parallel_group)
+        loss_sum, count = tl.losses.forward_kl(local_logits, targets, mask, shard=shard)
+
+    Made once, by every rank of ``group`` (None is the world) at the same time: they tell each
+    other their shards. These tile the vocabulary; they may be of different sizes, lie in any
+    order of ranks, and one may be empty. ``end`` is that of real ids: what pads a shard's logits
+    behind its own columns is never read, and has gradient 0.
+
+    Every rank then calls each loss at the same time, with the same targets and mask and its own
+    logits, and gets the same sum and count. Call ``backward`` on each: it reduces nothing, and
+    leaves each rank the gradient of its own columns, complete. What the logits came from is
+    reduced as in any column-parallel layer.
+
+    Raises:
+        ConfigError: no process group, bounds that are none, or shards that do not tile.
+    """
+
+    def __init__(self, begin: int, end: int, *, group: dist.ProcessGroup | None = None) -> None:
+        check_group(group, "a vocabulary shard")
+        self.begin = begin
+        self.end = end
+        self._group = group
+        self._rank = dist.get_rank(group)
+        self.vocabulary_size = self._exchanged()
+
+    def __repr__(self) -> str:
+        """Which columns, of how many, on which rank."""
+        where = f"{self.begin} to {self.end} of {self.vocabulary_size}"
+        return f"<{type(self).__name__} columns {where}, rank {self._rank}>"
+
+    @property
+    def columns(self) -> int:
+        """How many columns are this rank's own."""
+        return self.end - self.begin
+
+    def own_ids(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return which column of this rank's each id is, -1 where it has none."""
+        return torch.where((ids >= self.begin) & (ids < self.end), ids - self.begin, -1)
+
+    def maxima(self, values: torch.Tensor, *, room: int, agreed: str) -> torch.Tensor:
+        """Return the largest of each value [n] over the ranks, in their type and rounded to fp32.
+
+        ``room`` is at least n, and known to a rank that refuses its part; ``agreed`` is what all
+        have to say alike, in words.
+
+        Raises:
+            RequestInvalidError: another rank refused its part, or they say different things.
+        """
+        whole = zlib.crc32(agreed.encode())
+        keys = [float(each) for each in divmod(whole, 1 << _KEY_BITS)]
+        head = [0.0, *(each for key in keys for each in (key, -key))]
+        reduced = self._reduced(head, values, room)
+        refusing, *pairs = reduced[:_HEAD].tolist()
+        if refusing:
+            raise RequestInvalidError(
+                f"rank {refusing - 1:.0f} of the vocabulary's shards refused its part of this loss "
+                "for a reason of its own, which it raised there",
+                facts={"rank": self._rank, "refused_by": int(refusing) - 1},
+            )
+        if pairs[0] != -pairs[1] or pairs[2] != -pairs[3]:
+            raise RequestInvalidError(
+                f"the ranks of the vocabulary's shards compute different losses; on rank "
+                f"{self._rank} it is {agreed}. Each rank has the same targets, mask and settings, "
+                "and logits of one type",
+                facts={"rank": self._rank, "here": agreed},
+            )
+        return reduced[_HEAD : _HEAD + len(values)].to(values.dtype)
+
+    def sums(self, values: torch.Tensor) -> torch.Tensor:
+        """Return each value summed over the ranks; ``values`` is written into."""
+        dist.all_reduce(values, op=dist.ReduceOp.SUM, group=self._group)
+        return values
+
+    def refuse(self, room: int, device: torch.device | None) -> None:
+        """Say to the ranks that wait in ``maxima`` that this one has no part in it."""
+        none = torch.empty(0, device=device or usual_device(self._group))
+        self._reduced([self._rank + 1.0], none, room)
+
+    def _reduced(self, head: list[float], values: torch.Tensor, room: int) -> torch.Tensor:
+        length = -(-(_HEAD + room) // _STEP) * _STEP
+        given = torch.full((length,), -torch.inf, device=values.device)
+        given[: len(head)] = torch.tensor(head, device=values.device)
+        given[_HEAD : _HEAD + len(values)] = values
+        dist.all_reduce(given, op=dist.ReduceOp.MAX, group=self._group)
+        return given
+
+    def _exchanged(self) -> int:
+        """Tell the others this shard, and return the size of the vocabulary that all tile."""
+        sizes = (self.begin, self.end)
+        fits = all(type(each) is int for each in sizes) and 0 <= sizes[0] <= sizes[1]
+        device = usual_device(self._group)
+        own = torch.tensor(sizes if fits else _REFUSED, dtype=torch.int64, device=device)
+        gathered = [torch.empty_like(own) for _ in range(dist.get_world_size(self._group))]
+        dist.all_gather(gathered, own, group=self._group)
+        shards = [tuple(each.tolist()) for each in gathered]
+        if not fits:
+            raise ConfigError(
+                f"a vocabulary shard from {self.begin!r} to {self.end!r}: give the first of its "
+                "columns and the one behind its last, whole numbers from 0 on",
+                facts={"begin": repr(self.begin), "end": repr(self.end)},
+            )
+        return _tiled(shards)
+
+
+def _tiled(shards: list[tuple[int, ...]]) -> int:
+    """Return where the shards of all ranks end, if they tile from 0 on."""
+    reached = 0
+    for begin, end in sorted(shards):
+        if begin != reached:
+            rank = shards.index((begin, end))
+            what = "gave no shard" if begin < 0 else f"has the columns {begin} to {end}"
+            raise ConfigError(
+                f"vocabulary shards: rank {rank} {what}, and the others reach {reached}; the "
+                f"{len(shards)} shards tile the vocabulary from 0 on, without gap or overlap",
+                facts={"rank": rank, "begin": begin, "end": end, "reached": reached},
+            )
+        reached = end
+    if not reached:
+        raise ConfigError(f"vocabulary shards: all {len(shards)} of them are empty")
+    return reached
+
+
+@contextmanager
+def refused_together(shard: object, student_logits: object, *, each: int = 1) -> Iterator[None]:
+    """Tell the other ranks where an error ends this rank's part before the first reduction.
+
+    ``each`` is how many maxima a position has there.
+    """
+    if not (shard is None or isinstance(shard, VocabShard)):
+        raise ConfigError(
+            f"shard is a {type(shard).__name__}; give a VocabShard, made once by every rank",
+            facts={"given": type(shard).__name__},
+        )
+    try:
+        yield
+    except Exception:
+        if shard is not None:
+            if isinstance(student_logits, torch.Tensor | HeadLogits):
+                shard.refuse(each * math.prod(student_logits.shape[:-1]), student_logits.device)
+            else:
+                shard.refuse(0, None)
+        raise
+
+
+def check_columns(shape: Sequence[int], shard: VocabShard) -> None:
+    """Let logits of a shape pass that have all of the shard's columns, and padding behind them.
+
+    Raises:
+        PayloadInvalidError: they have fewer.
+    """
+    if shape[-1] < shard.columns:
+        raise PayloadInvalidError(
+            f"logits of shape {tuple(shape)} have {shape[-1]} columns, and this rank's shard has "
+            f"{shard.columns}, {shard.begin} to {shard.end}; give the logits of that shard, padded "
+            "behind or not",
+            facts={"columns": shape[-1], "shard_columns": shard.columns},
+        )
