@@ -26,6 +26,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from teacher_logits import __version__, errors
+from teacher_logits.encodings import IdCodec, ValueCodec
 from teacher_logits.grid import BatchGrid
 from teacher_logits.layout import ColumnKind, ElementType, RowStatus
 from teacher_logits.locality import ModelGrid
@@ -80,6 +81,7 @@ __all__ = [
     "ElementType",
     "GroupReduction",
     "HostCopies",
+    "IdCodec",
     "LeasedPayload",
     "Locality",
     "LossReport",
@@ -109,6 +111,7 @@ __all__ = [
     "TeacherProfile",
     "TopK",
     "Transport",
+    "ValueCodec",
     "Verdict",
     "VocabularyPolicy",
     "__version__",

@@ -22,8 +22,10 @@ import torch
 
 from teacher_logits.codec import entry_tolerance
 from teacher_logits.digest import row_digest
+from teacher_logits.error_bounds import EXACT, ErrorBound
 from teacher_logits.errors import AlignmentError, PayloadInvalidError
 from teacher_logits.layout import ColumnKind, RowStatus
+from teacher_logits.value_codecs import entry_errors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -116,13 +118,15 @@ def check_lookup_identity(
     *,
     tolerance: float | None = None,
     first_row: int = 0,
+    bound: ErrorBound = EXACT,
 ) -> LookupCheck:
     """Refuse a payload whose position s does not score the token that comes next.
 
     ``columns`` are a payload's: ``topk_ids``, ``topk_logprobs``, ``actual_logprob`` and
     ``row_offsets``, and ``row_status`` where it is there; rows that are not OK are left out.
     ``next_ids`` [P] is the student's own ids[s+1] at each position, -1 where none comes next.
-    ``tolerance`` in nats replaces the one that the element type of ``topk_logprobs`` implies.
+    ``tolerance`` in nats replaces the one that the element type of ``topk_logprobs`` implies, to
+    which ``bound`` adds what the codec that they came in may cost.
     ``first_row`` as for ``compare_digests``. Nothing was checked where the answer's ``checked``
     is 0, as without ``actual_logprob``.
 
@@ -148,7 +152,7 @@ def check_lookup_identity(
         ids=ids,
         logprobs=stored.float(),
         tolerances=(
-            entry_tolerance(stored)
+            entry_tolerance(stored) + entry_errors(stored, bound)
             if tolerance is None
             else torch.full(stored.shape, tolerance, device=ids.device)
         ),

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from teacher_logits.error_bounds import EXACT, bound_of
 from teacher_logits.layout import ColumnKind
 from teacher_logits.tensors import column_tensor
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from teacher_logits.encodings import Encoding
     from teacher_logits.layout import Column
     from teacher_logits.payload import Payload
     from teacher_logits_client.leased_targets import Made
@@ -39,11 +41,24 @@ class LeasedColumns(Mapping[ColumnKind, "torch.Tensor"]):
     Args:
         watch: told of each view that is made, by the column's name, unless the memory is the
             owner's for good and nobody needs to know of views.
+        encoding: what they were streamed in; None for their own bytes.
+
+    ``bound`` is what that may have moved log-probabilities by.
     """
 
     def __init__(
-        self, payload: Payload, memory: ColumnMemory, made: Made, *, watch: Watch | None
+        self,
+        payload: Payload,
+        memory: ColumnMemory,
+        made: Made,
+        *,
+        watch: Watch | None,
+        encoding: Encoding | None = None,
     ) -> None:
+        self.bound = EXACT
+        if encoding is not None:
+            written = payload.column(ColumnKind.TOPK_LOGPROBS).element_type
+            self.bound = bound_of(encoding.codec, written=written, top_k=payload.top_k)
         self._columns = payload.columns
         self._memory = memory
         self._made = made

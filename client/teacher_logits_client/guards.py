@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from teacher_logits.digest import DIGEST_BYTES
+from teacher_logits.error_bounds import EXACT
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import ColumnKind, RowStatus
 from teacher_logits.selection_rules import ClientIds, Sampled
 from teacher_logits.tensors import to_bytes
 from teacher_logits.terms import Check, Verdict
 from teacher_logits_client.alignment import check_lookup_identity, compare_digests
+from teacher_logits_client.columns import LeasedColumns
 from teacher_logits_client.entry_guards import (
     check_chosen_lookup,
     check_entries,
@@ -126,7 +128,8 @@ def _check_lookup(selection: SelectionRule, columns: Columns, batch: RowBatch) -
         return check_sample_lookup()
     if isinstance(selection, ClientIds):
         return check_chosen_lookup(columns, next_ids(batch))
-    found = check_lookup_identity(columns, next_ids(batch))
+    bound = columns.bound if isinstance(columns, LeasedColumns) else EXACT
+    found = check_lookup_identity(columns, next_ids(batch), bound=bound)
     detail = (
         f"{found.checked} positions score the token that comes next, {found.among_k} of them "
         "among the K ids"

@@ -76,6 +76,7 @@ class RowTargets:
                 temperature=next(near, temperature),
                 temperatures=self._temperatures,
                 lengths=lengths,
+                bound=self._columns.bound,
             )
             self._at[temperature] = lease_targets(targets, self._made)
         return self._at[temperature]

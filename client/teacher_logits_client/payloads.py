@@ -44,8 +44,7 @@ if TYPE_CHECKING:
 class LeasedPayload:
     """One payload under lease; a context manager, which every user of one should be in.
 
-    ``payload`` describes it, ``transport`` says how its bytes came, and ``checks`` what was
-    compared before it was handed out, and what could not be.
+    ``payload`` describes it, ``transport`` how it came, and ``checks`` what was compared first.
     """
 
     _closed = True
@@ -78,6 +77,7 @@ class LeasedPayload:
             opened,
             self._made,
             watch=None if own else partial(returner.watch, lease.lease_id),
+            encoding=lease.encoding,
         )
         self._at_temperature: dict[float, LeasedTargets] = {}
         self._lengths: torch.Tensor | None = None
@@ -137,6 +137,7 @@ class LeasedPayload:
                 temperature=self._own_temperature(temperature),
                 temperatures=self.payload.temperatures,
                 lengths=self._row_lengths(),
+                bound=self._kinds.bound,
             )
             self._at_temperature[temperature] = lease_targets(made, self._made)
         return self._at_temperature[temperature]

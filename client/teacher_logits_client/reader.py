@@ -83,6 +83,9 @@ class Reader:
             mode=mode,
             buffers=buffers,
             read=self._read,
+            read_as_written=lambda lease_id, offset, timeout: calls.read_payload(
+                self._session_id, lease_id, offset, timeout=timeout, as_written=True
+            ),
             count=returner.count,
             withdraw=self._late.withdraw,
         )

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from teacher_logits.error_bounds import EXACT
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import (
     COLUMN_RULES,
@@ -35,6 +36,7 @@ from teacher_logits.tensors import DTYPES
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from teacher_logits.error_bounds import ErrorBound
     from teacher_logits.payload import Payload
     from teacher_logits.profiles import StudentProfile
     from teacher_logits_client.columns import LeasedColumns
@@ -99,6 +101,11 @@ class Part(Mapping[ColumnKind, torch.Tensor]):
     def device(self) -> torch.device:
         """Where the columns over positions are."""
         return self._columns.device
+
+    @property
+    def bound(self) -> ErrorBound:
+        """What the codec that they came in may have moved log-probabilities by."""
+        return self._columns.bound
 
     @property
     def first_row(self) -> int:
@@ -190,6 +197,8 @@ class RowColumns(Mapping[ColumnKind, torch.Tensor]):
         self._made: dict[ColumnKind, torch.Tensor] = {}
         self.copied = len(self._parts) > 1
         self.whole_rows = all(part.payload.whole_rows for part in self._parts)
+        #: The widest of the parts': a session has one codec, and what it cannot carry is exact.
+        self.bound = next((part.bound for part in parts if not part.bound.is_exact), EXACT)
 
     def __getitem__(self, kind: ColumnKind) -> torch.Tensor:
         made = self._made.get(kind)

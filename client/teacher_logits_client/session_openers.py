@@ -51,7 +51,7 @@ class SessionOpeners:
     """The openers of one session.
 
     Args:
-        read: yields a lease's bytes; see ``StreamOpener``.
+        read, read_as_written: yield a lease's bytes; see ``StreamOpener``.
         count: adds to one of the client's counts.
         withdraw: tells the server that a writer's device memory cannot be opened any more.
     """
@@ -64,6 +64,7 @@ class SessionOpeners:
         mode: MapMode,
         buffers: BufferPool,
         read: Read,
+        read_as_written: Read | None = None,
         count: Callable[..., None],
         withdraw: Callable[[str, TeacherLogitsError], None],
     ) -> None:
@@ -77,7 +78,10 @@ class SessionOpeners:
         )
         self.by_transport: dict[Transport, Opener] = {
             Transport.STREAM: StreamOpener(
-                read, pool=buffers, count=lambda size: count("streamed_bytes", size)
+                read,
+                pool=buffers,
+                count=lambda size: count("streamed_bytes", size),
+                read_as_written=read_as_written,
             )
         }
         self._shared: SharedMemoryOpener | None = None

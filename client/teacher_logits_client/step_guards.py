@@ -204,7 +204,7 @@ def _check_part(part: Part, own: RowBatch, *, has_windows: bool) -> LookupCheck:
     if bool(wrong.any()):
         raise _other_positions(part, own, windows, int(wrong.nonzero()[0]))
     following = next_ids(replace(own, windows=windows, has_windows=True))
-    return check_lookup_identity(part, following, first_row=part.first_row)
+    return check_lookup_identity(part, following, first_row=part.first_row, bound=part.bound)
 
 
 def _other_positions(part: Part, own: RowBatch, windows: torch.Tensor, row: int) -> AlignmentError:

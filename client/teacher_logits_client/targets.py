@@ -15,7 +15,6 @@ Refuses a NaN, and a temperature that the payload does not have.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields, replace
 from numbers import Real
 from typing import TYPE_CHECKING
@@ -24,11 +23,14 @@ import torch
 
 from teacher_logits.codec import renormalise, retemper
 from teacher_logits.errors import PayloadInvalidError
-from teacher_logits.layout import ColumnKind, RowStatus
+from teacher_logits.layout import ColumnKind
 from teacher_logits_client.entries import Entries
+from teacher_logits_client.valid_positions import firsts_of, refuse_faults, valid_and_scored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from teacher_logits.error_bounds import ErrorBound
 
 ABSENT_LOGPROB = -1e4
 """Log-probability of what is not there. Its exponential is 0 in every element type."""
@@ -153,6 +155,7 @@ def make_targets(
     temperature: float = 1.0,
     temperatures: Sequence[float] = (1.0,),
     lengths: torch.Tensor | None = None,
+    bound: ErrorBound | None = None,
 ) -> Targets:
     """Make targets from a payload's columns, at one of its ``temperatures``.
 
@@ -164,11 +167,12 @@ def make_targets(
     true number of tokens of each row, a row's last position is not valid, since nothing comes
     next there; where only some positions were asked for, ``row_windows`` must be there too.
     It also says where rows start, for a loss over logits of whole rows. Entries that are sampled
-    or a client's choice stand under names of their own; see ``entries``.
+    or a client's choice stand under names of their own; see ``entries``. With ``bound``, what the
+    codec that they came in may have moved log-probabilities by, positions have to sum to one.
 
     Raises:
         PayloadInvalidError: a column is missing, the temperature is not among ``temperatures``,
-            or a valid position holds a NaN or +inf.
+            or a valid position holds a NaN or +inf, or does not sum to one at temperature 1.
     """
     columns = entries = Entries(columns)
     ids = _column(columns, ColumnKind.TOPK_IDS)
@@ -176,15 +180,10 @@ def make_targets(
     logprobs, log_tail = renormalise(logprobs, log_tail)
     offsets = _column(columns, ColumnKind.ROW_OFFSETS).to(ids.device, copy=True)
     actual = columns.get(ColumnKind.ACTUAL_LOGPROB)
-    firsts = _firsts(columns, offsets)
-    valid, scored = _valid(columns, offsets, firsts, lengths)
-    if len(valid) != len(ids):
-        raise PayloadInvalidError(
-            f"row_offsets speak of {len(valid)} positions and topk_ids has {len(ids)}",
-            facts={"row_offsets_positions": len(valid), "positions": len(ids)},
-        )
+    firsts = firsts_of(columns, offsets)
+    valid, scored = valid_and_scored(columns, offsets, firsts, lengths)
     entropy = columns[ColumnKind.ENTROPY].clone() if entries.is_sample else None
-    _refuse_nan(scored, logprobs, log_tail, actual)
+    refuse_faults(columns, scored, logprobs=logprobs, log_tail=log_tail, bound=bound)
     if not bool(scored.all()):
         # Rows that the teacher could not score: no entries, and all the mass in the tail.
         ids = ids.masked_fill(~scored.unsqueeze(1), -1)
@@ -238,55 +237,6 @@ def _at_temperature(
         normalisers = _column(columns, ColumnKind.LOGSUMEXP)
         logprobs = retemper(logprobs, normalisers[:, 0], normalisers[:, column], temperature)
     return logprobs, log_tail
-
-
-def _firsts(
-    columns: Mapping[ColumnKind, torch.Tensor], offsets: torch.Tensor
-) -> torch.Tensor | None:
-    """Return each row's first position [N], a copy: a view of the payload would keep its room."""
-    windows = columns.get(ColumnKind.ROW_WINDOWS)
-    return None if windows is None else windows[:, 0].to(offsets, copy=True)
-
-
-def _valid(
-    columns: Mapping[ColumnKind, torch.Tensor],
-    offsets: torch.Tensor,
-    firsts: torch.Tensor | None,
-    lengths: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return which positions are to be learnt from, and which the teacher scored, bool [P]."""
-    counts = offsets.diff()
-    status = columns.get(ColumnKind.ROW_STATUS)
-    rows_ok = (
-        torch.ones_like(counts, dtype=torch.bool) if status is None else status == RowStatus.OK
-    )
-    scored = rows_ok.to(offsets.device).repeat_interleave(counts)
-    if lengths is None:
-        return scored, scored
-    ends = counts if firsts is None else firsts + counts
-    ends_here = (ends == lengths.to(counts)) & (counts > 0)
-    has_next = torch.ones_like(scored)
-    has_next[offsets[1:][ends_here] - 1] = False
-    return scored & has_next, scored
-
-
-def _refuse_nan(
-    scored: torch.Tensor,
-    logprobs: torch.Tensor,
-    log_tail: torch.Tensor,
-    actual: torch.Tensor | None,
-) -> None:
-    largest = torch.maximum(logprobs.amax(1), log_tail)  # NaN where any of them is
-    if actual is not None:
-        largest = torch.maximum(largest, actual.float())
-    places = (scored & ~(largest < math.inf)).nonzero()
-    if len(places):
-        raise PayloadInvalidError(
-            f"position {int(places[0])} of {len(scored)} holds a NaN or +inf although its row's "
-            f"status is OK ({len(places)} such positions); the payload is damaged or its teacher "
-            "is at fault",
-            facts={"position": int(places[0]), "faulty_positions": len(places)},
-        )
 
 
 def _column(columns: Mapping[ColumnKind, torch.Tensor], kind: ColumnKind) -> torch.Tensor:

@@ -17,6 +17,8 @@ ROUNDING = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.
 NORMALISATION = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 # Two fp32 computations of one log-probability agree to this, however large their logits.
 _ARITHMETIC = 1e-4
+# The exponential of this is 0.
+_NO_MASS = -1e4
 
 
 def renormalise(
@@ -62,8 +64,14 @@ def normalisation_tolerance(logprobs: torch.Tensor, log_tail: torch.Tensor) -> t
 
     Proportional to the mean |log-probability|, since rounding is relative to the value.
     """
-    values = torch.cat([logprobs.float(), log_tail.float().unsqueeze(1)], 1)
-    # Neither what is absent nor what cannot be (above 0) widens the tolerance.
-    values = values.masked_fill(values == -torch.inf, 0.0).clamp_max(0.0)
-    spread = (values.exp() * values.abs()).sum(1)
+    spread = mean_size(logprobs) + mean_size(log_tail.unsqueeze(1))
     return spread.clamp_min(1.0) * NORMALISATION[logprobs.dtype]
+
+
+def mean_size(logprobs: torch.Tensor) -> torch.Tensor:
+    """Return the sum of p |log p| over the entries of each position [P,K], fp32 [P].
+
+    Neither what is absent nor what cannot be (above 0) counts.
+    """
+    values = logprobs.float().clamp(_NO_MASS, 0.0)
+    return values.exp().mul_(values).sum(1).neg_()

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from teacher_logits.codec import log_total, normalisation_tolerance, retemper
+from teacher_logits.error_bounds import EXACT, ErrorBound
 from teacher_logits.layout import ColumnKind
+from teacher_logits.value_codecs import mass_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -55,14 +57,19 @@ def given_rules(
     yield "a log_tail that is NaN or above 0", ~(tails.amax(1) <= tolerance)
     yield "a log-probability without an id", ((ids < 0) & (values != -torch.inf)).any(1)
     for column, temperature in enumerate(temperatures):
-        yield from sums_to_one(columns, values, column, temperature, tolerance)
+        yield from sums_to_one(columns, values, column, temperature, EXACT)
     yield from _actual_rule(columns)
+
+
+def any_of(marks: torch.Tensor) -> torch.Tensor:
+    """Return which positions [P] have a mark [P,K]; quick where none has, as is usual."""
+    return marks.any(1) if bool(marks.any()) else marks.new_zeros(len(marks))
 
 
 def stands_twice(ids: torch.Tensor) -> torch.Tensor:
     """Return bool [P]: the positions of which some id [P,K] stands there more than once."""
     ordered = ids.sort(1).values
-    return ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(1)
+    return any_of((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0))
 
 
 def sums_to_one(
@@ -70,7 +77,7 @@ def sums_to_one(
     stored: torch.Tensor,
     column: int,
     temperature: float,
-    tolerance: torch.Tensor,
+    bound: ErrorBound,
 ) -> Rules:
     """Yield the rules of one temperature, that of a column of ``log_tail`` and ``logsumexp``."""
     tails, normalisers = columns[ColumnKind.LOG_TAIL], columns.get(ColumnKind.LOGSUMEXP)
@@ -82,11 +89,28 @@ def sums_to_one(
             values = retemper(stored, at_1, at_tau, temperature)
     elif column > 0:
         return
-    total = log_total(values, tails[:, column]).abs()
     yield (
         f"entries and tail that do not sum to one at temperature {temperature:g}",
-        ~(total <= tolerance * max(1.0, 1.0 / temperature)),
+        mass_is_off(stored, values, tails[:, column], temperature=temperature, bound=bound),
     )
+
+
+def mass_is_off(
+    stored: torch.Tensor,
+    values: torch.Tensor,
+    log_tail: torch.Tensor,
+    *,
+    temperature: float,
+    bound: ErrorBound,
+) -> torch.Tensor:
+    """Return which of ``values`` [P,K] and ``log_tail`` [P] do not sum to one, bool [P].
+
+    ``values`` are what is ``stored`` [P,K] at a temperature.
+    """
+    tolerance = normalisation_tolerance(stored, log_tail) * max(1.0, 1.0 / temperature)
+    if not bound.is_exact:
+        tolerance = tolerance + mass_error(stored, values.float().exp(), bound) / temperature
+    return ~(log_total(values, log_tail).abs() <= tolerance)
 
 
 def _id_rules(ids: torch.Tensor, vocab_size: int) -> Rules:

@@ -5,7 +5,8 @@ wrong temperature, rows paired wrongly and most corruption; the rest is order, r
 (math note 2.5). Rows whose ``row_status`` is not OK are looked at no further: nobody is handed
 their values.
 
-Promises: the first fault, by row and position in the row, with its numbers. What it cannot see
+Promises: the first fault, by row and position in the row, with its numbers (how many positions
+are at fault likewise is counted in some thousand positions around it). What it cannot see
 is a payload that is right but belongs to other tokens; digests and the lookup identity do.
 """
 
@@ -16,7 +17,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from teacher_logits.codec import normalisation_tolerance
-from teacher_logits.entry_invariants import given_rules, sampled_rules, stands_twice, sums_to_one
+from teacher_logits.entry_invariants import (
+    any_of,
+    given_rules,
+    mass_is_off,
+    sampled_rules,
+    stands_twice,
+    sums_to_one,
+)
+from teacher_logits.error_bounds import EXACT, ErrorBound
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import ColumnKind, RowStatus
 
@@ -31,16 +40,35 @@ _NEEDED = {
 """What each kind of entries needs beside it and ``row_offsets``; those of the best are the rule."""
 
 
+_OVER_POSITIONS = (
+    ColumnKind.TOPK_IDS,
+    ColumnKind.TOPK_LOGPROBS,
+    ColumnKind.TOPK_LOGITS,
+    ColumnKind.LOG_TAIL,
+    ColumnKind.LOGSUMEXP,
+    ColumnKind.ACTUAL_LOGPROB,
+    ColumnKind.SAMPLED_IDS,
+    ColumnKind.SAMPLED_WEIGHTS,
+    ColumnKind.SCORED_IDS,
+    ColumnKind.SCORED_LOGPROBS,
+    ColumnKind.ENTROPY,
+)
+_TILE_ENTRIES = 1 << 16
+"""Entries checked at a time on a CPU: what is made on the way stays in the cache."""
+
+
 def check_invariants(
     columns: Mapping[ColumnKind, torch.Tensor],
     *,
     vocab_size: int,
     temperatures: Sequence[float] = (1.0,),
     first_row: int = 0,
+    bound: ErrorBound = EXACT,
 ) -> None:
     """Check the values of a payload of P positions in N rows.
 
-    ``first_row`` is what the first of them is called in messages.
+    ``first_row`` is what the first of them is called in messages. ``bound`` is what the codec that
+    they came in may have moved them by, besides the rounding of their own type.
 
     ``columns`` has at least ``topk_ids``, ``topk_logprobs``, ``log_tail`` and ``row_offsets``;
     ``topk_logits``, ``logsumexp``, ``actual_logprob``, ``row_windows`` and ``row_status`` are
@@ -61,10 +89,21 @@ def check_invariants(
     offsets = columns[ColumnKind.ROW_OFFSETS].cpu()
     _check_rows(columns, offsets, first_row, positions=len(columns[entries]))
     good = _good_positions(columns, offsets, columns[entries])
-    for rule, faulty in _rules(columns, vocab_size, temperatures):
-        places = (faulty & good).nonzero()
-        if len(places):
-            raise _fault(rule, int(places[0]), len(places), offsets, first_row)
+    for run in _runs(columns[entries]):
+        part = {kind: columns[kind][run] for kind in _OVER_POSITIONS if kind in columns}
+        for rule, faulty in _rules(part, vocab_size, temperatures, bound):
+            places = (faulty & good[run]).nonzero()
+            if len(places):
+                place = run.start + int(places[0])
+                raise _fault(rule, place, len(places), offsets, first_row)
+
+
+def _runs(ids: torch.Tensor) -> Iterator[slice]:
+    """Yield runs of positions that are checked at a time; all of them on a device."""
+    positions = len(ids)
+    step = max(1, _TILE_ENTRIES // max(1, ids.shape[1]) if ids.device.type == "cpu" else positions)
+    for start in range(0, positions, step):
+        yield slice(start, min(start + step, positions))
 
 
 def _entries(columns: Mapping[ColumnKind, torch.Tensor]) -> ColumnKind:
@@ -128,7 +167,10 @@ def _good_positions(
 
 
 def _rules(
-    columns: Mapping[ColumnKind, torch.Tensor], vocab_size: int, temperatures: Sequence[float]
+    columns: Mapping[ColumnKind, torch.Tensor],
+    vocab_size: int,
+    temperatures: Sequence[float],
+    bound: ErrorBound,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield each rule and where it is broken, bool [P]; the cheap and telling ones first."""
     if _entries(columns) is ColumnKind.SAMPLED_IDS:
@@ -137,40 +179,39 @@ def _rules(
     if _entries(columns) is ColumnKind.SCORED_IDS:
         yield from given_rules(columns, vocab_size, temperatures)
         return
-    yield from _top_k_rules(columns, vocab_size, temperatures)
+    yield from _top_k_rules(columns, vocab_size, temperatures, bound)
 
 
 def _top_k_rules(
-    columns: Mapping[ColumnKind, torch.Tensor], vocab_size: int, temperatures: Sequence[float]
+    columns: Mapping[ColumnKind, torch.Tensor],
+    vocab_size: int,
+    temperatures: Sequence[float],
+    bound: ErrorBound,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     ids, stored = columns[ColumnKind.TOPK_IDS], columns[ColumnKind.TOPK_LOGPROBS]
     tails, values = columns[ColumnKind.LOG_TAIL], stored.float()
     tolerance = normalisation_tolerance(stored, tails[:, 0])
-    yield (
-        f"an id outside the vocabulary of {vocab_size}",
-        (ids.amax(1) >= vocab_size) | (ids.amin(1) < -1),
-    )
+    outside = (ids.amax(1) >= vocab_size) | (ids.amin(1) < -1)
+    yield f"an id outside the vocabulary of {vocab_size}", outside
     # NaN fails every comparison, so each rule says what must hold.
     yield "a log-probability that is NaN or above 0", ~(values.amax(1) <= tolerance)
     yield "a log_tail that is NaN or above 0", ~(tails.amax(1) <= tolerance)
     absent = ids < 0
     yield (
         "an id without a log-probability, or a log-probability without an id",
-        (absent != (values == -torch.inf)).any(1),
+        any_of(absent != (values == -torch.inf)),
     )
     # An absent entry is -inf, and so by this rule stands behind all the others.
-    falls = (values[:, 1:] <= values[:, :-1]).all(1)
-    yield "log-probabilities that are not in falling order", ~falls
+    rises = ~(values[:, 1:] <= values[:, :-1])
+    yield "log-probabilities that are not in falling order", any_of(rises)
     for column, temperature in enumerate(temperatures):
-        yield from sums_to_one(columns, stored, column, temperature, tolerance)
+        yield from sums_to_one(columns, stored, column, temperature, bound)
     yield "an id that stands there twice", stands_twice(ids)
     logits = columns.get(ColumnKind.TOPK_LOGITS)
     if logits is not None:
         raw = logits.float()
-        yield (
-            "an id without a logit, or a logit without an id",
-            (absent != (raw == -torch.inf)).any(1),
-        )
+        unpaired = absent != (raw == -torch.inf)
+        yield "an id without a logit, or a logit without an id", any_of(unpaired)
         yield (
             "logits that are NaN, infinite or not in falling order",
             ~((raw[:, 1:] <= raw[:, :-1]).all(1) & (raw.amax(1) < torch.inf)),
@@ -178,6 +219,15 @@ def _top_k_rules(
     actual = columns.get(ColumnKind.ACTUAL_LOGPROB)
     if actual is not None:
         yield "an actual_logprob that is NaN or above 0", ~(actual <= tolerance)
+
+
+def is_off(columns: Mapping[ColumnKind, torch.Tensor], *, bound: ErrorBound) -> torch.Tensor:
+    """Return which positions of a payload do not sum to one at temperature 1, bool [P].
+
+    The rule that catches most of what can be wrong, at the least cost; whatever their status.
+    """
+    stored, tails = columns[ColumnKind.TOPK_LOGPROBS], columns[ColumnKind.LOG_TAIL]
+    return mass_is_off(stored, stored, tails[:, 0], temperature=1.0, bound=bound)
 
 
 def _fault(

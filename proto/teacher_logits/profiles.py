@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, TypeVar
 
+from teacher_logits.encodings import IdCodec, ValueCodec
 from teacher_logits.errors import RequestInvalidError
 from teacher_logits.grid import BatchGrid, is_whole
 from teacher_logits.layout import ColumnKind, ElementType
@@ -148,6 +149,9 @@ class StudentProfile:
         readers_per_rank: sessions that read each data-parallel rank's rows.
         engine, arithmetic_type: provenance insisted on; empty where any will do.
         transports: most wanted first.
+        value_codecs, id_codecs: how streams may be encoded, most wanted first; the first that
+            the teacher's payloads allow counts (``encodings``). By default they come bit for bit
+            as they were written. Other transports move nothing, and encode nothing.
         locality: ``prefer``, ``require`` or ``rule``.
 
     Raises:
@@ -172,6 +176,8 @@ class StudentProfile:
     engine: str = ""
     arithmetic_type: str = ""
     transports: tuple[Transport, ...] = PREFERENCE
+    value_codecs: tuple[ValueCodec, ...] = ()
+    id_codecs: tuple[IdCodec, ...] = ()
     locality: Locality = Locality.PREFER
     hints: NodeHints = field(default_factory=NodeHints)
 
@@ -189,6 +195,8 @@ class StudentProfile:
         self._take("locality", word_of(Locality, self.locality, what="locality"))
         self._take("columns", words_of(ColumnKind, self.columns, what="columns"))
         self._take("transports", words_of(Transport, self.transports, what="transports"))
+        self._take("value_codecs", words_of(ValueCodec, self.value_codecs, what="value_codecs"))
+        self._take("id_codecs", words_of(IdCodec, self.id_codecs, what="id_codecs"))
 
     def _take(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

@@ -11,10 +11,14 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from teacher_logits.encodings import AS_WRITTEN, StreamCodec
+from teacher_logits.error_bounds import EXACT, ErrorBound
+
 if TYPE_CHECKING:
     from datetime import timedelta
 
     from teacher_logits.device_memory import DeviceProbe
+    from teacher_logits.encodings import Encoding
     from teacher_logits.errors import TeacherLogitsError
     from teacher_logits.payload import Extent, Payload
     from teacher_logits.profiles import TeacherProfile
@@ -41,6 +45,14 @@ class Check:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StreamTerms:
+    """What a session's streams are encoded in where a payload allows it, and what that may cost."""
+
+    codec: StreamCodec = AS_WRITTEN
+    bound: ErrorBound = EXACT
+
+
+@dataclass(frozen=True, kw_only=True)
 class SessionTerms:
     """What the server granted a student rank.
 
@@ -58,6 +70,7 @@ class SessionTerms:
     vocabulary_size: int
     max_request_tokens: int
     settlements: tuple[Settlement, ...] = ()
+    stream: StreamTerms = StreamTerms()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +80,8 @@ class LeaseTerms:
     ``extent`` is set where the payload lies in a slab that the session can open, and None
     where the bytes are to be streamed. ``on_device``: its columns over positions are to be read
     from the slab's device memory, and the slab itself may have no copy of them. Where that is
-    not so, the slab has all columns, however the writer was settled.
+    not so, the slab has all columns, however the writer was settled. ``encoding``: what its
+    stream consists of, where that is not the payload's own bytes.
     """
 
     lease_id: str
@@ -75,6 +89,7 @@ class LeaseTerms:
     writer_id: str
     extent: Extent | None
     on_device: bool = False
+    encoding: Encoding | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

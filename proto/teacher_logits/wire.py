@@ -10,14 +10,20 @@ import enum
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from teacher_logits.encodings import IdCodec, ValueCodec
 from teacher_logits.errors import RequestInvalidError
-from teacher_logits.grid import BatchGrid
 from teacher_logits.layout import ColumnKind, ElementType
-from teacher_logits.locality import ModelGrid
 from teacher_logits.profiles import StudentProfile, TeacherProfile, VocabularyPolicy
 from teacher_logits.transport import Locality, Transport
-from teacher_logits.v1 import grid_pb2, profile_pb2, tensor_pb2, transport_pb2
-from teacher_logits.wire_hints import hints_from_wire, hints_to_wire
+from teacher_logits.v1 import profile_pb2, tensor_pb2, transport_pb2
+from teacher_logits.wire_grids import (
+    batch_grid_from_wire,
+    batch_grid_to_wire,
+    hints_from_wire,
+    hints_to_wire,
+    model_grid_from_wire,
+    model_grid_to_wire,
+)
 from teacher_logits.wire_selection import selection_from_wire, selection_to_wire
 
 if TYPE_CHECKING:
@@ -103,6 +109,26 @@ def column_kind_from_wire(number: int) -> ColumnKind:
     return enum_from_wire(number, tensor_pb2.ColumnKind, "COLUMN_KIND_", ColumnKind)
 
 
+def value_codec_to_wire(value: ValueCodec) -> tensor_pb2.ValueCodec:
+    """Return the wire form of a value codec."""
+    return enum_to_wire(value, tensor_pb2.ValueCodec, "VALUE_CODEC_")  # type: ignore[no-any-return]
+
+
+def value_codec_from_wire(number: int) -> ValueCodec:
+    """Return the value codec of a wire number."""
+    return enum_from_wire(number, tensor_pb2.ValueCodec, "VALUE_CODEC_", ValueCodec)
+
+
+def id_codec_to_wire(value: IdCodec) -> tensor_pb2.IdCodec:
+    """Return the wire form of an id codec."""
+    return enum_to_wire(value, tensor_pb2.IdCodec, "ID_CODEC_")  # type: ignore[no-any-return]
+
+
+def id_codec_from_wire(number: int) -> IdCodec:
+    """Return the id codec of a wire number."""
+    return enum_from_wire(number, tensor_pb2.IdCodec, "ID_CODEC_", IdCodec)
+
+
 def transport_to_wire(value: Transport) -> transport_pb2.Transport:
     """Return the wire form of a transport."""
     return enum_to_wire(value, transport_pb2.Transport, "TRANSPORT_")  # type: ignore[no-any-return]
@@ -111,44 +137,6 @@ def transport_to_wire(value: Transport) -> transport_pb2.Transport:
 def transport_from_wire(number: int) -> Transport:
     """Return the transport of a wire number."""
     return enum_from_wire(number, transport_pb2.Transport, "TRANSPORT_", Transport)
-
-
-def batch_grid_to_wire(grid: BatchGrid) -> grid_pb2.BatchGrid:
-    """Return the message of a batch grid."""
-    return grid_pb2.BatchGrid(
-        global_batch_size=grid.global_batch_size,
-        data_parallel_size=grid.data_parallel_size,
-        micro_batch_size=grid.micro_batch_size,
-    )
-
-
-def batch_grid_from_wire(message: grid_pb2.BatchGrid) -> BatchGrid:
-    """Return the batch grid of a message. Sizes are judged by ``grid``, not here."""
-    return BatchGrid(
-        global_batch_size=message.global_batch_size,
-        data_parallel_size=message.data_parallel_size,
-        micro_batch_size=message.micro_batch_size,
-    )
-
-
-_MODEL_GRID_FIELDS = (
-    "node_count",
-    "gpus_per_node",
-    "tensor_parallel_size",
-    "context_parallel_size",
-    "tensor_parallel_rank",
-    "context_parallel_rank",
-)
-
-
-def model_grid_to_wire(grid: ModelGrid) -> grid_pb2.ModelGrid:
-    """Return the message of a model grid."""
-    return grid_pb2.ModelGrid(**{name: getattr(grid, name) for name in _MODEL_GRID_FIELDS})
-
-
-def model_grid_from_wire(message: grid_pb2.ModelGrid) -> ModelGrid:
-    """Return the model grid of a message. Sizes are judged by ``locality``, not here."""
-    return ModelGrid(**{name: getattr(message, name) for name in _MODEL_GRID_FIELDS})
 
 
 def teacher_to_wire(teacher: TeacherProfile) -> profile_pb2.TeacherProfile:
@@ -236,6 +224,8 @@ def student_to_wire(student: StudentProfile) -> profile_pb2.StudentProfile:
             transports=[transport_to_wire(t) for t in student.transports],
             locality=enum_to_wire(student.locality, profile_pb2.Locality, "LOCALITY_"),
             hints=hints_to_wire(student.hints),
+            value_codecs=[value_codec_to_wire(c) for c in student.value_codecs],
+            id_codecs=[id_codec_to_wire(c) for c in student.id_codecs],
         )
 
 
@@ -246,7 +236,8 @@ def student_from_wire(message: profile_pb2.StudentProfile) -> StudentProfile:
         RequestInvalidError: a list is too long, or an enum is not set or not known.
     """
     check_count(message.columns, MAX_COLUMNS, field="columns")
-    check_count(message.transports, MAX_TRANSPORTS, field="transports")
+    for field in ("transports", "value_codecs", "id_codecs"):
+        check_count(getattr(message, field), MAX_TRANSPORTS, field=field)
     check_count(message.temperatures, MAX_WIRE_TEMPERATURES, field="temperatures")
     policies, asked = profile_pb2.VocabularyPolicy, message.value_type
     return StudentProfile(
@@ -271,6 +262,8 @@ def student_from_wire(message: profile_pb2.StudentProfile) -> StudentProfile:
         engine=message.engine,
         arithmetic_type=message.arithmetic_type,
         transports=tuple(transport_from_wire(t) for t in message.transports),
+        value_codecs=tuple(value_codec_from_wire(c) for c in message.value_codecs),
+        id_codecs=tuple(id_codec_from_wire(c) for c in message.id_codecs),
         locality=enum_from_wire(message.locality, profile_pb2.Locality, "LOCALITY_", Locality),
         hints=hints_from_wire(message.hints),
     )

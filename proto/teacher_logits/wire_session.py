@@ -12,7 +12,7 @@ from teacher_logits.keys import PayloadKey
 from teacher_logits.layout import Column
 from teacher_logits.payload import Extent, Payload, check_payload
 from teacher_logits.selection_rules import TOP_K
-from teacher_logits.terms import Check, LeaseTerms, SessionTerms, Verdict
+from teacher_logits.terms import Check, LeaseTerms, SessionTerms, StreamTerms, Verdict
 from teacher_logits.v1 import payload_pb2, session_pb2, tensor_pb2
 from teacher_logits.wire import (
     column_kind_from_wire,
@@ -25,10 +25,19 @@ from teacher_logits.wire import (
     teacher_to_wire,
 )
 from teacher_logits.wire_selection import selection_from_wire, selection_to_wire
+from teacher_logits.wire_streams import (
+    stream_source_from_wire,
+    stream_source_to_wire,
+    stream_terms_from_wire,
+    stream_terms_to_wire,
+)
 from teacher_logits.wire_transport import settlement_from_wire, settlement_to_wire
 
 if TYPE_CHECKING:
     from datetime import timedelta
+
+
+_AS_IS = StreamTerms()
 
 
 def duration_to_wire(span: timedelta) -> Duration:
@@ -58,6 +67,7 @@ def session_to_wire(terms: SessionTerms) -> session_pb2.Session:
         transports=[settlement_to_wire(s) for s in terms.settlements],
         vocabulary_size=terms.vocabulary_size,
         max_request_tokens=terms.max_request_tokens,
+        stream=stream_terms_to_wire(terms.stream),
     )
 
 
@@ -81,6 +91,7 @@ def session_from_wire(message: session_pb2.Session) -> SessionTerms:
         settlements=tuple(settlement_from_wire(s) for s in message.transports),
         vocabulary_size=message.vocabulary_size,
         max_request_tokens=message.max_request_tokens,
+        stream=stream_terms_from_wire(message.stream) if message.HasField("stream") else _AS_IS,
     )
 
 
@@ -218,6 +229,8 @@ def lease_to_wire(
     )
     if lease.extent is None:
         message.stream.SetInParent()
+        if lease.encoding is not None:
+            message.stream.CopyFrom(stream_source_to_wire(lease.encoding))
         return message
     message.slab.extent.CopyFrom(extent_to_wire(lease.extent))
     message.slab.on_device = lease.on_device
@@ -250,6 +263,7 @@ def lease_from_wire(message: payload_pb2.Lease) -> LeaseTerms:
         writer_id=message.writer_id,
         extent=extent if source == "slab" else None,
         on_device=source == "slab" and message.slab.on_device,
+        encoding=stream_source_from_wire(message.stream, payload) if source == "stream" else None,
     )
 
 

@@ -8,7 +8,8 @@ contract.md 3, so that the first decides the refusal's status:
                      rank_out_of_range, readers_exceed_group
     node locality    topology_mismatch ... group_not_node_aligned (``locality``), or
                      model_grid_missing; only where the student says ``locality=rule``
-    the rest         vocabulary, capability, provenance (``capability``)
+    the rest         vocabulary, capability, provenance (``capability``), and before that last
+                     codec_unavailable (``stream_codecs``)
 
 What a side did not give is a check that is ``unchecked``, never passed. Whether reader and
 writer really share memory is no matter of profiles: ``settlement`` decides that by proof.
@@ -30,6 +31,7 @@ from teacher_logits_server.capability import (
     common_vocabulary,
     describe_scores,
 )
+from teacher_logits_server.stream_codecs import check_codecs
 
 if TYPE_CHECKING:
     from teacher_logits.profiles import StudentProfile, TeacherProfile
@@ -70,6 +72,7 @@ def admit(
         *check_capability(
             student, teacher, protocol_version=protocol_version, is_published=is_published
         ),
+        *check_codecs(student, teacher, is_published=is_published),
         *check_provenance(student, teacher),
     ]
     checks = (

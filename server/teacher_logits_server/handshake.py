@@ -195,6 +195,7 @@ class Handshake(Announcing):
             vocabulary_size=session.vocabulary_size,
             max_request_tokens=limits.max_request_tokens,
             settlements=tuple(session.settlements.values()),
+            stream=self._stream_terms(session),
         )
 
     def _teacher_of(self, session: Session) -> TeacherProfile:

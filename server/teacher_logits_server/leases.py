@@ -14,6 +14,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from teacher_logits.encodings import AS_WRITTEN, StreamCodec
 from teacher_logits.errors import LeaseLostError, NotAllowedError
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Lease:
     ``request_id`` is empty for the leases of a step, which its grant knows, and ``digest`` tells
     that request from another. ``rows`` are the global rows that it is for, None for all.
     ``streams``: its reader looks into no slab; ``on_device``: it reads columns over positions from
-    device memory. ``doubt`` says why it is in quarantine.
+    device memory; ``codec``: what its stream is encoded in. ``doubt`` says why it is in quarantine.
     """
 
     lease_id: str
@@ -45,6 +46,7 @@ class Lease:
     rows: range | None = None
     streams: bool = False
     on_device: bool = False
+    codec: StreamCodec = AS_WRITTEN
     digest: bytes = b""
     doubt: Doubt | None = None
 

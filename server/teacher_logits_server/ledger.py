@@ -24,6 +24,7 @@ are gone, and then exactly once.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from teacher_logits import keys
@@ -235,9 +236,10 @@ class Ledger(Reclaiming):
             lease = self._lending.leases.get(session_id, lease_id)
             check_on_host(self._lending.sealed(lease))
             sealed = self._lending.pin(lease.payload_id)
-            cut = self._cut(sealed, lease)
+            lent = pinned(sealed, self._cut(sealed, lease))
+            lent = replace(lent, encoding=self._encoding(lease, lent.payload))
         try:
-            yield pinned(sealed, cut)
+            yield lent
         finally:
             with self._step():
                 self._lending.unpin(sealed)

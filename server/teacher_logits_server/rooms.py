@@ -18,6 +18,7 @@ from teacher_logits_server.lending import RETRY_AFTER
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from teacher_logits.encodings import Encoding
     from teacher_logits.payload import Extent, Payload
     from teacher_logits.pool import Growth, PoolUsage
     from teacher_logits_server.drafts import Draft, Drafts
@@ -99,12 +100,14 @@ class Pinned:
 
     ``segments`` are the bytes of ``payload``; their sources count from the extent's start. What
     none of them covers is padding, and zero. ``writer_id`` says whose slab the extent is in.
+    ``encoding``: how it is streamed, where that is not as its own bytes.
     """
 
     payload: Payload
     extent: Extent
     writer_id: str
     segments: tuple[Segment, ...]
+    encoding: Encoding | None = None
 
 
 def pinned(sealed: Sealed, cut: Cut | None = None) -> Pinned:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from teacher_logits.encodings import encoding_of
 from teacher_logits.errors import (
     HostCopyNeededError,
     NoCommonTransportError,
@@ -17,18 +18,22 @@ from teacher_logits.errors import (
     SessionRefusedError,
 )
 from teacher_logits.grid import rows_of_rank
-from teacher_logits.terms import SERVER_WRITER
+from teacher_logits.terms import SERVER_WRITER, StreamTerms
 from teacher_logits.transport import Transport
 from teacher_logits_server.publishers import Publishers
 from teacher_logits_server.room import Room
 from teacher_logits_server.settlement import OF_A_PUBLISHER, Wishes, settle_writer
+from teacher_logits_server.stream_codecs import choose_codec
 
 if TYPE_CHECKING:
     from teacher_logits.clock import Clock
+    from teacher_logits.encodings import Encoding
     from teacher_logits.errors import Fact
+    from teacher_logits.payload import Payload
     from teacher_logits.profiles import TeacherProfile
     from teacher_logits.transport import Settlement
     from teacher_logits_server.device_offers import DeviceOffer
+    from teacher_logits_server.leases import Lease
     from teacher_logits_server.lending import Slots
     from teacher_logits_server.limits import Limits
     from teacher_logits_server.registry import Sealed
@@ -49,6 +54,7 @@ class Settling(Room):
     ) -> None:
         super().__init__(limits=limits, clock=clock, slots=slots)
         self._offered = offered
+        self._engine_teacher = engine
         self._publishers = Publishers(engine=engine, keep_steps=limits.keep_steps)
 
     def _offers(self, session: Session) -> dict[str, DeviceOffer]:
@@ -99,6 +105,18 @@ class Settling(Room):
         return settle_writer(
             wishes, session.proof, writer_id=writer_id, offered=self._offered, device=device
         )
+
+    def _stream_terms(self, session: Session) -> StreamTerms:
+        """Return what a session's streams are encoded in; a publisher reads none."""
+        published = self._publishers.find(session.teacher_id)
+        teacher = self._engine_teacher if published is None else published.profile
+        if session.is_publisher or teacher is None:
+            return StreamTerms()
+        return choose_codec(session.student, teacher, is_published=published is not None)
+
+    def _encoding(self, lease: Lease, payload: Payload) -> Encoding | None:
+        """Return how a lease's payload is streamed; None for its own bytes, or no stream."""
+        return encoding_of(payload, lease.codec) if lease.streams else None
 
     def _may_try(self, session: Session, writer_id: str) -> bool:
         """Say whether a student may yet prove that it can open a writer's device memory."""

@@ -91,8 +91,7 @@ class Stepping(Settling):
             published.steps.consume(grant.step, grant.seat)
             self._carry_out(published)
         part = published.steps.part_of(lease.payload_id)
-        is_orphan = part is not None and part.is_orphan
-        if is_orphan and not self._lending.is_leased(lease.payload_id):
+        if part is not None and part.is_orphan and not self._lending.is_leased(lease.payload_id):
             self._lose(published, lease.payload_id)
             self._carry_out(published)
 
@@ -104,20 +103,21 @@ class Stepping(Settling):
         payload, rows = sealed.payload, lease.rows
         if rows is None:
             rows = range(payload.first_row, payload.first_row + payload.row_count)
-        has_gaps = sealed.on_device and bool(sealed.owner)
-        is_whole = len(rows) == payload.row_count and not has_gaps
+        is_whole = len(rows) == payload.row_count and not (sealed.on_device and sealed.owner)
         if is_whole or not lease.streams:
             return None
         return cut_rows(payload, sealed.row_positions, first_row=rows.start, row_count=len(rows))
 
     def _lease_terms(self, lease: Lease, sealed: Sealed) -> LeaseTerms:
         cut = self._cut(sealed, lease)
+        payload = sealed.payload if cut is None else cut.payload
         return LeaseTerms(
             lease_id=lease.lease_id,
-            payload=sealed.payload if cut is None else cut.payload,
+            payload=payload,
             writer_id=sealed.writer_id,
             extent=None if lease.streams else sealed.extent,
             on_device=lease.on_device,
+            encoding=self._encoding(lease, payload),
         )
 
     # Grants
@@ -207,6 +207,7 @@ class Stepping(Settling):
             rows=rows,
             streams=not session.shares(sealed.writer_id),
             on_device=self._reads_device(session, sealed),
+            codec=self._stream_terms(session).codec,
         )
         self._lending.lend(lease)
         return self._lease_terms(lease, sealed)
@@ -248,8 +249,7 @@ class Stepping(Settling):
         return super()._take_news()
 
     def _end_draft(self, payload_id: str) -> None:
-        extent = self._drafts.end(payload_id)
-        if extent is not None:
+        if (extent := self._drafts.end(payload_id)) is not None:
             self._lending.give_back(extent)
 
     def _lose(self, published: Published, payload_id: str) -> None:

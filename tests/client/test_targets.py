@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from teacher_logits.error_bounds import EXACT, ErrorBound
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import ColumnKind as Kind
 from teacher_logits.layout import RowStatus
@@ -236,6 +237,33 @@ class TestRefusals:
 
         with pytest.raises(PayloadInvalidError, match="position 5 of 7 holds a NaN"):
             make_targets(columns)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+    @pytest.mark.parametrize("temperature", TEMPERATURES)
+    def test_of_a_position_that_does_not_sum_to_one_in_a_row_that_is_said_to_be_good(
+        self, dtype: torch.dtype, temperature: float
+    ) -> None:
+        columns = columns_of(some_rows(), dtype=dtype)
+        columns[Kind.TOPK_LOGPROBS][5, 0] += 0.3
+
+        def targets(bound: ErrorBound | None) -> Targets:
+            return make_targets(
+                columns, temperature=temperature, temperatures=TEMPERATURES, bound=bound
+            )
+
+        assert targets(None).valid.any()
+        with pytest.raises(PayloadInvalidError, match="position 5 of 7 has entries and a tail"):
+            targets(EXACT)
+
+    def test_of_a_mass_that_its_codec_may_have_moved_so_far_does_not_come(self) -> None:
+        columns = columns_of(some_rows())
+        columns[Kind.TOPK_LOGPROBS] += 0.005
+        bound = ErrorBound(absolute=0.005)
+
+        with pytest.raises(PayloadInvalidError, match="do not sum to one"):
+            make_targets(columns, bound=EXACT)
+        total = make_targets(columns, bound=bound).topk_logprobs.exp().sum(1)
+        assert (total <= 1).all()
 
     def test_of_a_temperature_that_is_not_there_name_those_that_are(self) -> None:
         with pytest.raises(PayloadInvalidError, match=r"no temperature 3; it has 1, 0\.5, 2"):

@@ -33,7 +33,9 @@ class Endless:
         self.let_go = asyncio.Event()
 
     @contextmanager
-    def read(self, session_id: str, lease_id: str, offset: int) -> Iterator[Iterator[bytes]]:
+    def read(
+        self, session_id: str, lease_id: str, offset: int, *, as_written: bool
+    ) -> Iterator[Iterator[bytes]]:
         try:
             yield self._chunks()
         finally:
@@ -190,7 +192,9 @@ class ThreeChunks:
     """An exporter of a payload of three chunks."""
 
     @contextmanager
-    def read(self, session_id: str, lease_id: str, offset: int) -> Iterator[Iterator[bytes]]:
+    def read(
+        self, session_id: str, lease_id: str, offset: int, *, as_written: bool
+    ) -> Iterator[Iterator[bytes]]:
         yield iter((b"one", b"two", b"three"))
 
 

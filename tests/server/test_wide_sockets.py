@@ -105,7 +105,9 @@ def test_a_stream_over_a_unix_socket_widens_its_connection(folder: str) -> None:
 
     class OneChunk:
         @contextmanager
-        def read(self, session_id: str, lease_id: str, offset: int) -> Iterator[Iterator[bytes]]:
+        def read(
+            self, session_id: str, lease_id: str, offset: int, *, as_written: bool
+        ) -> Iterator[Iterator[bytes]]:
             yield iter((b"chunk",))
 
     async def scenario() -> tuple[int, int]:

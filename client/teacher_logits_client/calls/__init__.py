@@ -207,9 +207,17 @@ class Calls:
         return PendingLease(chosen, waiting, request_id=scoring.request_id)
 
     def read_payload(
-        self, session_id: str, lease_id: str, offset_bytes: int, *, timeout: float
+        self,
+        session_id: str,
+        lease_id: str,
+        offset_bytes: int,
+        *,
+        timeout: float,
+        as_written: bool = False,
     ) -> Iterator[bytes]:
         """Yield the chunks of a leased payload from an offset on, as they came.
+
+        ``as_written`` whatever the lease's encoding.
 
         Raises:
             SessionExpiredError: this client was closed, before or meanwhile.
@@ -219,7 +227,10 @@ class Calls:
             what=f"the stream of lease {lease_id}", address=self.address, seconds=timeout
         )
         request = bulk_service_pb2.ReadPayloadRequest(
-            session_id=session_id, lease_id=lease_id, offset_bytes=offset_bytes
+            session_id=session_id,
+            lease_id=lease_id,
+            offset_bytes=offset_bytes,
+            as_written=as_written,
         )
         try:
             stream = self._read(request, timeout=max(0.001, timeout))

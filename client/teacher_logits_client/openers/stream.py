@@ -1,8 +1,8 @@
 """Opener for ``stream``: the bytes come in gRPC messages, into memory that is used again.
 
 A chunk is a ``ReadPayloadResponse``, read in place: its header field by field, its data
-copied once, into the buffer. A stream that breaks is resumed at the byte it broke at. Every
-chunk's checksum is compared before its bytes count.
+copied or decoded once, into the buffer (``decoder``). A stream that breaks is resumed at the byte
+it broke at. Every chunk's checksum is compared before its bytes count.
 
 Buffers are kept when their last view is gone, since fresh pages cost ten times a warm copy,
 and are made of huge pages where the kernel has them.
@@ -10,6 +10,7 @@ and are made of huge pages where the kernel has them.
 
 from __future__ import annotations
 
+import logging
 import mmap
 import struct
 import threading
@@ -19,9 +20,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import crc32c
 
+from teacher_logits.encodings import CODEC_FACT
 from teacher_logits.errors import (
     ChecksumError,
     DeadlinePassedError,
+    PayloadInvalidError,
     StreamBrokenError,
     TeacherLogitsError,
 )
@@ -29,14 +32,18 @@ from teacher_logits.layout import round_up
 from teacher_logits.transport import Transport
 from teacher_logits_client.config import DEFAULT_BUFFER_BYTES
 from teacher_logits_client.fallback import pause_before_resuming
+from teacher_logits_client.openers.decoder import Copying, Decoder
 from teacher_logits_client.openers.host_payload import HostPayload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from teacher_logits.terms import LeaseTerms
+    from teacher_logits_client.openers.decoder import Sink
 
     Read = Callable[[str, int, float], Iterable[bytes]]
+
+_log = logging.getLogger("teacher_logits_client")
 
 _OFFSET_FIELD, _CRC_FIELD, _DATA_FIELD = 1, 2, 15
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -126,6 +133,8 @@ class StreamOpener:
     Args:
         read: yields a lease's chunks from an offset on; called with the lease's id, the
             offset, and the seconds that it may take.
+        read_as_written: likewise, whatever the lease's encoding; where its codec cannot carry
+            what was written, that is what is read, and of the session's later leases too.
         count: told how many bytes came.
         pause: waits for some seconds before a broken stream is resumed.
     """
@@ -138,20 +147,27 @@ class StreamOpener:
         *,
         pool: BufferPool,
         count: Callable[[int], None],
+        read_as_written: Read | None = None,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._read = read
+        self._read_as_written = read_as_written
         self._pool = pool
         self._count = count
         self._pause = pause
+        self._has_refused = False
 
     def open(self, lease: LeaseTerms, *, until: float) -> StreamedPayload:
-        """Return the lease's bytes, all of them. See ``Opener.open``."""
+        """Return the lease's payload, all of it. See ``Opener.open``.
+
+        Raises:
+            PayloadInvalidError: what was decoded is none.
+        """
         size = lease.payload.size_bytes
         buffer = self._pool.take(size)
         try:
             with memoryview(buffer)[:size] as room:
-                self._fill(room, lease, until)
+                self._bring(room, lease, until)
         except BaseException:
             self._pool.put(buffer)
             raise
@@ -160,17 +176,42 @@ class StreamOpener:
     def close(self) -> None:
         """Keep nothing, so let go of nothing; the buffers are the client's."""
 
-    def _fill(self, room: memoryview, lease: LeaseTerms, until: float) -> None:
-        """Read streams one after the other until the room is full."""
-        filled, fruitless = 0, 0
+    def _bring(self, room: memoryview, lease: LeaseTerms, until: float) -> None:
+        """Fill the room with the payload, whose bytes come encoded where the lease says so."""
+        if lease.encoding is None:
+            self._fill(Copying(room), self._read, lease, until)
+            return
+        as_written = self._read_as_written
+        if as_written is None or not self._has_refused:
+            try:
+                decoder = Decoder(lease.payload, lease.encoding, room)
+                self._fill(decoder, self._read, lease, until)
+                return
+            except PayloadInvalidError as error:
+                if as_written is None or CODEC_FACT not in error.facts:
+                    raise
+                self._has_refused = True
+                _log.warning(
+                    "payload %s comes as it was written, and so does what is streamed to this "
+                    "session from here on: %s",
+                    lease.payload.payload_id,
+                    error.message,
+                )
+        self._fill(Copying(room), as_written, lease, until)
+
+    def _fill(self, sink: Sink, read: Read, lease: LeaseTerms, until: float) -> None:
+        """Read streams one after the other until all has come."""
+        filled, fruitless, size = 0, 0, sink.size_bytes
         while True:
             before = filled
             try:
-                for message in self._read(lease.lease_id, filled, until - time.monotonic()):
-                    filled += _store(parse_chunk(message), room, filled)
-                if filled == len(room):
-                    return
-                raise _broken(f"ended at byte {filled} of {len(room)}", lease)
+                for message in read(lease.lease_id, filled, until - time.monotonic()):
+                    data = _checked(parse_chunk(message), filled, size)
+                    sink.take(data, filled)
+                    filled += len(data)
+                if filled < size:
+                    raise _broken(f"ended at byte {filled} of {size}", lease)
+                break
             except TeacherLogitsError as error:
                 fruitless = 0 if filled > before else fruitless + 1
                 pause = pause_before_resuming(error, fruitless=fruitless)
@@ -179,13 +220,14 @@ class StreamOpener:
                 if time.monotonic() + pause >= until:
                     raise DeadlinePassedError(
                         f"payload {lease.payload.payload_id} had come to byte {filled} of "
-                        f"{len(room)} when its deadline passed; the last stream said: "
+                        f"{size} when its deadline passed; the last stream said: "
                         f"{error.message}",
-                        facts={"offset_bytes": filled, "size_bytes": len(room)},
+                        facts={"offset_bytes": filled, "size_bytes": size},
                     ) from error
                 self._pause(pause)
             finally:
                 self._count(filled - before)
+        sink.finish()
 
 
 def parse_chunk(message: bytes) -> Chunk:
@@ -232,23 +274,22 @@ def _varint(view: memoryview, at: int) -> tuple[int, int]:
             raise IndexError
 
 
-def _store(chunk: Chunk, room: memoryview, filled: int) -> int:
-    """Copy a chunk to where the last one ended; return its bytes."""
-    size = len(chunk.data)
-    if chunk.offset_bytes != filled or filled + size > len(room):
+def _checked(chunk: Chunk, filled: int, size: int) -> memoryview:
+    """Return the data of a chunk that begins where the last one ended, and is as it was sent."""
+    stop = filled + len(chunk.data)
+    if chunk.offset_bytes != filled or stop > size:
         raise _broken(
-            f"sent bytes {chunk.offset_bytes} to {chunk.offset_bytes + size} where byte {filled} "
-            f"of {len(room)} was next"
+            f"sent bytes {chunk.offset_bytes} to {chunk.offset_bytes + len(chunk.data)} where "
+            f"byte {filled} of {size} was next"
         )
     found = crc32c.crc32c(chunk.data)
     if found != chunk.crc32c:
         raise ChecksumError(
-            f"the {size} bytes from byte {filled} on changed on the way: their CRC-32C is "
-            f"{found:08x}, and was {chunk.crc32c:08x} where they were sent",
-            facts={"offset_bytes": filled, "size_bytes": size},
+            f"the {len(chunk.data)} bytes from byte {filled} on changed on the way: their CRC-32C "
+            f"is {found:08x}, and was {chunk.crc32c:08x} where they were sent",
+            facts={"offset_bytes": filled, "size_bytes": len(chunk.data)},
         )
-    room[filled : filled + size] = chunk.data
-    return size
+    return chunk.data
 
 
 def _broken(what: str, lease: LeaseTerms | None = None) -> StreamBrokenError:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$teacher_logits/v1/bulk_service.proto\x12\x11teacher_logits.v1\"P\n\x12ReadPayloadRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x03\"I\n\x13ReadPayloadResponse\x12\x14\n\x0coffset_bytes\x18\x01 \x01(\x03\x12\x0e\n\x06\x63rc32c\x18\x02 \x01(\x07\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c\x32m\n\x0b\x42ulkService\x12^\n\x0bReadPayload\x12%.teacher_logits.v1.ReadPayloadRequest\x1a&.teacher_logits.v1.ReadPayloadResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$teacher_logits/v1/bulk_service.proto\x12\x11teacher_logits.v1\"d\n\x12ReadPayloadRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x03\x12\x12\n\nas_written\x18\x08 \x01(\x08\"I\n\x13ReadPayloadResponse\x12\x14\n\x0coffset_bytes\x18\x01 \x01(\x03\x12\x0e\n\x06\x63rc32c\x18\x02 \x01(\x07\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c\x32m\n\x0b\x42ulkService\x12^\n\x0bReadPayload\x12%.teacher_logits.v1.ReadPayloadRequest\x1a&.teacher_logits.v1.ReadPayloadResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,9 +32,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'teacher_logits.v1.bulk_serv
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_READPAYLOADREQUEST']._serialized_start=59
-  _globals['_READPAYLOADREQUEST']._serialized_end=139
-  _globals['_READPAYLOADRESPONSE']._serialized_start=141
-  _globals['_READPAYLOADRESPONSE']._serialized_end=214
-  _globals['_BULKSERVICE']._serialized_start=216
-  _globals['_BULKSERVICE']._serialized_end=325
+  _globals['_READPAYLOADREQUEST']._serialized_end=159
+  _globals['_READPAYLOADRESPONSE']._serialized_start=161
+  _globals['_READPAYLOADRESPONSE']._serialized_end=234
+  _globals['_BULKSERVICE']._serialized_start=236
+  _globals['_BULKSERVICE']._serialized_end=345
 # @@protoc_insertion_point(module_scope)

@@ -90,8 +90,16 @@ class SlabSource(_message.Message):
     def __init__(self, extent: _Optional[_Union[Extent, _Mapping]] = ..., on_device: bool = ...) -> None: ...
 
 class StreamSource(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("values", "ids", "columns", "size_bytes")
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    values: _tensor_pb2.ValueCodec
+    ids: _tensor_pb2.IdCodec
+    columns: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.EncodedColumn]
+    size_bytes: int
+    def __init__(self, values: _Optional[_Union[_tensor_pb2.ValueCodec, str]] = ..., ids: _Optional[_Union[_tensor_pb2.IdCodec, str]] = ..., columns: _Optional[_Iterable[_Union[_tensor_pb2.EncodedColumn, _Mapping]]] = ..., size_bytes: _Optional[int] = ...) -> None: ...
 
 class StepGrant(_message.Message):
     __slots__ = ("step", "leases", "real_rows", "global_count", "settlements", "status", "awaited")

@@ -70,7 +70,7 @@ class TeacherProfile(_message.Message):
     def __init__(self, teacher_id: _Optional[str] = ..., revision: _Optional[str] = ..., batch_grid: _Optional[_Union[_grid_pb2.BatchGrid, _Mapping]] = ..., model_grid: _Optional[_Union[_grid_pb2.ModelGrid, _Mapping]] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., head_rows: _Optional[int] = ..., top_k: _Optional[int] = ..., temperatures: _Optional[_Iterable[float]] = ..., columns: _Optional[_Iterable[_Union[_tensor_pb2.ColumnKind, str]]] = ..., engine: _Optional[str] = ..., arithmetic_type: _Optional[str] = ..., hints: _Optional[_Union[_grid_pb2.NodeHints, _Mapping]] = ..., max_row_tokens: _Optional[int] = ..., data_parallel_rank: _Optional[int] = ..., value_type: _Optional[_Union[_tensor_pb2.ElementType, str]] = ..., selection: _Optional[_Union[_selection_pb2.Selection, _Mapping]] = ...) -> None: ...
 
 class StudentProfile(_message.Message):
-    __slots__ = ("teacher_id", "batch_grid", "model_grid", "data_parallel_rank", "tokenizer_fingerprint", "vocabulary_size", "vocabulary_policy", "top_k", "temperatures", "columns", "value_type", "student_id", "readers_per_rank", "engine", "arithmetic_type", "transports", "locality", "hints", "selection")
+    __slots__ = ("teacher_id", "batch_grid", "model_grid", "data_parallel_rank", "tokenizer_fingerprint", "vocabulary_size", "vocabulary_policy", "top_k", "temperatures", "columns", "value_type", "student_id", "readers_per_rank", "engine", "arithmetic_type", "transports", "locality", "hints", "selection", "value_codecs", "id_codecs")
     TEACHER_ID_FIELD_NUMBER: _ClassVar[int]
     BATCH_GRID_FIELD_NUMBER: _ClassVar[int]
     MODEL_GRID_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +90,8 @@ class StudentProfile(_message.Message):
     LOCALITY_FIELD_NUMBER: _ClassVar[int]
     HINTS_FIELD_NUMBER: _ClassVar[int]
     SELECTION_FIELD_NUMBER: _ClassVar[int]
+    VALUE_CODECS_FIELD_NUMBER: _ClassVar[int]
+    ID_CODECS_FIELD_NUMBER: _ClassVar[int]
     teacher_id: str
     batch_grid: _grid_pb2.BatchGrid
     model_grid: _grid_pb2.ModelGrid
@@ -109,4 +111,6 @@ class StudentProfile(_message.Message):
     locality: Locality
     hints: _grid_pb2.NodeHints
     selection: _selection_pb2.Selection
-    def __init__(self, teacher_id: _Optional[str] = ..., batch_grid: _Optional[_Union[_grid_pb2.BatchGrid, _Mapping]] = ..., model_grid: _Optional[_Union[_grid_pb2.ModelGrid, _Mapping]] = ..., data_parallel_rank: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., vocabulary_policy: _Optional[_Union[VocabularyPolicy, str]] = ..., top_k: _Optional[int] = ..., temperatures: _Optional[_Iterable[float]] = ..., columns: _Optional[_Iterable[_Union[_tensor_pb2.ColumnKind, str]]] = ..., value_type: _Optional[_Union[_tensor_pb2.ElementType, str]] = ..., student_id: _Optional[str] = ..., readers_per_rank: _Optional[int] = ..., engine: _Optional[str] = ..., arithmetic_type: _Optional[str] = ..., transports: _Optional[_Iterable[_Union[_transport_pb2.Transport, str]]] = ..., locality: _Optional[_Union[Locality, str]] = ..., hints: _Optional[_Union[_grid_pb2.NodeHints, _Mapping]] = ..., selection: _Optional[_Union[_selection_pb2.Selection, _Mapping]] = ...) -> None: ...
+    value_codecs: _containers.RepeatedScalarFieldContainer[_tensor_pb2.ValueCodec]
+    id_codecs: _containers.RepeatedScalarFieldContainer[_tensor_pb2.IdCodec]
+    def __init__(self, teacher_id: _Optional[str] = ..., batch_grid: _Optional[_Union[_grid_pb2.BatchGrid, _Mapping]] = ..., model_grid: _Optional[_Union[_grid_pb2.ModelGrid, _Mapping]] = ..., data_parallel_rank: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., vocabulary_policy: _Optional[_Union[VocabularyPolicy, str]] = ..., top_k: _Optional[int] = ..., temperatures: _Optional[_Iterable[float]] = ..., columns: _Optional[_Iterable[_Union[_tensor_pb2.ColumnKind, str]]] = ..., value_type: _Optional[_Union[_tensor_pb2.ElementType, str]] = ..., student_id: _Optional[str] = ..., readers_per_rank: _Optional[int] = ..., engine: _Optional[str] = ..., arithmetic_type: _Optional[str] = ..., transports: _Optional[_Iterable[_Union[_transport_pb2.Transport, str]]] = ..., locality: _Optional[_Union[Locality, str]] = ..., hints: _Optional[_Union[_grid_pb2.NodeHints, _Mapping]] = ..., selection: _Optional[_Union[_selection_pb2.Selection, _Mapping]] = ..., value_codecs: _Optional[_Iterable[_Union[_tensor_pb2.ValueCodec, str]]] = ..., id_codecs: _Optional[_Iterable[_Union[_tensor_pb2.IdCodec, str]]] = ...) -> None: ...

@@ -24,17 +24,25 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eteacher_logits/v1/tensor.proto\x12\x11teacher_logits.v1\"\x90\x01\n\x06\x43olumn\x12+\n\x04kind\x18\x01 \x01(\x0e\x32\x1d.teacher_logits.v1.ColumnKind\x12\x34\n\x0c\x65lement_type\x18\x02 \x01(\x0e\x32\x1e.teacher_logits.v1.ElementType\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x14\n\x0coffset_bytes\x18\x04 \x01(\x03*\xc2\x01\n\x0b\x45lementType\x12\x1c\n\x18\x45LEMENT_TYPE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x45LEMENT_TYPE_BFLOAT16\x10\x01\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT16\x10\x02\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT32\x10\x03\x12\x16\n\x12\x45LEMENT_TYPE_INT32\x10\x04\x12\x16\n\x12\x45LEMENT_TYPE_INT64\x10\x05\x12\x16\n\x12\x45LEMENT_TYPE_UINT8\x10\x06*\x92\x04\n\nColumnKind\x12\x1b\n\x17\x43OLUMN_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43OLUMN_KIND_TOPK_IDS\x10\x01\x12\x1d\n\x19\x43OLUMN_KIND_TOPK_LOGPROBS\x10\x02\x12\x1b\n\x17\x43OLUMN_KIND_TOPK_LOGITS\x10\x03\x12\x18\n\x14\x43OLUMN_KIND_LOG_TAIL\x10\x04\x12\x19\n\x15\x43OLUMN_KIND_LOGSUMEXP\x10\x05\x12\x1e\n\x1a\x43OLUMN_KIND_ACTUAL_LOGPROB\x10\x06\x12\x1b\n\x17\x43OLUMN_KIND_ROW_OFFSETS\x10\x07\x12\x1b\n\x17\x43OLUMN_KIND_ROW_WINDOWS\x10\x08\x12\x1b\n\x17\x43OLUMN_KIND_ROW_DIGESTS\x10\t\x12\x1a\n\x16\x43OLUMN_KIND_ROW_STATUS\x10\n\x12\x16\n\x12\x43OLUMN_KIND_LOGITS\x10\x0b\x12\x1d\n\x19\x43OLUMN_KIND_HIDDEN_STATES\x10\x0c\x12\x1b\n\x17\x43OLUMN_KIND_SAMPLED_IDS\x10\r\x12\x1f\n\x1b\x43OLUMN_KIND_SAMPLED_WEIGHTS\x10\x0e\x12\x1a\n\x16\x43OLUMN_KIND_SCORED_IDS\x10\x0f\x12\x1f\n\x1b\x43OLUMN_KIND_SCORED_LOGPROBS\x10\x10\x12\x17\n\x13\x43OLUMN_KIND_ENTROPY\x10\x11\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eteacher_logits/v1/tensor.proto\x12\x11teacher_logits.v1\"\x90\x01\n\x06\x43olumn\x12+\n\x04kind\x18\x01 \x01(\x0e\x32\x1d.teacher_logits.v1.ColumnKind\x12\x34\n\x0c\x65lement_type\x18\x02 \x01(\x0e\x32\x1e.teacher_logits.v1.ElementType\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x14\n\x0coffset_bytes\x18\x04 \x01(\x03\"\xa1\x01\n\rEncodedColumn\x12+\n\x04kind\x18\x01 \x01(\x0e\x32\x1d.teacher_logits.v1.ColumnKind\x12\'\n\x05plane\x18\x02 \x01(\x0e\x32\x18.teacher_logits.v1.Plane\x12\x11\n\trow_count\x18\x03 \x01(\x03\x12\x11\n\trow_bytes\x18\x04 \x01(\x03\x12\x14\n\x0coffset_bytes\x18\x05 \x01(\x03*\xc2\x01\n\x0b\x45lementType\x12\x1c\n\x18\x45LEMENT_TYPE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x45LEMENT_TYPE_BFLOAT16\x10\x01\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT16\x10\x02\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT32\x10\x03\x12\x16\n\x12\x45LEMENT_TYPE_INT32\x10\x04\x12\x16\n\x12\x45LEMENT_TYPE_INT64\x10\x05\x12\x16\n\x12\x45LEMENT_TYPE_UINT8\x10\x06*\x92\x04\n\nColumnKind\x12\x1b\n\x17\x43OLUMN_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43OLUMN_KIND_TOPK_IDS\x10\x01\x12\x1d\n\x19\x43OLUMN_KIND_TOPK_LOGPROBS\x10\x02\x12\x1b\n\x17\x43OLUMN_KIND_TOPK_LOGITS\x10\x03\x12\x18\n\x14\x43OLUMN_KIND_LOG_TAIL\x10\x04\x12\x19\n\x15\x43OLUMN_KIND_LOGSUMEXP\x10\x05\x12\x1e\n\x1a\x43OLUMN_KIND_ACTUAL_LOGPROB\x10\x06\x12\x1b\n\x17\x43OLUMN_KIND_ROW_OFFSETS\x10\x07\x12\x1b\n\x17\x43OLUMN_KIND_ROW_WINDOWS\x10\x08\x12\x1b\n\x17\x43OLUMN_KIND_ROW_DIGESTS\x10\t\x12\x1a\n\x16\x43OLUMN_KIND_ROW_STATUS\x10\n\x12\x16\n\x12\x43OLUMN_KIND_LOGITS\x10\x0b\x12\x1d\n\x19\x43OLUMN_KIND_HIDDEN_STATES\x10\x0c\x12\x1b\n\x17\x43OLUMN_KIND_SAMPLED_IDS\x10\r\x12\x1f\n\x1b\x43OLUMN_KIND_SAMPLED_WEIGHTS\x10\x0e\x12\x1a\n\x16\x43OLUMN_KIND_SCORED_IDS\x10\x0f\x12\x1f\n\x1b\x43OLUMN_KIND_SCORED_LOGPROBS\x10\x10\x12\x17\n\x13\x43OLUMN_KIND_ENTROPY\x10\x11*\xc8\x01\n\nValueCodec\x12\x1b\n\x17VALUE_CODEC_UNSPECIFIED\x10\x00\x12\x1a\n\x16VALUE_CODEC_AS_WRITTEN\x10\x01\x12\x17\n\x13VALUE_CODEC_FLOAT32\x10\x02\x12\x17\n\x13VALUE_CODEC_FLOAT16\x10\x03\x12\x18\n\x14VALUE_CODEC_BFLOAT16\x10\x04\x12\x1e\n\x1aVALUE_CODEC_BFLOAT16_EXACT\x10\x05\x12\x15\n\x11VALUE_CODEC_UINT8\x10\x06*e\n\x07IdCodec\x12\x18\n\x14ID_CODEC_UNSPECIFIED\x10\x00\x12\x12\n\x0eID_CODEC_INT32\x10\x01\x12\x15\n\x11ID_CODEC_PLANES24\x10\x02\x12\x15\n\x11ID_CODEC_PACKED18\x10\x03*\xd3\x01\n\x05Plane\x12\x15\n\x11PLANE_UNSPECIFIED\x10\x00\x12\x14\n\x10PLANE_AS_WRITTEN\x10\x01\x12\x11\n\rPLANE_FLOAT16\x10\x02\x12\x12\n\x0ePLANE_BFLOAT16\x10\x03\x12\x0f\n\x0bPLANE_FIRST\x10\x04\x12\r\n\tPLANE_RAW\x10\x05\x12\x0f\n\x0bPLANE_SCALE\x10\x06\x12\x0f\n\x0bPLANE_CODES\x10\x07\x12\x0f\n\x0bPLANE_LOW16\x10\x08\x12\x0f\n\x0bPLANE_HIGH8\x10\t\x12\x12\n\x0ePLANE_PACKED18\x10\nb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'teacher_logits.v1.tensor_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ELEMENTTYPE']._serialized_start=201
-  _globals['_ELEMENTTYPE']._serialized_end=395
-  _globals['_COLUMNKIND']._serialized_start=398
-  _globals['_COLUMNKIND']._serialized_end=928
+  _globals['_ELEMENTTYPE']._serialized_start=365
+  _globals['_ELEMENTTYPE']._serialized_end=559
+  _globals['_COLUMNKIND']._serialized_start=562
+  _globals['_COLUMNKIND']._serialized_end=1092
+  _globals['_VALUECODEC']._serialized_start=1095
+  _globals['_VALUECODEC']._serialized_end=1295
+  _globals['_IDCODEC']._serialized_start=1297
+  _globals['_IDCODEC']._serialized_end=1398
+  _globals['_PLANE']._serialized_start=1401
+  _globals['_PLANE']._serialized_end=1612
   _globals['_COLUMN']._serialized_start=54
   _globals['_COLUMN']._serialized_end=198
+  _globals['_ENCODEDCOLUMN']._serialized_start=201
+  _globals['_ENCODEDCOLUMN']._serialized_end=362
 # @@protoc_insertion_point(module_scope)

@@ -8,7 +8,8 @@ Each chunk is what protobuf would write for a ``ReadPayloadResponse``, byte for 
 so that any gRPC client reads it with the plain stub, and the payload's bytes are copied
 once (slab to message) instead of three times. A lease on some rows of a payload is streamed as a
 payload of these rows alone, gathered from where their columns lie. The checksum is of the bytes
-as they were read from the slab.
+as they were read from the slab, or as they were encoded: what a session's codec makes of a payload
+is made chunk by chunk (``encoder``).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import crc32c
 
 from teacher_logits.errors import RequestInvalidError
 from teacher_logits.transport import Transport
+from teacher_logits_server.exporters.encoder import Encoder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from teacher_logits.payload import Extent
     from teacher_logits_server.ledger import Ledger
     from teacher_logits_server.rooms import Pinned
+
+ENCODED_CHUNK_BYTES = 1 << 18
+"""Most of a chunk that is encoded: the server's loop hears nobody while it makes one."""
 
 MAX_HEADER_BYTES = 2 * (1 + 10) + 5
 _OFFSET_TAG, _CRC_TAG, _DATA_TAG = b"\x08", b"\x15", b"\x7a"
@@ -63,26 +68,33 @@ class StreamExporter:
         """Nothing is to be stopped."""
 
     @contextmanager
-    def read(self, session_id: str, lease_id: str, offset_bytes: int) -> Iterator[Iterator[bytes]]:
+    def read(
+        self, session_id: str, lease_id: str, offset_bytes: int, *, as_written: bool = False
+    ) -> Iterator[Iterator[bytes]]:
         """Yield the chunks of a payload from an offset on, cut one at a time as they are taken.
 
-        The payload's room is not reused before the context is left, whatever becomes of the
-        lease meanwhile.
+        In the encoding of its lease, unless ``as_written``. The payload's room is not reused
+        before the context is left, whatever becomes of the lease meanwhile.
 
         Raises:
-            RequestInvalidError: the offset is outside the payload.
+            RequestInvalidError: the offset is outside the stream.
             TeacherLogitsError: whatever the ledger says of the session and the lease.
+            CodecError: with a chunk, where the codec cannot carry what was written.
         """
         with self._ledger.pin(session_id, lease_id) as pinned:
-            payload = pinned.payload
-            if not 0 <= offset_bytes <= payload.size_bytes:
+            payload, encoding = pinned.payload, None if as_written else pinned.encoding
+            size = payload.size_bytes if encoding is None else encoding.size_bytes
+            if not 0 <= offset_bytes <= size:
                 raise RequestInvalidError(
                     f"a stream cannot start at byte {offset_bytes} of payload "
-                    f"{payload.payload_id}, which has {payload.size_bytes}",
-                    facts={"offset_bytes": offset_bytes, "size_bytes": payload.size_bytes},
+                    f"{payload.payload_id}, which has {size}",
+                    facts={"offset_bytes": offset_bytes, "size_bytes": size},
                 )
             with self._room(pinned.extent) as room:
-                yield self._chunks(pinned, room, offset_bytes)
+                if encoding is None:
+                    yield self._chunks(pinned, room, offset_bytes)
+                else:
+                    yield self._encoded(Encoder(pinned, encoding, room), offset_bytes, size)
 
     def _room(self, extent: Extent) -> memoryview:
         for slabs in self._slabs:
@@ -97,6 +109,11 @@ class StreamExporter:
         for start in range(offset, size, self._chunk_bytes):
             stop = min(start + self._chunk_bytes, size)
             yield frame(start, *_parts(pinned.segments, room, start, stop))
+
+    def _encoded(self, encoder: Encoder, offset: int, size: int) -> Iterator[bytes]:
+        chunk = min(self._chunk_bytes, ENCODED_CHUNK_BYTES)
+        for start in range(offset, size, chunk):
+            yield frame(start, *encoder.parts(start, min(start + chunk, size)))
 
 
 def frame(offset_bytes: int, *data: bytes | memoryview) -> bytes:

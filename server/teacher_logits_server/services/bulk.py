@@ -58,7 +58,12 @@ class BulkService:
         context: grpc.aio.ServicerContext[messages.ReadPayloadRequest, bytes],
     ) -> None:
         """Write a payload's chunks, from an offset on."""
-        reading = self._exporter.read(request.session_id, request.lease_id, request.offset_bytes)
+        reading = self._exporter.read(
+            request.session_id,
+            request.lease_id,
+            request.offset_bytes,
+            as_written=request.as_written,
+        )
         patience = Patience(self._stall_seconds)
         try:
             with reading as chunks:
