@@ -39,6 +39,7 @@ from benchmarks.distilling import (
     sampled_targets,
 )
 from benchmarks.report import report, write_line
+
 from teacher_logits.grid import BatchGrid
 from teacher_logits.profiles import StudentProfile
 from teacher_logits_client.connecting import connect
@@ -82,9 +83,7 @@ def main(argv: list[str]) -> int:
     preset = _preset(options)
     model, dtype = _find(options)
     tokenizer = load_tokenizer(model)
-    texts = make_texts(
-        tokenizer, row_tokens=preset.row_tokens, held_out_rows=preset.held_out_rows
-    )
+    texts = make_texts(tokenizer, row_tokens=preset.row_tokens, held_out_rows=preset.held_out_rows)
     plan = Plan(
         preset=preset,
         recipes=_recipes(options, preset),
@@ -191,9 +190,7 @@ def _sampled(plan: Plan, told: list[Scored]) -> list[Scored]:
         rows = [Row(token_ids=row, first=0, count=len(row)) for row in each.rows]
         with torch.no_grad():
             chunks = (chunk[:, : plan.vocabulary_size] for chunk in engine.logits(rows))
-            targets = sampled_targets(
-                each.targets, chunks, size=plan.sample_size, chance=chance
-            )
+            targets = sampled_targets(each.targets, chunks, size=plan.sample_size, chance=chance)
         found.append(replace(each, sampled=targets))
     return found
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from matplotlib.axes import Axes
-
     from benchmarks.distilling import HeldOutQuality, Recipe
+    from matplotlib.axes import Axes
 
 
 def draw(results: dict[Recipe, list[HeldOutQuality]], path: Path) -> None:
