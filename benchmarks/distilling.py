@@ -90,22 +90,22 @@ def threshold_sample(
     ``logits`` [P,V], ``uniforms`` fp64 [P], one a position. The h most probable ids have their
     own probability, the others one weight each, the threshold: math note 1.6.
     """
-    probabilities = logits.double().softmax(1)
+    probabilities = logits.float().softmax(1)
     top, ids = probabilities.topk(size, dim=1)
-    left = 1 - (top.cumsum(1) - top)  # S: the mass from the h-th on
+    upto = probabilities.cumsum(1, dtype=torch.float64)  # fp32 would drift
+    top = top.double()
+    left = upto[:, -1:] - (top.cumsum(1) - top)  # S: the mass from the h-th on
     wanted = torch.arange(size, 0, -1, dtype=torch.float64)  # M - h
     exact = (top * wanted > left).int().cumprod(1).sum(1).clamp_max(size - 1)
-    rows = torch.arange(len(top))
     in_head = torch.arange(size) < exact.unsqueeze(1)
-    tail = probabilities.scatter(1, ids, torch.where(in_head, 0.0, top))
-    upto = tail.cumsum(1)
-    threshold = upto[:, -1] / wanted[exact]
-    picks = (torch.arange(size) - exact.unsqueeze(1) + uniforms.unsqueeze(1)) * threshold[:, None]
-    picked = torch.searchsorted(upto, picks.clamp_min(0.0), right=True)
-    # The sum's last digit may put the last pick behind the last id that has any mass.
-    last = tail.shape[1] - 1 - (tail.flip(1) > 0).int().argmax(1)
-    ids = torch.where(in_head, ids, picked.minimum(last[rows].unsqueeze(1)))
-    return ids, torch.where(in_head, top, threshold.unsqueeze(1)).log()
+    tail = probabilities.scatter_(1, ids, torch.where(in_head, 0.0, top).float())
+    upto = torch.cumsum(tail, 1, dtype=torch.float64, out=upto)
+    threshold = upto[:, -1:] / wanted[exact].unsqueeze(1)
+    picks = (torch.arange(size) - exact.unsqueeze(1) + uniforms.unsqueeze(1)) * threshold
+    # Just below the whole, where the sum's last digit would put the last pick behind all ids.
+    picks = picks.clamp_min(0.0).minimum(torch.nextafter(upto[:, -1:], torch.zeros(1).double()))
+    picked = torch.searchsorted(upto, picks, right=True)
+    return torch.where(in_head, ids, picked), torch.where(in_head, top, threshold).log()
 
 
 def sampled_targets(

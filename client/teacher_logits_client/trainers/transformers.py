@@ -98,6 +98,10 @@ class TeacherServerTrainer(Trainer):
 
     def train(self, *args: object, **kwargs: object) -> TrainOutput:
         """Train; see ``Trainer.train``."""
+        if self.args.world_size > 1 and self.model_wrapped is self.model:
+            # accelerate takes a model that was evaluated for one that is wrapped already, and
+            # each rank would then train alone.
+            vars(self.model).pop("_is_accelerate_prepared", None)
         with self.teacher:
             try:
                 return super().train(*args, **kwargs)  # type: ignore[arg-type]

@@ -1,0 +1,67 @@
+"""Two ranks of gloo, each a process, that train together and say how far they went. No test.
+
+python -m tests.client.trainer_ranks ADDRESS FOLDER
+
+forks the ranks, with torch and transformers imported once; they meet by a file in the folder, and
+each writes `rank-R.pt` there.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from tests.client import trainer_rig as rig
+
+RANKS = 2
+#: Rows of a micro batch, micro batches of a rank.
+CUTS = [(4, 1), (2, 2)]
+
+
+def main(address: str, folder: Path) -> int:
+    """Run the ranks; return the worst of their exit codes."""
+    import teacher_logits_client.trainers.transformers  # noqa: F401  (once for both)
+
+    torch.set_num_threads(1)
+    ranks = [
+        multiprocessing.get_context("fork").Process(target=train, args=(address, folder, rank))
+        for rank in range(RANKS)
+    ]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join()
+    return max(abs(each.exitcode or 0) for each in ranks)
+
+
+def train(address: str, folder: Path, rank: int) -> None:
+    """Take one step a cut, with an evaluation before."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    store = dist.FileStore(str(folder / "meeting"), RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    results = {}
+    for micro_batch, accumulation in CUTS:
+        trainer = rig.a_trainer(
+            address,
+            folder / f"out-{rank}",
+            per_device_train_batch_size=micro_batch,
+            per_device_eval_batch_size=2,
+            gradient_accumulation_steps=accumulation,
+            ddp_backend="gloo",
+            ddp_find_unused_parameters=False,
+        )
+        evaluated = trainer.evaluate()["eval_loss"]
+        step = rig.step_of(trainer)
+        [loss] = rig.logged(trainer, "loss")
+        results[micro_batch, accumulation] = {"step": step, "loss": loss, "evaluated": evaluated}
+    torch.save(results, folder / f"rank-{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], Path(sys.argv[2])))
