@@ -35,6 +35,7 @@ from teacher_logits_client.trainers.on_policy import (
 from teacher_logits_client.trainers.served_teacher import Request, ServedTeacher
 from teacher_logits_client.trainers.server_config import TeacherServerConfig, check_trainer
 from teacher_logits_client.trainers.student_profile import profile_of
+from teacher_logits_client.trainers.wrapping import let_it_be_wrapped
 
 try:
     from transformers import Trainer
@@ -98,10 +99,7 @@ class TeacherServerTrainer(Trainer):
 
     def train(self, *args: object, **kwargs: object) -> TrainOutput:
         """Train; see ``Trainer.train``."""
-        if self.args.world_size > 1 and self.model_wrapped is self.model:
-            # accelerate takes a model that was evaluated for one that is wrapped already, and
-            # each rank would then train alone.
-            vars(self.model).pop("_is_accelerate_prepared", None)
+        let_it_be_wrapped(self)
         with self.teacher:
             try:
                 return super().train(*args, **kwargs)  # type: ignore[arg-type]

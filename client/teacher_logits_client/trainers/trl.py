@@ -30,6 +30,7 @@ from teacher_logits_client.trainers.extras import missing
 from teacher_logits_client.trainers.objective import Objective
 from teacher_logits_client.trainers.served_teacher import Request, ServedTeacher, TeacherSettings
 from teacher_logits_client.trainers.student_profile import profile_of
+from teacher_logits_client.trainers.wrapping import let_it_be_wrapped
 
 try:
     from trl import DistillationConfig, DistillationTrainer
@@ -149,6 +150,7 @@ class ServerDistillationTrainer(DistillationTrainer):
 
     def train(self, *args: object, **kwargs: object) -> object:
         """Train; see ``Trainer.train``."""
+        let_it_be_wrapped(self)
         with self.teacher:
             return super().train(*args, **kwargs)
 
