@@ -23,9 +23,12 @@ if TYPE_CHECKING:
 
 def test_batches_come_in_order_and_some_are_read_ahead() -> None:
     read: list[int] = []
-    ahead: ReadAhead[int, str] = ReadAhead(
-        iter(range(7)), lambda each: read.append(each) or str(each), ahead=2
-    )
+
+    def prepare(number: int) -> str:
+        read.append(number)
+        return str(number)
+
+    ahead: ReadAhead[int, str] = ReadAhead(iter(range(7)), prepare, ahead=2)
 
     assert ahead.take(2) == ["0", "1"]
     assert read == [0, 1, 2, 3]
@@ -119,7 +122,12 @@ def test_a_request_that_nobody_will_use_is_not_sent(teacher: str) -> None:
     with served(teacher, ahead=2) as it:
         numbers: list[int] = []
         send = it._send
-        it._send = lambda request: numbers.append(request.number) or send(request)  # type: ignore[method-assign,func-returns-value]
+
+        def sending(request: Request) -> None:
+            numbers.append(request.number)
+            send(request)
+
+        it._send = sending  # type: ignore[method-assign]
         gone = it.plan(rows_of_one(1))
         kept = it.plan(rows_of_one(2))
         del gone

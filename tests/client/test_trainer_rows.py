@@ -39,7 +39,8 @@ class Case:
         kept = select_top_k(self.teacher, k=K)
         if windows is None:
             windows = torch.tensor([[0, length] for length in self.lengths])
-        places, valid = [], []
+        places: list[int] = []
+        valid: list[bool] = []
         for start, length, (first, count) in zip(
             self.offsets, self.lengths, windows.tolist(), strict=False
         ):

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from transformers import EvalPrediction
+
 OTHER_TEACHER = """
 from teacher_logits_client.testing import ToyTeacher
 
@@ -120,7 +122,13 @@ def test_the_evaluation_hands_out_logits_for_metrics_of_ones_own(
 ) -> None:
     seen: list[tuple[int, ...]] = []
     trainer = rig.a_trainer(teacher, tmp_path, per_device_eval_batch_size=2)
-    trainer.compute_metrics = lambda both: seen.append(both.predictions.shape) or {"rows": 5.0}
+
+    def compute_metrics(both: EvalPrediction) -> dict[str, float]:
+        assert not isinstance(both.predictions, tuple)
+        seen.append(both.predictions.shape)
+        return {"rows": 5.0}
+
+    trainer.compute_metrics = compute_metrics
 
     metrics = trainer.evaluate()
 
@@ -147,7 +155,8 @@ def test_scores_of_the_next_batches_are_asked_for_before_the_students_forward(
             asked.append(request.number)  # type: ignore[attr-defined]
         send(request)  # type: ignore[arg-type]
 
-    trainer.teacher._send = sending  # type: ignore[method-assign,assignment]
+    trainer.teacher._send = sending  # type: ignore[method-assign]
+    assert trainer.model is not None
     trainer.model.register_forward_pre_hook(lambda *_: asked_by_then.append(len(asked)))
 
     trainer.train()
@@ -166,6 +175,7 @@ def test_on_policy_batches_are_the_students_own(teacher: str, tmp_path: Path) ->
         gradient_accumulation_steps=2,
     )
     seen: list[dict[str, torch.Tensor]] = []
+    assert trainer.model is not None
     trainer.model.register_forward_pre_hook(
         lambda module, _, given: seen.append(given) if module.training else None, with_kwargs=True
     )

@@ -13,10 +13,17 @@ import multiprocessing
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from tests.client import trainer_rig as rig
+from torch._C._distributed_c10d import FileStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from transformers import Trainer
 
 RANKS = 2
 #: Rows of a micro batch, micro batches of a rank: of 8 rows, and of TRL's 4 prompts.
@@ -47,10 +54,10 @@ def train(address: str, folder: Path, rank: int, with_trl: bool) -> None:
     """Take one step a cut, with an evaluation before."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    store = dist.FileStore(str(folder / "meeting"), RANKS)
+    store = FileStore(str(folder / "meeting"), RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     results = {}
-    make = rig.a_trainer
+    make: Callable[..., Trainer] = rig.a_trainer
     if with_trl:
         from tests.client import trl_rig
 

@@ -12,7 +12,10 @@ import teacher_logits_client as tl
 from teacher_logits_client import losses
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from transformers import Trainer
 
     from teacher_logits_client.trainers.transformers import TeacherServerTrainer
 
@@ -34,7 +37,8 @@ def a_student(dtype: torch.dtype = torch.float64) -> LlamaForCausalLM:
         eos_token_id=0,
         pad_token_id=0,
     )
-    return LlamaForCausalLM(config).to(dtype)
+    student: LlamaForCausalLM = LlamaForCausalLM(config)
+    return student.double() if dtype == torch.float64 else student.float()
 
 
 def some_rows(count: int = ROWS) -> list[dict[str, list[int]]]:
@@ -85,7 +89,14 @@ def gradients_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
 
 
-def a_trainer(address: str, folder: Path, **settings: object) -> TeacherServerTrainer:
+def a_trainer(
+    address: str,
+    folder: Path,
+    *,
+    model: LlamaForCausalLM | None = None,
+    descent: torch.optim.Optimizer | None = None,
+    **settings: object,
+) -> TeacherServerTrainer:
     """A trainer that takes one step of plain descent over all rows, in float64.
 
     ``model`` and ``descent`` are the student and its optimizer, where they are to be others.
@@ -95,8 +106,9 @@ def a_trainer(address: str, folder: Path, **settings: object) -> TeacherServerTr
         TeacherServerTrainer,
     )
 
-    student = settings.pop("model", None) or a_student()
-    descent = settings.pop("descent", None) or torch.optim.SGD(student.parameters(), lr=1.0)
+    student = model or a_student()
+    descent = descent or torch.optim.SGD(student.parameters(), lr=1.0)
+    make: Callable[..., TeacherServerConfig] = TeacherServerConfig
     usual: dict[str, object] = {
         "output_dir": str(folder),
         "teacher_server": address,
@@ -112,7 +124,7 @@ def a_trainer(address: str, folder: Path, **settings: object) -> TeacherServerTr
     }
     return TeacherServerTrainer(
         model=student,
-        args=TeacherServerConfig(**{**usual, **settings}),
+        args=make(**{**usual, **settings}),
         train_dataset=some_rows(),
         eval_dataset=some_rows(5),
         data_collator=collated,
@@ -120,15 +132,16 @@ def a_trainer(address: str, folder: Path, **settings: object) -> TeacherServerTr
     )
 
 
-def step_of(trainer: TeacherServerTrainer) -> dict[str, torch.Tensor]:
+def step_of(trainer: Trainer) -> dict[str, torch.Tensor]:
     """Train one step, and return how far each parameter went: the gradient, at a rate of 1."""
     model = trainer.model
+    assert model is not None
     before = {name: each.detach().clone() for name, each in model.named_parameters()}
     trainer.train()
     return {name: before[name] - each.detach() for name, each in model.named_parameters()}
 
 
-def logged(trainer: TeacherServerTrainer, name: str) -> list[float]:
+def logged(trainer: Trainer, name: str) -> list[float]:
     """What was logged under a name, in order."""
     return [float(line[name]) for line in trainer.state.log_history if name in line]
 

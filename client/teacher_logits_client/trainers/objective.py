@@ -69,7 +69,7 @@ class Objective:
         return (loss_sum if self.tempered_scale else loss_sum / self.temperature**2), count
 
 
-def check_share(name: str, share: object) -> None:
+def check_share(name: str, share: float) -> None:
     """Let a number from 0 to 1 pass.
 
     Raises:

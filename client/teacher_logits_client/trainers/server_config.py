@@ -68,7 +68,7 @@ class TeacherServerConfig(TrainingArguments):
     )
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        super().__post_init__()  # type: ignore[no-untyped-call]
         check_share("lmbda", self.lmbda)
         self.objective()
         self.teacher_settings()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from teacher_logits.grid import BatchGrid
 from teacher_logits.profiles import StudentProfile
-from teacher_logits.tokenizer import fingerprint_of, id_count
+from teacher_logits.tokenizer import Tokenizer, fingerprint_of, id_count
 
 if TYPE_CHECKING:
     from teacher_logits_client.trainers.objective import Objective
@@ -28,7 +28,7 @@ def profile_of(
     ``tokenizer`` is what the trainer has as its processing class: where it is a tokenizer, its
     fingerprint and its size are held against the teacher's; else both stay unchecked.
     """
-    is_tokenizer = hasattr(tokenizer, "get_vocab")
+    own = cast("Tokenizer", tokenizer) if hasattr(tokenizer, "get_vocab") else None
     return StudentProfile(
         batch_grid=BatchGrid(
             global_batch_size=batch_size * accumulation * ranks,
@@ -37,8 +37,8 @@ def profile_of(
         ),
         data_parallel_rank=rank,
         teacher_id=teacher_id,
-        tokenizer_fingerprint=fingerprint_of(tokenizer) if is_tokenizer else "",
-        vocabulary_size=id_count(tokenizer) if is_tokenizer else 0,
+        tokenizer_fingerprint="" if own is None else fingerprint_of(own),
+        vocabulary_size=0 if own is None else id_count(own),
         top_k=top_k,
         temperatures=objective.other_temperatures,
     )

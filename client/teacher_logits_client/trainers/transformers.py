@@ -192,7 +192,7 @@ class TeacherServerTrainer(Trainer):
 
     def _rows_that_are_no_repeats(self, row_count: int) -> int | None:
         """Return how many rows of the last batch are this rank's own; None where all are."""
-        remainder = self.accelerator.gradient_state.remainder
+        remainder = int(self.accelerator.gradient_state.remainder)
         if self.args.world_size == 1 or remainder <= 0:
             return None
         return min(max(remainder - self.args.process_index * row_count, 0), row_count)
