@@ -19,6 +19,7 @@ The exit code is 0 where the tail bucket with all of the scored ids won at every
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import sys
 import tempfile
 from dataclasses import dataclass, replace
@@ -98,11 +99,9 @@ def main(argv: list[str]) -> int:
     wanted = texts.train[: preset.steps * preset.rows_per_step]
     train, held_out = _score(plan, wanted, texts.held_out)
     results: Results = {recipe: [] for recipe in plan.recipes}
-    for seed in plan.seeds:
-        for recipe in plan.recipes:
-            found = _train(plan, recipe, seed, train, held_out)
-            results[recipe].append(found)
-            _report(plan, recipe, [found], seed=seed)
+    for recipe, seed, found in _train_all(plan, train, held_out, jobs=options.jobs):
+        results[recipe].append(found)
+        _report(plan, recipe, [found], seed=seed)
     better = _summary(plan, results)
     _report_mass(plan, held_out)
     if options.plot:
@@ -120,6 +119,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=3, help="how many, from 0 on")
     parser.add_argument("--held-out-rows", type=int, default=96)
     parser.add_argument("--few", type=int, default=16, help="the smaller K, and M of the sample")
+    parser.add_argument("--jobs", type=int, default=1, help="students trained at a time")
+    parser.add_argument(
+        "--recipes", default="", help="those to run, as in tail_bucket:128,sampled:16; all if empty"
+    )
     parser.add_argument("--plot", default="", metavar="FILE", help="draw it, as SVG or PNG")
     return parser
 
@@ -139,6 +142,9 @@ def _find(options: argparse.Namespace) -> tuple[Path, str]:
 
 def _recipes(options: argparse.Namespace, preset: Preset) -> tuple[Recipe, ...]:
     many, few = preset.top_k, options.few
+    if options.recipes:
+        chosen = [each.partition(":") for each in options.recipes.split(",")]
+        return (NO_TEACHER, *(Recipe(name=name, k=int(k)) for name, _, k in chosen))
     named = [("tail_bucket", many), ("renormalised", many)]
     named += [("tail_bucket", few), ("renormalised", few), ("sampled", few)]
     return (NO_TEACHER, *(Recipe(name=name, k=k) for name, k in named))
@@ -200,6 +206,30 @@ def _sampled(plan: Plan, told: list[Scored]) -> list[Scored]:
 
 
 # --- the students ---------------------------------------------------------------------------
+
+
+def _train_all(
+    plan: Plan, train: list[Scored], held_out: list[Scored], *, jobs: int
+) -> Iterator[tuple[Recipe, int, HeldOutQuality]]:
+    """Yield what came of each recipe at each seed, in order."""
+    tasks = [(recipe, seed) for seed in plan.seeds for recipe in plan.recipes]
+    # Forked, so that the rows are there without being sent.
+    forked = multiprocessing.get_context("fork")
+    with forked.Pool(jobs, initializer=_share, initargs=(plan, train, held_out)) as pool:
+        for (recipe, seed), found in zip(tasks, pool.imap(_train_shared, tasks), strict=True):
+            yield recipe, seed, found
+
+
+_SHARED: list[tuple[Plan, list[Scored], list[Scored]]] = []
+
+
+def _share(plan: Plan, train: list[Scored], held_out: list[Scored]) -> None:
+    _SHARED[:] = [(plan, train, held_out)]
+
+
+def _train_shared(task: tuple[Recipe, int]) -> HeldOutQuality:
+    [(plan, train, held_out)] = _SHARED
+    return _train(plan, *task, train, held_out)
 
 
 def _train(

@@ -129,10 +129,11 @@ class _CoarseLoss(torch.autograd.Function):
             shares = _outside_shares(logits, kept, log_outside, pulls[:, -1:], of_logs * upstream)
             for part, share in shares:
                 gradient[part if whole else kept.rows[part]] = share
-        # Added, not assigned: an absent id adds 0 to column 0, which a real id may hold.
+        # Added, not assigned: an absent id adds 0 to column 0, which a real id may hold. As an
+        # index: on a CPU, scatter_add_ takes 16-bit numbers by way of an fp32 copy of them all.
         at_ids = pulls[:, :-1].masked_fill(kept.ids < 0, 0.0).to(gradient.dtype)
         places = kept.rows.unsqueeze(1) * logits.shape[1] + kept.ids.clamp_min(0)
-        gradient.view(-1).scatter_add_(0, places.flatten(), at_ids.flatten())
+        gradient.view(-1).index_put_((places.flatten(),), at_ids.flatten(), accumulate=True)
         return gradient, None
 
 
