@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from transformers import EvalPrediction
 
+    from teacher_logits_client.trainers.served_teacher import Request
+
 OTHER_TEACHER = """
 from teacher_logits_client.testing import ToyTeacher
 
@@ -150,10 +152,10 @@ def test_scores_of_the_next_batches_are_asked_for_before_the_students_forward(
     asked_by_then: list[int] = []
     send = trainer.teacher._send
 
-    def sending(request: object) -> None:
-        if request.future is None:  # type: ignore[attr-defined]
-            asked.append(request.number)  # type: ignore[attr-defined]
-        send(request)  # type: ignore[arg-type]
+    def sending(request: Request) -> None:
+        if request.future is None:
+            asked.append(request.number)
+        send(request)
 
     trainer.teacher._send = sending  # type: ignore[method-assign]
     assert trainer.model is not None

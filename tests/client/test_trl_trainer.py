@@ -24,13 +24,18 @@ from teacher_logits_client.trainers.trl import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from teacher_logits_client.trainers.served_teacher import Request
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
+
+
+config_of: Callable[..., ServerDistillationConfig] = ServerDistillationConfig
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +91,7 @@ def test_r23_served_at_any_beta_it_is_what_trl_computes_with_the_teacher_in_the_
                     args = DistillationConfig(**common, beta=beta)
                 else:
                     own = {}
-                    args = ServerDistillationConfig(
+                    args = config_of(
                         **common, beta=beta, teacher_server=server.address, loss_top_k=256
                     )
                 trainer = kind(
@@ -135,19 +140,16 @@ def test_all_of_a_step_is_asked_for_before_the_students_first_forward(
     sent_by_then: list[int] = []
     send = trainer.teacher._send
 
-    def sending(request: object) -> None:
-        if request.future is None:  # type: ignore[attr-defined]
-            sent.append(request.number)  # type: ignore[attr-defined]
-        send(request)  # type: ignore[arg-type]
+    def sending(request: Request) -> None:
+        if request.future is None:
+            sent.append(request.number)
+        send(request)
 
-    trainer.teacher._send = sending
-    forward = trainer.compute_loss
-
-    def computing(*given: object, **named: object) -> object:
-        sent_by_then.append(len(sent))
-        return forward(*given, **named)
-
-    trainer.compute_loss = computing
+    trainer.teacher._send = sending  # type: ignore[method-assign]
+    # Generation runs the model as well, without training it.
+    trainer.model.register_forward_pre_hook(
+        lambda *_: sent_by_then.append(len(sent)) if torch.is_grad_enabled() else None
+    )
 
     trainer.train()
 
@@ -165,14 +167,14 @@ def test_an_evaluation_is_the_mean_over_its_tokens_whatever_its_batches(
 
 
 def test_a_teacher_of_ones_own_beside_the_served_one_is_refused(tmp_path: Path) -> None:
-    args = ServerDistillationConfig(**trl_rig.settings_of(tmp_path), teacher_server="unix:/x")
+    args = config_of(**trl_rig.settings_of(tmp_path), teacher_server="unix:/x")
 
     with pytest.raises(ConfigError, match="teacher_model is given"):
         ServerDistillationTrainer(model=rig.a_student(), args=args, teacher_model=rig.a_student())
     with pytest.raises(ConfigError, match="give a ServerDistillationConfig"):
         ServerDistillationTrainer(model=rig.a_student())
     with pytest.raises(ConfigError, match="teacher_server is not given"):
-        ServerDistillationConfig(**trl_rig.settings_of(tmp_path))
+        config_of(**trl_rig.settings_of(tmp_path))
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from teacher_logits_client import losses
 from teacher_logits_client.trainers.trl import ServerDistillationConfig, ServerDistillationTrainer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 PROMPTS = ["a", "some longer prompt", "two", "three words of"]
@@ -57,10 +58,11 @@ def a_trainer(address: str, folder: Path, **settings: object) -> ServerDistillat
     """A trainer whose one step is the gradient."""
     student = rig.a_student()
     descent = torch.optim.SGD(student.parameters(), lr=1.0)
+    make: Callable[..., ServerDistillationConfig] = ServerDistillationConfig
     own = {"teacher_server": address, "loss_top_k": rig.K, "beta": 0.5}
     return ServerDistillationTrainer(
         model=student,
-        args=ServerDistillationConfig(**settings_of(folder, **{**own, **settings})),
+        args=make(**settings_of(folder, **{**own, **settings})),
         train_dataset=prompts(),
         eval_dataset=prompts(),
         processing_class=a_tokenizer(),

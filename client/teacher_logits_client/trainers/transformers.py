@@ -195,7 +195,8 @@ class TeacherServerTrainer(Trainer):
         remainder = int(self.accelerator.gradient_state.remainder)
         if self.args.world_size == 1 or remainder <= 0:
             return None
-        return min(max(remainder - self.args.process_index * row_count, 0), row_count)
+        before = int(self.args.process_index) * row_count
+        return min(max(remainder - before, 0), row_count)
 
     def _request(self, batch: Inputs) -> Request:
         found = batch.get(_REQUEST)
@@ -272,7 +273,8 @@ class TeacherServerTrainer(Trainer):
             return count.clamp_min(1)
         whole = torch.as_tensor(step_count, device=loss_sum.device)
         # Gradients are averaged over ranks that have tokens of their own: undone here.
-        return whole.clamp_min(1) / (self.args.world_size / self._copies)
+        ranks = int(self.args.world_size) // self._copies
+        return whole.clamp_min(1) / ranks
 
     def log(self, logs: dict[str, float], *args: object, **kwargs: object) -> None:
         """Log, with the seconds that the student has waited for its teacher since the last."""

@@ -231,7 +231,8 @@ class ServerDistillationTrainer(DistillationTrainer):
         """Return the step's count over all ranks, for gradients that are averaged over them."""
         whole = inputs.get("num_items_in_batch")
         if self.model.training and isinstance(whole, torch.Tensor):
-            return whole.clamp_min(1) / self.accelerator.num_processes
+            ranks = int(self.accelerator.num_processes)
+            return whole.clamp_min(1) / ranks
         return count.clamp_min(1)
 
     def log(self, logs: dict[str, float], *args: object, **kwargs: object) -> None:
