@@ -22,8 +22,10 @@ def draw(results: dict[Recipe, list[HeldOutQuality]], path: Path) -> None:
     names = [str(recipe).replace("_", " ") for recipe in results]
     _dots(left, names, [[each.perplexity for each in found] for found in results.values()])
     _dots(right, names, [[each.divergence for each in found] for found in results.values()])
+    left.set_xscale("log")
     left.set_xlabel("perplexity of held-out text")
     right.set_xlabel("KL (teacher ‖ student) a token, nats")
+    right.set_xlim(left=0)
     left.invert_yaxis()
     metadata = {"Date": None} if path.suffix == ".svg" else None
     figure.savefig(path, dpi=120, metadata=metadata)
@@ -33,5 +35,4 @@ def _dots(axes: Axes, names: list[str], values: list[list[float]]) -> None:
     for place, each in enumerate(values):
         axes.plot(each, [place] * len(each), "o", color="tab:blue" if place else "tab:red")
     axes.set_yticks(range(len(names)), names)
-    axes.set_xlim(left=0)
     axes.grid(axis="x", color="0.9")
