@@ -83,12 +83,27 @@ NAMED_AFTER_ROWS = (
     VALUES,
 )
 
+STUDENTS = "reports/test_students.py"
+LOSSES = "client/test_losses.py"
+CUTS = "client/test_normalisation_cuts.py"
+TRANSFORMERS_TRAINER = "client/test_transformers_trainer.py"
+TRL_TRAINER = "client/test_trl_trainer.py"
+TRAINER_ROWS = "client/test_trainer_rows.py"
+
 ROWS: dict[str, list[tuple[str, str]]] = {
     # A handle of another node, found out in the middle of training.
     "R02": [
         (CONNECTIONS, "test_r02_a_student_on_another_node_is_streamed_to_and_told_why"),
         (CONNECTIONS, "test_r02_a_student_on_another_node_that_insists_is_refused_with_the_shard"),
         (HANDSHAKE, "test_a_broken_rule_is_named_with_its_numbers"),
+    ],
+    # A full-vocabulary temporary in the loss.
+    "R03": [
+        (
+            STUDENTS,
+            "test_r03_a_loss_over_4096_tokens_of_151936_ids_takes_less_than_50_mb_beside_its_gradient",
+        ),
+        (LOSSES, "test_the_gradient_is_the_only_array_of_the_size_of_the_logits"),
     ],
     # A padded length in the payload.
     "R04": [
@@ -149,6 +164,13 @@ ROWS: dict[str, list[tuple[str, str]]] = {
         (BULK_BENCH, "test_control_calls_are_measured_alone_and_under_streams"),
         (BULK, "test_under_several_streams_others_are_heard_between_any_two_chunks"),
     ],
+    # A truncated KL below zero, clamped, and its gradient with it.
+    "R16": [
+        (
+            STUDENTS,
+            "test_r16_with_the_tail_as_a_bucket_kl_never_falls_below_zero_nor_its_gradient_dies",
+        ),
+    ],
     # A teacher that is not there or cannot do what is asked, found late; deadlines misprinted.
     "R17": [
         (CLIENT, "test_nobody_at_the_port_is_said_within_the_deadline"),
@@ -170,11 +192,41 @@ ROWS: dict[str, list[tuple[str, str]]] = {
         (VALUES, "test_r19_a_student_with_more_columns_than_the_teacher_gets_the_teachers"),
         (SCORED, "test_padded_columns_of_the_head_are_never_selected"),
     ],
+    # A loss that depends on how the step was cut.
+    "R20": [
+        (CUTS, "test_loss_and_gradient_are_those_of_one_batch"),
+        (
+            TRANSFORMERS_TRAINER,
+            "test_r20_the_gradient_is_that_of_one_batch_however_it_is_cut",
+        ),
+        (TRANSFORMERS_TRAINER, "test_r20_two_ranks_take_the_step_of_one"),
+        (TRL_TRAINER, "test_r20_the_gradient_is_that_of_one_batch_however_it_is_cut"),
+        (TRL_TRAINER, "test_r20_two_ranks_take_the_step_of_one"),
+    ],
+    # A finite loss whose gradient is NaN.
+    "R21": [
+        (
+            STUDENTS,
+            "test_r21_ragged_rows_have_no_infinity_in_their_targets_and_none_in_a_gradient",
+        ),
+        (
+            TRANSFORMERS_TRAINER,
+            "test_r21_gradients_of_ragged_rows_are_finite_in_reverse_kl",
+        ),
+    ],
     # A server that stands still.
     "R22": [
         (PROCESSES, "test_a_call_ends_by_its_deadline_and_the_client_goes_on_afterwards"),
         (PROCESSES, "test_a_stream_that_stops_half_way_ends_by_its_deadline"),
         (PUBLISHING, "test_a_seal_that_a_stopped_server_does_not_answer_can_be_tried_again"),
+    ],
+    # No server teacher in the trainers that people have.
+    "R23": [
+        (TRANSFORMERS_TRAINER, "test_r23_a_student_learns_at_every_beta"),
+        (
+            TRL_TRAINER,
+            "test_r23_served_at_any_beta_it_is_what_trl_computes_with_the_teacher_in_the_process",
+        ),
     ],
     # A first token that one side alone has.
     "R25": [
@@ -208,6 +260,17 @@ ROWS: dict[str, list[tuple[str, str]]] = {
     "R29": [
         (ROUNDS, "test_r29_many_requests_at_once_are_all_answered_within_the_pool"),
         (PUBLISHING, "test_a_teacher_of_two_ranks_waits_for_its_students_step_by_step"),
+    ],
+    # An engine whose numbers are not the trainer's.
+    "R31": [
+        (STUDENTS, "test_r31_who_computed_a_payload_and_how_is_told_and_may_be_insisted_on"),
+    ],
+    # Shapes that differ under context parallelism.
+    "R32": [
+        (
+            TRAINER_ROWS,
+            "test_r32_context_parallel_parts_of_uneven_rows_add_up_to_the_whole",
+        ),
     ],
     # A teacher fails, and ranks wait for ever.
     "R33": [
@@ -273,6 +336,17 @@ ROWS: dict[str, list[tuple[str, str]]] = {
     "R47": [
         (ENGINE, "test_an_engine_of_ones_own_is_found_probed_and_served"),
         (SCORED, "test_every_k_and_value_type_is_the_dense_teachers"),
+    ],
+    # A prompt that only the teacher sees.
+    "R48": [
+        (
+            STUDENTS,
+            "test_r48_a_prompt_17_tokens_longer_for_the_teacher_leaves_the_students_positions",
+        ),
+        (
+            TRANSFORMERS_TRAINER,
+            "test_r48_a_prompt_that_only_the_teacher_sees_leaves_positions_where_they_are",
+        ),
     ],
     # K = 10 breaks.
     "R50": [

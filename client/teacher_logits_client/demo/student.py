@@ -10,6 +10,8 @@ import torch
 from teacher_logits_client.losses import forward_kl
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from teacher_logits_client.demo.config import StudentSize
     from teacher_logits_client.targets import Targets
 
@@ -71,11 +73,24 @@ class Student:
 
         ``progress`` says how much of the training is over, from 0 to 1.
         """
+        return self.descend(rows, lambda logits: forward_kl(logits, targets), progress=progress)
+
+    def descend(
+        self,
+        rows: torch.Tensor,
+        loss_of: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+        *,
+        progress: float,
+    ) -> float:
+        """Take one step down any loss, and return its mean before it.
+
+        ``loss_of`` takes the logits [N,S,V] of ``rows``, and returns a sum and a count.
+        """
         self._step += 1
         rate = self._peak * _share_of_peak(self._step, progress)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        loss_sum, count = forward_kl(self.logits(rows), targets)
+        loss_sum, count = loss_of(self.logits(rows))
         loss = loss_sum / count
         self._optimizer.zero_grad()
         loss.backward()

@@ -106,7 +106,7 @@ class _CoarseLoss(torch.autograd.Function):
         # Added, not assigned: an absent id adds 0 to column 0, which a real id may hold.
         at_ids = pulls[:, :-1].masked_fill(kept.ids < 0, 0.0).to(gradient.dtype)
         places = kept.rows.unsqueeze(1) * logits.shape[1] + kept.ids.clamp_min(0)
-        gradient.view(-1).scatter_add_(0, places.flatten(), at_ids.flatten())
+        _add_at(gradient.view(-1), places.flatten(), at_ids.flatten())
         return gradient, None
 
 
@@ -161,3 +161,11 @@ def _outside_shares(
             pull = logs.mul_(of_logs[part]).add_(pull)
         share.mul_(math.log2(math.e) / kept.temperature).exp2_()
         yield part, share.mul_(pull).to(logits.dtype)
+
+
+def _add_at(whole: torch.Tensor, places: torch.Tensor, values: torch.Tensor) -> None:
+    """Add values to places that may repeat, in place."""
+    if whole.is_cpu:  # where scatter_add_ takes 16-bit numbers by way of an fp32 copy of them all
+        whole.index_put_((places,), values, accumulate=True)
+    else:  # where index_put_ would sort
+        whole.scatter_add_(0, places, values)

@@ -1,0 +1,316 @@
+"""Does a student learn more with the teacher than without? Held-out text decides.
+
+    nice python -m benchmarks.distillation --plot docs/distillation.svg
+    python -m benchmarks.distillation --tiny          the same with a tiny teacher, in seconds
+
+The demo's student (a small Llama of random weights) takes the same tokens in as many steps, once
+a recipe and seed; `distilling` says what the recipes are. The teacher, SmolLM2-135M-Instruct by
+`teacher-logits serve`, scores the rows once, over the service, and all learn from the same bytes.
+A seed chooses the student's weights and the order of the rows.
+
+One JSON object a line. `held_out`, of each recipe and seed: `unit` `perplexity`, of the text
+itself, and `unit` `nats`, the KL (teacher ‖ student) a token with the tail as a bucket. Lines
+with `seed` `all` have the spread over seeds; `ratio` is to the same without the teacher.
+`teacher_better` counts the seeds at which a recipe's perplexity is below that, and
+`teacher_mass` is the part of the teacher's probability that K ids hold, a mean over held-out text.
+The exit code is 0 where the tail bucket with all of the scored ids won at every seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from teacher_logits_client.student import Session
+
+from benchmarks.distilling import (
+    HeldOutQuality,
+    Recipe,
+    Scored,
+    loss_of,
+    measure,
+    prefix,
+    sampled_targets,
+)
+from benchmarks.report import report, write_line
+
+from teacher_logits.grid import BatchGrid
+from teacher_logits.profiles import StudentProfile
+from teacher_logits_client.connecting import connect
+from teacher_logits_client.demo.command import PRESETS, Preset
+from teacher_logits_client.demo.config import default_cache_folder, threads_a_side
+from teacher_logits_client.demo.smollm2 import fetch_model
+from teacher_logits_client.demo.student import Student
+from teacher_logits_client.demo.teacher import TeacherProcess, native_dtype
+from teacher_logits_client.demo.texts import load_tokenizer, make_texts
+from teacher_logits_client.demo.tiny_teacher import make_tiny_teacher
+
+LOAD_SECONDS = SCORE_SECONDS = 600.0
+AHEAD = 4
+NO_TEACHER = Recipe(name="no_teacher", k=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is run: the demo's preset, its recipes and seeds, and where the teacher is."""
+
+    preset: Preset
+    recipes: tuple[Recipe, ...]
+    seeds: tuple[int, ...]
+    model: Path
+    dtype: str
+    vocabulary_size: int
+
+    @property
+    def sample_size(self) -> int:
+        """M of the recipe `sampled`, 0 where it is not run."""
+        return max((each.k for each in self.recipes if each.name == "sampled"), default=0)
+
+
+Results = dict[Recipe, list[HeldOutQuality]]
+
+
+def main(argv: list[str]) -> int:
+    """Run all and write the figures; 1 where the teacher did not teach better at every seed."""
+    options = _parser().parse_args(argv)
+    torch.set_num_threads(threads_a_side())
+    preset = _preset(options)
+    model, dtype = _find(options)
+    tokenizer = load_tokenizer(model)
+    texts = make_texts(tokenizer, row_tokens=preset.row_tokens, held_out_rows=preset.held_out_rows)
+    plan = Plan(
+        preset=preset,
+        recipes=_recipes(options, preset),
+        seeds=tuple(range(options.seeds)),
+        model=model,
+        dtype=dtype,
+        vocabulary_size=texts.vocabulary_size,
+    )
+    wanted = texts.train[: preset.steps * preset.rows_per_step]
+    train, held_out = _score(plan, wanted, texts.held_out)
+    results: Results = {recipe: [] for recipe in plan.recipes}
+    for recipe, seed, found in _train_all(plan, train, held_out, jobs=options.jobs):
+        results[recipe].append(found)
+        _report(plan, recipe, [found], seed=seed)
+    better = _summary(plan, results)
+    _report_mass(plan, held_out)
+    if options.plot:
+        from benchmarks.distillation_plot import draw
+
+        draw(results, Path(options.plot))
+    return 0 if better else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="benchmarks.distillation", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--tiny", action="store_true", help="with the tiny teacher")
+    parser.add_argument("--steps", type=int, help="training steps; the demo's where not given")
+    parser.add_argument("--seeds", type=int, default=3, help="how many, from 0 on")
+    parser.add_argument("--held-out-rows", type=int, default=96)
+    parser.add_argument("--few", type=int, default=16, help="the smaller K, and M of the sample")
+    parser.add_argument("--jobs", type=int, default=1, help="students trained at a time")
+    parser.add_argument(
+        "--recipes", default="", help="those to run, as in tail_bucket:128,sampled:16; all if empty"
+    )
+    parser.add_argument("--plot", default="", metavar="FILE", help="draw it, as SVG or PNG")
+    return parser
+
+
+def _preset(options: argparse.Namespace) -> Preset:
+    preset = PRESETS["tiny" if options.tiny else "smollm2"]
+    steps = preset.steps if options.steps is None else options.steps
+    return replace(preset, steps=steps, held_out_rows=options.held_out_rows)
+
+
+def _find(options: argparse.Namespace) -> tuple[Path, str]:
+    cache = default_cache_folder()
+    if options.tiny:
+        return make_tiny_teacher(cache / "tiny-teacher"), "float32"
+    return fetch_model(cache, say=lambda line: None), native_dtype()
+
+
+def _recipes(options: argparse.Namespace, preset: Preset) -> tuple[Recipe, ...]:
+    many, few = preset.top_k, options.few
+    if options.recipes:
+        chosen = [each.partition(":") for each in options.recipes.split(",")]
+        return (NO_TEACHER, *(Recipe(name=name, k=int(k)) for name, _, k in chosen))
+    named = [("tail_bucket", many), ("renormalised", many)]
+    named += [("tail_bucket", few), ("renormalised", few), ("sampled", few)]
+    return (NO_TEACHER, *(Recipe(name=name, k=k) for name, k in named))
+
+
+# --- the teacher ----------------------------------------------------------------------------
+
+
+def _score(
+    plan: Plan, train: torch.Tensor, held_out: torch.Tensor
+) -> tuple[list[Scored], list[Scored]]:
+    """Have the service score all rows, and sample from the same model's logits."""
+    preset = plan.preset
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "teacher.log"
+        threads = threads_a_side()
+        with TeacherProcess(model=plan.model, threads=threads, dtype=plan.dtype, log=log) as it:
+            it.wait_until_ready(LOAD_SECONDS)
+            grid = BatchGrid(
+                global_batch_size=preset.rows_per_step,
+                data_parallel_size=1,
+                micro_batch_size=preset.rows_per_step,
+            )
+            profile = StudentProfile(batch_grid=grid, top_k=preset.top_k)
+            with connect(it.address) as client, client.open_session(profile) as session:
+                told = list(_ask(session, train, preset.rows_per_step))
+                unseen = list(_ask(session, held_out, preset.rows_per_step))
+    if plan.sample_size:
+        told = _sampled(plan, told)
+    return told, unseen
+
+
+def _ask(session: Session, rows: torch.Tensor, size: int) -> Iterator[Scored]:
+    """Yield each batch of rows as it is scored, some being under way at any time."""
+    batches = list(rows.split(size))
+    waiting = [session.score(each, timeout=SCORE_SECONDS) for each in batches[:AHEAD]]
+    for at, batch in enumerate(batches):
+        if at + AHEAD < len(batches):
+            waiting.append(session.score(batches[at + AHEAD], timeout=SCORE_SECONDS))
+        with waiting.pop(0).result(timeout=SCORE_SECONDS) as payload:
+            yield Scored(rows=batch, targets=payload.targets.clone(), sampled=None)
+
+
+def _sampled(plan: Plan, told: list[Scored]) -> list[Scored]:
+    """Draw from the whole distribution, which the service hands out the top of."""
+    from teacher_logits_server.engines import Row
+    from teacher_logits_server.engines.transformers import load_engine
+
+    engine = load_engine(str(plan.model), device="cpu", dtype=plan.dtype)
+    chance = torch.Generator().manual_seed(0)
+    found = []
+    for each in told:
+        rows = [Row(token_ids=row, first=0, count=len(row)) for row in each.rows]
+        with torch.no_grad():
+            chunks = (chunk[:, : plan.vocabulary_size] for chunk in engine.logits(rows))
+            targets = sampled_targets(each.targets, chunks, size=plan.sample_size, chance=chance)
+        found.append(replace(each, sampled=targets))
+    return found
+
+
+# --- the students ---------------------------------------------------------------------------
+
+
+def _train_all(
+    plan: Plan, train: list[Scored], held_out: list[Scored], *, jobs: int
+) -> Iterator[tuple[Recipe, int, HeldOutQuality]]:
+    """Yield what came of each recipe at each seed, in order."""
+    tasks = [(recipe, seed) for seed in plan.seeds for recipe in plan.recipes]
+    # Forked, so that the rows are there without being sent.
+    forked = multiprocessing.get_context("fork")
+    with forked.Pool(jobs, initializer=_share, initargs=(plan, train, held_out)) as pool:
+        for (recipe, seed), found in zip(tasks, pool.imap(_train_shared, tasks), strict=True):
+            yield recipe, seed, found
+
+
+_SHARED: list[tuple[Plan, list[Scored], list[Scored]]] = []
+
+
+def _share(plan: Plan, train: list[Scored], held_out: list[Scored]) -> None:
+    _SHARED[:] = [(plan, train, held_out)]
+
+
+def _train_shared(task: tuple[Recipe, int]) -> HeldOutQuality:
+    [(plan, train, held_out)] = _SHARED
+    return _train(plan, *task, train, held_out)
+
+
+def _train(
+    plan: Plan, recipe: Recipe, seed: int, train: list[Scored], held_out: list[Scored]
+) -> HeldOutQuality:
+    """Train one student on all batches, in the order of its seed, and measure it."""
+    preset = plan.preset
+    student = Student(
+        vocabulary_size=plan.vocabulary_size,
+        row_tokens=preset.row_tokens,
+        size=preset.student,
+        learning_rate=preset.learning_rate,
+        seed=seed,
+        half=plan.dtype == "bfloat16",
+    )
+    chance = torch.Generator().manual_seed(seed)
+    order: list[int] = []
+    while len(order) < preset.steps:
+        order += torch.randperm(len(train), generator=chance).tolist()
+    for step, at in enumerate(order[: preset.steps]):
+        batch = train[at]
+        student.descend(batch.rows, loss_of(recipe, batch), progress=step / preset.steps)
+    return measure(student, held_out)
+
+
+# --- the figures ----------------------------------------------------------------------------
+
+
+def _report(
+    plan: Plan,
+    recipe: Recipe,
+    found: list[HeldOutQuality],
+    *,
+    seed: int | str,
+    against: list[HeldOutQuality] | None = None,
+) -> None:
+    for unit, name in (("perplexity", "perplexity"), ("nats", "divergence")):
+        values = [float(getattr(each, name)) for each in found]
+        anchor = against and (str(NO_TEACHER), [float(getattr(each, name)) for each in against])
+        report(
+            "held_out",
+            unit,
+            values,
+            against=anchor or None,
+            recipe=recipe.name,
+            k=recipe.k,
+            seed=seed,
+            steps=plan.preset.steps,
+        )
+
+
+def _summary(plan: Plan, results: Results) -> bool:
+    """Write the spread of each recipe; return whether the tail bucket won at every seed."""
+    alone = results[NO_TEACHER]
+    won = {}
+    for recipe, found in results.items():
+        _report(plan, recipe, found, seed="all", against=None if found is alone else alone)
+        pairs = zip(found, alone, strict=True)
+        won[recipe] = sum(own.perplexity < other.perplexity for own, other in pairs)
+    for recipe, count in won.items():
+        if recipe != NO_TEACHER:
+            write_line(
+                {
+                    "figure": "teacher_better",
+                    "unit": "seeds",
+                    "median": count,
+                    "min": count,
+                    "max": count,
+                    "n": len(alone),
+                    "recipe": recipe.name,
+                    "k": recipe.k,
+                }
+            )
+    return won[Recipe(name="tail_bucket", k=plan.preset.top_k)] == len(alone)
+
+
+def _report_mass(plan: Plan, held_out: list[Scored]) -> None:
+    for k in sorted({each.k for each in plan.recipes if each.k}):
+        held = [1 - prefix(each.targets, k).log_tail.exp() for each in held_out]
+        report("teacher_mass", "share", [float(torch.cat(held).mean())], k=k)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,147 @@
+"""On-policy batches: the student continues the prompts itself, and learns from the teacher there.
+
+A prompt is what stands in front of a row's first label. With probability ``lmbda`` a batch's
+completions are generated anew by the student as it is at the beginning of the step, and the
+teacher scores those. Ranks draw alike, and generate each their own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from teacher_logits.errors import ConfigError
+from teacher_logits_client.trainers.batch_rows import padded_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+IGNORED = -100
+"""The label of a token that is none to learn."""
+
+
+class Coin:
+    """Says of each batch whether the student continues it; the same on every rank."""
+
+    def __init__(self, lmbda: float, *, seed: int) -> None:
+        self._lmbda = lmbda
+        self._chance = torch.Generator().manual_seed(seed)
+
+    def toss(self) -> bool:
+        """Return True with probability ``lmbda``."""
+        return float(torch.rand(1, generator=self._chance)) < self._lmbda
+
+
+class Generates(Protocol):
+    """A model of ``transformers`` as it is asked to continue rows."""
+
+    training: bool
+
+    def generate(self, **arguments: object) -> torch.Tensor:
+        """Return rows [N,P+C]: the prompts [N,P] as given, and what follows."""
+        ...
+
+    def train(self, mode: bool = True) -> object:
+        """Put the model into training mode, or out of it."""
+        ...
+
+
+def prompts_of(
+    input_ids: torch.Tensor, attention_mask: torch.Tensor | None, labels: torch.Tensor
+) -> list[torch.Tensor]:
+    """Return each row's tokens in front of its first label, on the CPU.
+
+    Raises:
+        ConfigError: a row has no prompt, so there is nothing to continue.
+        PayloadInvalidError: a row has a gap.
+    """
+    rows = padded_rows(input_ids, attention_mask, labels != IGNORED)
+    prompts = [row[: int(first)] for row, first in zip(rows.rows, rows.windows[:, 0], strict=True)]
+    # A row without any label is a prompt alone.
+    prompts = [
+        row if not int(count) else prompt
+        for prompt, row, count in zip(prompts, rows.rows, rows.windows[:, 1], strict=True)
+    ]
+    empty = [number for number, prompt in enumerate(prompts) if not len(prompt)]
+    if empty:
+        raise ConfigError(
+            f"row {empty[0]} has labels from its first token on, so it has no prompt that the "
+            "student could continue: mask the prompt's labels with -100, or set lmbda=0",
+            facts={"row": empty[0]},
+        )
+    return prompts
+
+
+@torch.no_grad()
+def continue_prompts(
+    model: Generates,
+    prompts: Sequence[torch.Tensor],
+    *,
+    device: torch.device,
+    pad_id: int,
+    end_ids: Sequence[int],
+    settings: dict[str, object],
+) -> dict[str, torch.Tensor]:
+    """Have the model continue prompts; return ``input_ids``, ``attention_mask`` and ``labels``.
+
+    Rows are the prompt and what was generated up to the first end, padded on the right; only
+    the generated tokens have labels. ``settings`` go to ``generate``.
+    """
+    width = max(map(len, prompts))
+    given = torch.full((len(prompts), width), pad_id)
+    tokens = torch.zeros_like(given)
+    for row, prompt in enumerate(prompts):
+        given[row, width - len(prompt) :] = prompt
+        tokens[row, width - len(prompt) :] = 1
+    was_training = model.training
+    model.train(False)
+    try:
+        out = model.generate(
+            input_ids=given.to(device),
+            attention_mask=tokens.to(device),
+            pad_token_id=pad_id,
+            eos_token_id=list(end_ids) or None,
+            **settings,
+        )
+    finally:
+        model.train(was_training)
+    completions = [_until_end(row, end_ids) for row in out[:, width:].cpu()]
+    return _padded(prompts, completions, pad_id=pad_id, device=device)
+
+
+def special_ids(tokenizer: object, model: object) -> tuple[list[int], int]:
+    """Return the ids that end a completion, and the one that pads; 0 where neither is known."""
+    generation = getattr(model, "generation_config", None)
+    ends = getattr(generation, "eos_token_id", None)
+    if ends is None:
+        ends = getattr(tokenizer, "eos_token_id", None)
+    found = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+    pad = getattr(tokenizer, "pad_token_id", None)
+    return found, next((each for each in (pad, *found) if isinstance(each, int)), 0)
+
+
+def _until_end(completion: torch.Tensor, end_ids: Sequence[int]) -> torch.Tensor:
+    """Return the tokens up to the first end, itself included."""
+    ends = torch.isin(completion, torch.tensor(list(end_ids), dtype=torch.int64)).nonzero()
+    return completion[: int(ends[0]) + 1] if len(ends) else completion
+
+
+def _padded(
+    prompts: Sequence[torch.Tensor],
+    completions: Sequence[torch.Tensor],
+    *,
+    pad_id: int,
+    device: torch.device,
+) -> dict[str, torch.Tensor]:
+    rows = [torch.cat(both) for both in zip(prompts, completions, strict=True)]
+    width = max(map(len, rows))
+    input_ids = torch.full((len(rows), width), pad_id)
+    attention_mask = torch.zeros_like(input_ids)
+    labels = torch.full_like(input_ids, IGNORED)
+    for number, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
+        input_ids[number, : len(row)] = row
+        attention_mask[number, : len(row)] = 1
+        labels[number, len(prompt) : len(row)] = row[len(prompt) :]
+    made = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+    return {name: each.to(device) for name, each in made.items()}
