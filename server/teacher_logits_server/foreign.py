@@ -148,6 +148,13 @@ class ForeignSlabs:
             slot = os.pread(slab.fd, 8, HEADER_BYTES + 8 * extent.slot)
         return int.from_bytes(slot, "little")
 
+    def touch(self, extent: Extent) -> None:
+        """Have whoever watches an extent's slab look at its slots, as its writer does."""
+        with self._lock, suppress(OSError):  # another user's file
+            slab = self._slabs.get(extent.slab_id)
+            if slab is not None:
+                os.utime(slab.fd)
+
     def copy(self, slab_id: str) -> tuple[int, int]:
         """Return a copy of a slab's descriptor, which the caller closes, and its size in bytes.
 

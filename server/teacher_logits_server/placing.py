@@ -49,9 +49,10 @@ class Placing(Publishing):
     ) -> None:
         """Learn where a payload will lie, and its count, which its seal will repeat.
 
-        From then on its slot is its seal. Not so in device memory, where a seal may be refused
-        behind its slot's mark, until there is a host copy: nothing is learnt of a place there, and
-        its readers are told when it is sealed. Nor of a payload that was sealed, or has ended.
+        From then on its slot is its seal. Not so where a seal may be refused behind its slot's
+        mark: in device memory, until there is a host copy, and where ``keep_steps`` may retire a
+        step under its writer. Nothing is learnt of a place there, and its readers are told when
+        it is sealed. Nor of a payload that was sealed, or has ended.
 
         Raises:
             PayloadInvalidError, NotAllowedError: as for ``seal_payload``.
@@ -61,7 +62,7 @@ class Placing(Publishing):
             draft = self._drafts.find(payload_id)
             if draft is None or draft.session_id != session_id or draft.extent is not None:
                 return
-            if self._is_on_device(extent):
+            if self._is_on_device(extent) or published.steps.keep_steps:
                 return
             try:
                 _check_counts(draft.payload, bad_row_count=0, valid_count=valid_count)

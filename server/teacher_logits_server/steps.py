@@ -26,13 +26,13 @@ class Steps:
     """The steps of one teacher.
 
     Args:
-        keep_steps: how many steps are kept at most, the newest complete one among them; 0
-            keeps all that are not consumed.
+        keep_steps: how many steps are kept at most, the newest complete one among them, others
+            retiring even unread; 0 keeps all that are not consumed.
     """
 
     def __init__(self, *, keep_steps: int = 0) -> None:
         self.seats = Seats()
-        self._keep = keep_steps
+        self.keep_steps = keep_steps
         self._steps: dict[int, Step] = {}
         self._parts: dict[str, Part] = {}
         self._by_request: dict[tuple[str, str], Claim] = {}
@@ -131,8 +131,8 @@ class Steps:
         self._highest_complete = max(self._highest_complete, step.number)
         self.changes.decided.append(step.number)
         self._retire_if_read(step)
-        if self._keep:
-            kept_from = self._highest_complete - self._keep + 1
+        if self.keep_steps:
+            kept_from = self._highest_complete - self.keep_steps + 1
             for each in [step for step in self._steps.values() if step.number < kept_from]:
                 self._retire(each)
             self._retired.add_below(kept_from)

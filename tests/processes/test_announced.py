@@ -1,5 +1,7 @@
 """Announced steps over processes: a seal reaches its reader though the server stands still."""
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -37,6 +39,33 @@ with tl.connect(sys.argv[1]) as client, client.open_publisher(a_teacher("announc
             print("written", flush=True)
             sys.stdin.readline()
         print("sealed", flush=True)
+"""
+
+
+# Ends at its slot's store, before the touch of the file that wakes who waits for it.
+_DYING = """
+import os, signal, sys
+import teacher_logits_client as tl
+from teacher_logits.slab import WriterSlab
+from tests.client.publishing import a_teacher, some_rows
+
+def die(slab):
+    child = os.fork() if sys.argv[2] == "leaves_a_child" else os.getpid()
+    if not child:
+        while True:  # it holds the line until it is ended
+            signal.pause()
+    print(child, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+with tl.connect(sys.argv[1]) as client, client.open_publisher(a_teacher("announced")) as publisher:
+    print("open", flush=True)
+    sys.stdin.readline()
+    ids, lengths, logits = some_rows(0)
+    with publisher.reserve(0, input_ids=ids, lengths=lengths) as draft:
+        tl.select_top_k(logits, out=draft)
+        print("written", flush=True)
+        sys.stdin.readline()
+        WriterSlab.touch = die
 """
 
 
@@ -91,6 +120,44 @@ def test_a_reader_has_a_step_from_its_publisher_s_hand_while_the_server_is_stopp
                 assert line_of(publisher) == "sealed"
                 batch.close()
         assert publisher.wait(PATIENCE_SECONDS) == 0
+
+
+@pytest.mark.parametrize("end", ["leaves_a_child", "leaves_nobody"])
+def test_a_publisher_that_dies_at_its_slot_has_sealed_for_who_waits_and_who_comes(end: str) -> None:
+    ids, lengths, logits = some_rows(0)
+    with (
+        tl.testing.serve(pool_size="16MiB") as server,
+        subprocess.Popen(
+            [sys.executable, "-c", _DYING, server.address, end],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as publisher,
+        tl.connect(server.address) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        assert line_of(publisher) == "open"
+        with (
+            client.open_session(a_student(NAME, student_id="waits")) as early,
+            client.open_session(a_student(NAME, student_id="comes")) as late,
+        ):
+            waiting = pool.submit(
+                early.acquire, step=0, input_ids=ids, lengths=lengths, timeout=2 * PATIENCE_SECONDS
+            )
+            tell(publisher)
+            assert line_of(publisher) == "written"
+            tell(publisher)
+            holder = int(line_of(publisher))
+            assert publisher.wait(PATIENCE_SECONDS) == -signal.SIGKILL
+            with (
+                waiting.result(PATIENCE_SECONDS) as held,
+                late.acquire(step=0, timeout=PATIENCE_SECONDS) as other,
+            ):
+                for batch in (held, other):
+                    assert same(batch.columns, expected(ids, lengths, logits))
+        if holder != publisher.pid:
+            os.kill(holder, signal.SIGKILL)
 
 
 def test_a_reader_that_can_watch_no_file_has_its_steps_from_the_server(

@@ -136,25 +136,28 @@ class TestAnAnnouncedStep:
         assert after.leases[0].payload.payload_id == again
         assert after.leases[0].lease_id != before.leases[0].lease_id
 
-    def test_is_withdrawn_with_a_publisher_that_dies_and_with_its_step(self) -> None:
-        house = House(limits=Limits(keep_steps=1))
+    def test_is_withdrawn_with_a_publisher_that_dies(self, house: House) -> None:
         publishers = house.publishers()
         reader = house.read_as()
-        house.ledger.want_steps(reader, 0, 2)
-        for step in (0, 1):
-            for publisher in publishers:
-                announce(house, publisher, step)
-        assert len(told(house, reader)) == 2
-        for publisher in publishers:  # and with it goes step 0, of which one is kept
-            house.register(publisher, 2)
-        assert told(house, reader) == [StepWithdrawn(step=0), StepWithdrawn(step=1)]
-
-        announce(house, publishers[0], 3)
-        announce(house, publishers[1], 3)
         house.ledger.want_steps(reader, 3, 1)
+        for publisher in publishers:
+            announce(house, publisher, 3)
         assert len(told(house, reader)) == 1
         house.ledger.line_ended(publishers[1].session_id, process_alive=False)
         assert told(house, reader) == [StepWithdrawn(step=3)]
+
+    def test_is_told_when_it_is_sealed_where_it_may_retire_under_its_writer(self) -> None:
+        house = House(limits=Limits(keep_steps=1))
+        publishers = house.publishers()
+        reader = house.read_as()
+        house.ledger.want_steps(reader, 0, 1)
+        places = [announce(house, publisher, 0) for publisher in publishers]
+        assert told(house, reader) == []
+        for publisher, (payload_id, extent) in zip(publishers, places, strict=True):
+            house.seal(publisher, payload_id, extent=extent)
+        (grant,) = told(house, reader)
+        assert isinstance(grant, StepGrant)
+        assert grant.awaited == ()
 
     def test_keeps_its_leases_where_a_shard_is_sealed_anew_beside_what_is_written(
         self, house: House

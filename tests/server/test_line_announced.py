@@ -142,6 +142,22 @@ def test_a_lease_that_comes_back_unread_is_granted_with_the_step(wire: Wire) -> 
     assert student.read(grant.leases[0]) == bytes_of(a_payload(step=0))
 
 
+def test_a_lease_that_comes_back_unread_behind_its_slot_is_a_lease_of_what_is_sealed(
+    wire: Wire,
+) -> None:
+    publisher, student = wire.publisher(a_teacher()), wire.student(a_student())
+    student.want(0)
+    _, extent = announced(publisher, 0)
+    (told,) = student.mailed().leases
+    mark(publisher, extent)
+    student.own_line.call(
+        release={"session_id": student.session_id, "lease_id": told.lease_id, "unread": True}
+    )
+
+    wire.await_that(lambda view: [step.stage for step in view.steps] == ["complete"])
+    wire.await_that(lambda view: not view.leases)  # nothing was sent that nobody takes
+
+
 def test_rows_that_are_not_as_reserved_are_announced_to_nobody(wire: Wire) -> None:
     publisher, student = wire.publisher(a_teacher()), wire.student(a_student())
     student.want(0)

@@ -130,6 +130,7 @@ class LineDesk:
     def process_died(self, line: Line) -> None:
         """Tell the ledger that a child holds the line of a process that is gone."""
         try:
+            self._publishing.hear_seals(line.session_id)
             if self._ledger.process_died(line.session_id):
                 _log.warning("process died: a child holds its line", extra={"facts": line.facts})
         except Exception:

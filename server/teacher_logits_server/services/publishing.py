@@ -119,7 +119,8 @@ class PublisherCalls:
     def hear_seals(self, session_id: str) -> None:
         """Take in what is sealed of a session's teacher, by its slots, and was not heard of yet.
 
-        Readers to whom it was announced may have read it.
+        Readers to whom it was announced may have read it. Who waits for it is woken: its writer
+        may have died between the slot's store and the touch that tells of it.
         """
         for draft in self._ledger.announced(session_id):
             extent, payload = draft.extent, draft.payload
@@ -135,19 +136,22 @@ class PublisherCalls:
                     valid_count=draft.valid_count,
                 )
                 self.seal(request, may_digest=False)
+                self._foreign.touch(extent)
             except (TeacherLogitsError, KeyError) as error:  # its slab may go meanwhile
                 _log.warning(
                     "seal refused", extra={"facts": {**_facts(draft), "error": str(error)}}
                 )
 
     def hear_return(self, request: student_messages.ReleasePayloadRequest) -> None:
-        """Learn what a return says of a step that was announced, before it is carried out."""
+        """Learn what a return says of a step that was announced, before it is carried out.
+
+        What is sealed by now comes back as a lease; what is not is told of no more.
+        """
         if not self._ledger.was_announced(request.session_id, request.lease_id):
             return
+        self.hear_seals(request.session_id)
         if request.unread:
             self._ledger.give_up_announced(request.session_id, request.lease_id)
-        else:
-            self.hear_seals(request.session_id)
 
     def seal(self, request: messages.SealPayloadRequest, *, may_digest: bool) -> None:
         """Make a payload readable.
