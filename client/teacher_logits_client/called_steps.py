@@ -8,14 +8,16 @@ order in which it comes.
                  ... training on 7 ...                         8 comes, and is opened
     acquire(8)   8 is here                                     9 is asked for
 
-At most ``prefetch`` steps lie ahead. What was asked for and never taken goes back with the
-session, unread.
+At most ``prefetch`` steps lie ahead. What was asked for and never taken goes back unread: where
+its step lies ahead no more, or with the session.
+
+Threads that take one step at the same time have a request each, and leases each. A retry goes on
+with the request that was left behind, so that nothing is granted twice (``StepRequests``).
 """
 
 from __future__ import annotations
 
 import queue
-import secrets
 import threading
 import time
 from concurrent.futures import CancelledError, Future
@@ -26,7 +28,7 @@ from weakref import WeakSet
 
 from teacher_logits.clock import span_text
 from teacher_logits.errors import DeadlinePassedError, TeacherLogitsError
-from teacher_logits_client.step_grants import OpenedGrant
+from teacher_logits_client.step_grants import OpenedGrant, StepRequests
 from teacher_logits_client.step_thread import StepThread
 
 if TYPE_CHECKING:
@@ -40,14 +42,15 @@ if TYPE_CHECKING:
     Open = Callable[[StepGrant, float], list[OpenedLease]]
 
 
-_MOST_REQUESTS = 4096
-
-
 class _Ahead:
-    """A step that was asked for ahead; ``ready`` once its call and its bytes are there."""
+    """A step that was asked for ahead; ``ready`` once its call and its bytes are there.
 
-    def __init__(self, step: int, pending: PendingStep) -> None:
+    ``request_id`` is empty once what it was granted was given back.
+    """
+
+    def __init__(self, step: int, request_id: str, pending: PendingStep) -> None:
         self.step = step
+        self.request_id = request_id
         self.pending = pending
         self.has_come = False
         self.is_dropped = False
@@ -61,6 +64,7 @@ class CalledSteps:
         open_bytes: opens a grant's leases before a time; what fails but for its deadline is
             given back.
         put_away: lets go of opened leases that nobody took.
+        give_up: gives back what a request was granted, or will be; waits for nothing.
         wait_seconds: how long a call ahead may wait for its step.
     """
 
@@ -72,6 +76,7 @@ class CalledSteps:
         prefetch: int,
         open_bytes: Open,
         put_away: Callable[[Sequence[OpenedLease]], None],
+        give_up: Callable[[str], None],
         wait_seconds: float,
     ) -> None:
         self._calls = calls
@@ -82,9 +87,7 @@ class CalledSteps:
         self._wait_seconds = wait_seconds
         self._lock = threading.Lock()
         self._ahead: dict[int, _Ahead] = {}
-        #: The request of each step that was asked for and not taken yet: a retry gets the
-        #: same leases, so that nothing is granted twice.
-        self._requests: dict[int, str] = {}
+        self._requests = StepRequests(give_up)
         #: Calls that somebody holds; those that are done are cancelled in vain.
         self._pending: WeakSet[PendingStep] = WeakSet()
         self._granted: queue.SimpleQueue[_Ahead | None] = queue.SimpleQueue()
@@ -101,20 +104,23 @@ class CalledSteps:
         """
         with self._lock:
             ahead = self._ahead.pop(step, None)
-        pending = self._ask(step, until - time.monotonic()) if ahead is None else None
-        self._look_ahead(step)
-        if ahead is not None:
-            found = self._await(ahead, until=until, seconds=seconds)
-            if found is not None:
-                return found
-        # Not asked for ahead, or in vain: why, a call of its own tells anew.
-        pending = pending or self._ask(step, until - time.monotonic())
-        return OpenedGrant(grant=pending.result(max(0.0, until - time.monotonic())))
+        try:
+            if ahead is not None:
+                found = self._await(ahead, until=until, seconds=seconds)
+                if found is not None:
+                    return found
+            # Not asked for ahead, or in vain: why, a call of its own tells anew.
+            pending = self._ask(step, self._requests.ask(step), until - time.monotonic())
+            if ahead is None:
+                self._look_ahead(step)
+            return OpenedGrant(grant=pending.result(max(0.0, until - time.monotonic())))
+        except BaseException:
+            self._requests.put_down(step)
+            raise
 
     def finish(self, step: int) -> None:
         """Note that a step's grant was opened, or given back: asked again, it is granted anew."""
-        with self._lock:
-            self._requests.pop(step, None)
+        self._requests.finish(step)
 
     def take_ready(self, step: int) -> OpenedGrant | None:
         """Return None: what was asked for ahead is opened and no more."""
@@ -122,8 +128,9 @@ class CalledSteps:
     def read_ahead(self, step: int) -> None:
         """Do nothing: what was asked for ahead comes by itself."""
 
-    def put_back(self, grant: StepGrant) -> None:
-        """Do nothing: who asks again is granted the same, by the same request."""
+    def put_back(self, grant: StepGrant) -> bool:
+        """Leave the request behind: who asks again is granted the same."""
+        return self._requests.put_down(grant.step)
 
     def close(self) -> None:
         """Cancel what is under way, and let go of what was opened and not taken."""
@@ -132,17 +139,14 @@ class CalledSteps:
             left = list(self._ahead.values())
             self._ahead.clear()
             pending = list(self._pending)
+        self._requests.close()
         self._granted.put(None)
         for ahead in left:
             self._drop(ahead)
         for call in pending:
             call.cancel()
 
-    def _ask(self, step: int, seconds: float) -> PendingStep:
-        with self._lock:
-            request_id = self._requests.setdefault(step, secrets.token_hex(12))
-            if len(self._requests) > _MOST_REQUESTS:
-                self._requests.pop(next(iter(self._requests)))
+    def _ask(self, step: int, request_id: str, seconds: float) -> PendingStep:
         pending = self._calls.acquire_step(
             self._session_id, request_id=request_id, step=step, timeout=seconds
         )
@@ -163,25 +167,50 @@ class CalledSteps:
         for each in dropped:
             self._drop(each)
         for number in missing:
-            ahead = _Ahead(number, self._ask(number, self._wait_seconds))
-            with self._lock:
-                self._ahead[number] = ahead
-            ahead.pending.when_done(partial(self._note_come, ahead))
+            request_id = self._requests.ask_ahead(number)
+            pending = self._ask(number, request_id, self._wait_seconds)
+            ahead = _Ahead(number, request_id, pending)
+            self._keep(ahead)
+            pending.when_done(partial(self._note_come, ahead))
+
+    def _keep(self, ahead: _Ahead) -> None:
+        """Keep what was asked for ahead; what another thread has asked for meanwhile goes."""
+        with self._lock:
+            other = self._ahead.get(ahead.step)
+            self._ahead[ahead.step] = ahead
+        if other is not None:
+            self._drop(other)
 
     def _note_come(self, ahead: _Ahead) -> None:
         ahead.has_come = True
-        self._granted.put(ahead)
+        with self._lock:
+            closed = self._closed
+            if not closed:
+                self._granted.put(ahead)
+        if closed:  # that thread has ended
+            self._finish(ahead, CancelledError(f"step {ahead.step} was asked for ahead"))
 
     def _await(self, ahead: _Ahead, *, until: float, seconds: float) -> OpenedGrant | None:
         """Return what was asked for ahead; None where that failed."""
+        found = None
         try:
-            return ahead.ready.result(max(0.0, until - time.monotonic()))
+            self._look_ahead(ahead.step)
+        except BaseException:
+            self._keep(ahead)
+            raise
+        try:
+            found = ahead.ready.result(max(0.0, until - time.monotonic()))
         except NotYet:
-            with self._lock:
-                self._ahead[ahead.step] = ahead
+            self._keep(ahead)
             raise _too_late(ahead, seconds) from None
         except TeacherLogitsError:
-            return None
+            pass
+        except BaseException:
+            self._keep(ahead)
+            raise
+        if ahead.request_id:
+            self._requests.hand_over(ahead.step, ahead.request_id)
+        return found
 
     def _open_granted(self) -> None:
         """Open what the calls ahead were granted; the thread's own work."""
@@ -190,7 +219,7 @@ class CalledSteps:
             if ahead is None:
                 return
             try:
-                found = self._opened(ahead.pending.result(0.0))
+                found = self._opened(ahead)
             except (TeacherLogitsError, CancelledError) as error:
                 self._finish(ahead, error)
             except BaseException as error:
@@ -200,13 +229,14 @@ class CalledSteps:
                 self._finish(ahead, found)
             del ahead
 
-    def _opened(self, grant: StepGrant) -> OpenedGrant:
+    def _opened(self, ahead: _Ahead) -> OpenedGrant:
+        grant = ahead.pending.result(0.0)
         try:
             leases = self._open_bytes(grant, time.monotonic() + self._wait_seconds)
         except DeadlinePassedError:
             return OpenedGrant(grant=grant)  # who asks for it tries again
         except BaseException:
-            self.finish(grant.step)  # its leases were given back
+            ahead.request_id = ""  # its leases were given back
             raise
         return OpenedGrant(grant=grant, leases=tuple(leases))
 
@@ -227,6 +257,7 @@ class CalledSteps:
         ahead.pending.cancel()
         if not ahead.ready.cancel() and ahead.ready.exception() is None:
             self._put_away(ahead.ready.result().leases or ())
+        self._requests.give_up(ahead.request_id)
 
 
 def _too_late(ahead: _Ahead, seconds: float) -> DeadlinePassedError:

@@ -138,9 +138,14 @@ class LineSteps:
         """Note that a step that was taken is open, or given back."""
         self._again.finish(step)
 
-    def put_back(self, grant: StepGrant) -> None:
-        """Keep a grant that could not be opened in time, for the next who asks."""
-        self._mailbox.put(grant)
+    def put_back(self, grant: StepGrant) -> bool:
+        """Keep a grant that could not be opened in time, for the next who asks.
+
+        One that was asked for by a call is asked for again: others may be had of its step.
+        """
+        if not self._again.put_back(grant):
+            self._mailbox.put(grant)
+        return True
 
     def close(self) -> None:
         """Leave what was sent and not taken, which goes back with the session, and wait no more."""

@@ -10,7 +10,6 @@ was never asked for stays, and goes back unread with the session.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from weakref import WeakMethod
 
@@ -77,7 +76,7 @@ class Mailbox:
         self._lock = threading.Lock()
         self._came: _Bulletin[DeviceProbe] = _Bulletin()
         self._gone: _Bulletin[str] = _Bulletin()
-        self._withdrawn: deque[Opened] = deque()
+        self._withdrawn: list[Opened] = []
 
     def __contains__(self, step: int) -> bool:
         found = self._steps.get(step)
@@ -108,7 +107,11 @@ class Mailbox:
 
     def take_withdrawn(self) -> list[Opened]:
         """Return what was opened of steps that were withdrawn, each once."""
-        return [self._withdrawn.popleft() for _ in range(len(self._withdrawn))]
+        if not self._withdrawn:
+            return []
+        with self._lock:
+            found, self._withdrawn = self._withdrawn, []
+        return found
 
     def awaits_opening(self, step: int) -> bool:
         """Say whether a step is announced, and nobody has opened it yet."""

@@ -84,15 +84,18 @@ class OpenedAhead:
 
         ``at_once``: only what needs no answer of the server's. What fails is left as it is.
         """
-        for withdrawn in self._mailbox.take_withdrawn():
-            self._drop(withdrawn)
+        self._drop_withdrawn()
         for grant in self._mailbox.grants():
             if _streams(grant) or (at_once and not self._reader.opens_at_once(grant)):
                 continue
             self._open(grant, _SLAB_SECONDS)
 
     def open_announced(self, step: int, *, until: float) -> None:
-        """Have a step that is announced open, or given up, when this returns in time."""
+        """Have a step that is announced open, or given up, when this returns in time.
+
+        What was withdrawn is let go of first: its place is often where the next one lies.
+        """
+        self._drop_withdrawn()
         seconds = max(0.0, min(_SLAB_SECONDS, until - time.monotonic()))
         for grant in self._mailbox.grants():
             if grant.step == step:
@@ -155,6 +158,10 @@ class OpenedAhead:
                 self._put_away(opened)
         for left in self._mailbox.take_all_opened():
             self._drop(left)
+
+    def _drop_withdrawn(self) -> None:
+        for withdrawn in self._mailbox.take_withdrawn():
+            self._drop(withdrawn)
 
     def _drop(self, opened: Opened) -> None:
         if isinstance(opened, OpenedGrant):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import CancelledError
+from functools import partial
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import DeadlinePassedError, SessionExpiredError
@@ -157,6 +158,7 @@ def make_source(
         prefetch=0 if reader.line is not None else mailbox.prefetch,
         open_bytes=open_bytes,
         put_away=reader.put_away,
+        give_up=lambda request_id: returner.later(partial(reader.give_up, request_id)),
         wait_seconds=wait_seconds,
     )
     if reader.line is None:

@@ -28,6 +28,7 @@ class StepCalls:
         self.asked: queue.Queue[tuple[int, str]] = queue.Queue()
         self.released: list[str] = []
         self.unread: list[str] = []
+        self.given_up: queue.Queue[str] = queue.Queue()
         self.ended = threading.Event()
         self.streamed: list[str] = []
         self.begun: queue.Queue[str] = queue.Queue()
@@ -55,8 +56,9 @@ class StepCalls:
     def acquire_step(
         self, session_id: str, *, request_id: str, step: int, timeout: float
     ) -> "PendingStep":
+        pending = _Pending(self.future(step))
         self.asked.put((step, request_id))
-        return cast("PendingStep", _Pending(self.future(step)))
+        return cast("PendingStep", pending)
 
     def read_payload(
         self, session_id: str, lease_id: str, offset_bytes: int, *, timeout: float
@@ -80,6 +82,9 @@ class StepCalls:
         request_id: str = "",
         unread: bool = False,
     ) -> None:
+        if request_id:
+            self.given_up.put(request_id)
+            return
         self.released.append(lease_id)
         self.unread += [lease_id] if unread else []
 

@@ -16,10 +16,12 @@ from tests.client.step_servers import LONG, SOON, Broker, a_grant, a_profile, lo
 
 from teacher_logits.errors import DeadlinePassedError, PayloadInvalidError, SlabOpenError
 from teacher_logits.layout import ColumnKind, RowStatus
+from teacher_logits.payload import Extent
 from teacher_logits.tensors import column_tensors
 from teacher_logits.terms import LeaseTerms, StepGrant, StepWithdrawn
 from teacher_logits_client.config import MapMode
 from teacher_logits_client.file_watch import FileWatch
+from teacher_logits_client.mailbox import Mailbox
 from teacher_logits_client.step_grants import OpenedGrant
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 IDS = some_ids(8)
 RANK_1 = a_profile(data_parallel_rank=1)
+EXTENT = Extent(slab_id="slab-1", offset_bytes=0, size_bytes=4096, slot=0, generation=2)
 
 
 class Announced:
@@ -74,6 +77,17 @@ def open_ahead(session: "Session", step: int = 7) -> OpenedGrant:
             return opened
         os.sched_yield()
     raise AssertionError(f"step {step} was not opened")
+
+
+def await_opened(session: "Session", lease_id: str) -> None:
+    """Wait until the lease of the announced step 7 is open, by another thread."""
+    until = time.monotonic() + LONG
+    while time.monotonic() < until:
+        opened = source_of(session)._mailbox._steps.get(7)
+        if isinstance(opened, OpenedGrant) and opened.grant.leases[0].lease_id == lease_id:
+            return
+        os.sched_yield()
+    raise AssertionError(f"{lease_id} was not opened")
 
 
 def test_who_waits_is_handed_a_step_by_its_seal_and_nothing_is_sent(tmp_path: Path) -> None:
@@ -130,6 +144,34 @@ def test_a_step_that_is_withdrawn_is_waited_for_anew(tmp_path: Path) -> None:
         assert broker.released.get(timeout=LONG) == "l-1"
         assert session._returner.wait(LONG)
         assert session._reader._out == set()
+
+
+def test_who_waits_lets_go_of_what_is_withdrawn_meanwhile(tmp_path: Path) -> None:
+    with local_session(tmp_path, profile=RANK_1) as (session, broker), ThreadPoolExecutor() as pool:
+        mailbox = source_of(session)._mailbox
+        waiting = pool.submit(session.acquire, step=7, input_ids=IDS[4:], timeout=LONG)
+        for number in range(5):
+            step = Announced(broker, [shard_of(IDS)])
+            await_opened(session, f"l-{number}")
+            assert mailbox._withdrawn == []
+            assert session._reader._out == {f"l-{number}"}
+            if number < 4:
+                broker.send(StepWithdrawn(step=7))
+        step.seal()
+        with waiting.result(LONG) as batch:
+            assert batch.step == 7
+
+
+def test_two_that_let_go_of_what_is_withdrawn_have_it_once() -> None:
+    mailbox = Mailbox()
+    sealed = replace(a_grant(7, [], real_rows=8), awaited=(EXTENT,))
+    for _ in range(50):
+        mailbox.put(sealed)
+        assert mailbox.put_opened(OpenedGrant(grant=sealed))
+        mailbox.put(StepWithdrawn(step=7))
+    with ThreadPoolExecutor(2) as pool:
+        taken = [pool.submit(mailbox.take_withdrawn) for _ in range(20)]
+        assert sum(len(each.result(LONG)) for each in taken) == 50
 
 
 def test_a_step_that_is_withdrawn_comes_when_it_is_granted(tmp_path: Path) -> None:
