@@ -236,7 +236,7 @@ class Draft:
             self.seal()
 
     def __del__(self) -> None:
-        if self._stage not in (DraftStage.OPEN, DraftStage.DOUBTFUL) or not self._desk.is_here():
+        if not self._desk.is_here() or self._stage not in (DraftStage.OPEN, DraftStage.DOUBTFUL):
             return
         self._stage = DraftStage.ABANDONED
         self._desk.later(partial(abandon, self._desk.way, self.payload_id))

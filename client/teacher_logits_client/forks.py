@@ -36,8 +36,11 @@ class Home:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is that process, and no fork of it."""
-        return os.getpid() == self._pid
+        """Whether this is that process, and no fork of it, and it has not come to its end.
+
+        Finalisers ask this first: at the very end of an interpreter, modules are gone.
+        """
+        return os is not None and os.getpid() == self._pid
 
     def check(self, what: str) -> None:
         """Refuse to go on in a forked child.

@@ -82,6 +82,37 @@ def test_a_program_that_closes_nothing_ends_as_it_would(tmp_path: Path) -> None:
     assert "a return failed" not in ended.stderr
 
 
+CARELESS = """
+import sys
+import teacher_logits_client as tl
+from tests.client.publishing import a_student, a_teacher, some_rows
+
+client = tl.connect(sys.argv[1])
+publisher = client.open_publisher(a_teacher("dropped"))
+session = client.open_session(a_student("dropped"))
+ids, lengths, logits = some_rows(0)
+draft = publisher.reserve(0, input_ids=ids, lengths=lengths)
+tl.select_top_k(logits, out=draft)
+draft.seal()
+batch = session.acquire(step=0, input_ids=ids, lengths=lengths)
+other = publisher.reserve(1, input_ids=ids, lengths=lengths)
+"""
+
+
+def test_a_program_that_holds_everything_to_its_end_ends_in_silence(tmp_path: Path) -> None:
+    with serve(tmp_path, pool_size_bytes=16 << 20, slab_size_bytes=4 << 20) as service:
+        ended = subprocess.run(
+            [sys.executable, "-c", CARELESS, service.address],
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    assert ended.returncode == 0, ended.stderr
+    assert "Exception ignored" not in ended.stderr
+
+
 class Thread:
     """A thread of ours that ends when it is told to, or only when it is torn loose."""
 
