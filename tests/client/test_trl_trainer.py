@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ import pytest
 import torch
 from tests.client import trainer_rig as rig
 
-from teacher_logits.errors import ConfigError
+from teacher_logits.errors import ConfigError, ServerUnreachableError, SessionRefusedError
 from teacher_logits_client import testing
 
 pytest.importorskip("trl")
@@ -175,6 +176,52 @@ def test_a_teacher_of_ones_own_beside_the_served_one_is_refused(tmp_path: Path) 
         ServerDistillationTrainer(model=rig.a_student())
     with pytest.raises(ConfigError, match="teacher_server is not given"):
         config_of(**trl_rig.settings_of(tmp_path))
+
+
+def test_a_head_smaller_than_the_teachers_ids_is_refused_before_the_first_step(
+    teacher: str, tmp_path: Path
+) -> None:
+    trainer = trl_rig.a_trainer(teacher, tmp_path)
+    trainer.model.resize_token_embeddings(200)
+
+    with pytest.raises(SessionRefusedError, match="200 rows, and the teacher has 256 ids"):
+        trainer.train()
+
+
+def test_the_ids_a_position_are_called_as_the_setting_is(teacher: str, tmp_path: Path) -> None:
+    """``top_k`` is TRL's filter of the student's sampling."""
+    trainer = trl_rig.a_trainer(teacher, tmp_path, loss_top_k=300)
+
+    with pytest.raises(SessionRefusedError, match=r"top_k_too_large: loss_top_k is 300;"):
+        trainer.train()
+    with pytest.raises(ConfigError, match="loss_top_k is None"):
+        config_of(**trl_rig.settings_of(tmp_path), teacher_server="unix:/x", loss_top_k=None)
+
+
+def test_a_server_that_is_not_there_is_waited_for_no_longer_than_told(tmp_path: Path) -> None:
+    trainer = trl_rig.a_trainer(f"unix:{tmp_path}/none", tmp_path, teacher_timeout=0.2)
+
+    with pytest.raises(ServerUnreachableError, match=r"within 0\.2 s"):
+        trainer.train()
+
+
+def test_a_step_without_a_token_of_the_students_is_warned_of(
+    teacher: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = trl_rig.a_trainer(teacher, tmp_path)
+    generated = trainer._generate_and_score_completions
+
+    def none_counts(inputs: object) -> dict[str, object]:
+        made: dict[str, torch.Tensor] = generated(inputs)
+        none = torch.zeros_like(made["completion_mask"])
+        return {**made, "tool_mask": none, "num_items_in_batch": none.sum()}
+
+    trainer._generate_and_score_completions = none_counts
+
+    with caplog.at_level(logging.WARNING, "teacher_logits_client"):
+        trainer.train()
+
+    assert [each for each in caplog.messages if "no position of a whole training step" in each]
 
 
 @pytest.mark.slow

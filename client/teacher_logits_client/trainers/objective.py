@@ -12,6 +12,7 @@ from numbers import Real
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import ConfigError
+from teacher_logits.grid import is_size
 from teacher_logits_client.losses import Tail, generalised_jsd
 
 if TYPE_CHECKING:
@@ -78,4 +79,16 @@ def check_share(name: str, share: float) -> None:
     if not isinstance(share, Real) or not 0 <= share <= 1:
         raise ConfigError(
             f"{name} is {share!r}: give a number from 0 to 1", facts={name: repr(share)}
+        )
+
+
+def check_count(name: str, count: object) -> None:
+    """Let a whole number from 1 on pass.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not is_size(count):
+        raise ConfigError(
+            f"{name} is {count!r}: give a whole number from 1 on", facts={name: repr(count)}
         )

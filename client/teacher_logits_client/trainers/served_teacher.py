@@ -15,11 +15,13 @@ import time
 import weakref
 from collections import deque
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import ConfigError, RequestInvalidError
+from teacher_logits.errors import ConfigError, RequestInvalidError, SessionRefusedError
+from teacher_logits_client.config import check_timeout
 from teacher_logits_client.connecting import connect
+from teacher_logits_client.trainers.vocabulary import check_head
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +29,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from teacher_logits.errors import Violation
     from teacher_logits.profiles import StudentProfile
+    from teacher_logits_client.client import Client
     from teacher_logits_client.flat_rows import Rows
     from teacher_logits_client.futures import ScoreFuture
     from teacher_logits_client.student import Session
@@ -35,13 +39,20 @@ if TYPE_CHECKING:
     from teacher_logits_client.trainers.batch_rows import BatchRows
 
 
+CONNECT_TIMEOUT_SECONDS = 60.0
+"""How long a server is waited for that loads its teacher while the trainer starts."""
+
+_TRUNCATING_PROFILE = "StudentProfile(vocabulary_policy=tl.VocabularyPolicy.TRUNCATE)"
+
+
 @dataclass(frozen=True, kw_only=True)
 class TeacherSettings:
     """Where the teacher is, and how far ahead it is asked.
 
     ``address`` as ``connect`` takes it; ``ahead`` batches are asked for behind the one in use;
-    ``timeout`` in seconds is one request's, the server's ``--default-wait`` where None, and
-    ``connect_timeout`` that for a server that is not there yet.
+    ``timeout`` in seconds is one request's, and how long a server that is not there yet is
+    waited for: the server's ``--default-wait``, and 60 s, where None. ``top_k_setting`` is what
+    the trainer calls the ids a position, for what is said of them.
 
     Raises:
         ConfigError: there is no address, or a number makes no sense.
@@ -51,8 +62,8 @@ class TeacherSettings:
     temperature: float = 1.0
     ahead: int = 2
     timeout: float | None = None
-    connect_timeout: float = 60.0
     insecure: bool = False
+    top_k_setting: str = "top_k"
 
     def __post_init__(self) -> None:
         if not self.address:
@@ -65,6 +76,13 @@ class TeacherSettings:
                 f"teacher_prefetch is {self.ahead!r}: give the batches to ask for ahead, from 0 on",
                 facts={"teacher_prefetch": repr(self.ahead)},
             )
+        if self.timeout is not None:
+            check_timeout(self.timeout, what="teacher_timeout")
+
+    @property
+    def connect_timeout(self) -> float:
+        """Seconds for a server that is not there yet, or loads its teacher."""
+        return CONNECT_TIMEOUT_SECONDS if self.timeout is None else self.timeout
 
 
 class Request:
@@ -87,15 +105,20 @@ class Request:
 class ServedTeacher:
     """One teacher's server, and this rank's session there.
 
-    ``make_profile`` is asked for what this rank says of itself when a connection is opened.
+    ``make_profile`` is asked for what this rank says of itself when a connection is opened, and
+    ``head_rows`` for how many ids its student can say, 0 where that is not known.
     ``waited_seconds`` is how long the student has stood still for it.
     """
 
     def __init__(
-        self, settings: TeacherSettings, make_profile: Callable[[], StudentProfile]
+        self,
+        settings: TeacherSettings,
+        make_profile: Callable[[], StudentProfile],
+        head_rows: Callable[[], int] = lambda: 0,
     ) -> None:
         self._settings = settings
         self._make_profile = make_profile
+        self._head_rows = head_rows
         # A batch that nobody will use any more takes its request along.
         self._planned: deque[tuple[int, weakref.ref[Request]]] = deque()
         self._numbers = 0
@@ -129,7 +152,9 @@ class ServedTeacher:
                         insecure=settings.insecure,
                     )
                 )
-                self._session = stack.enter_context(client.open_session(self._make_profile()))
+                session = stack.enter_context(self._open_session(client))
+                check_head(self._head_rows(), session.teacher, session.profile.vocabulary_policy)
+                self._session = session
                 self._stack = stack.pop_all()
         self._entered += 1
         return self
@@ -145,6 +170,20 @@ class ServedTeacher:
             self._planned.clear()
             self._session = None
             self._stack.close()
+
+    def _open_session(self, client: Client) -> Session:
+        try:
+            return client.open_session(self._make_profile())
+        except SessionRefusedError as error:
+            named = [self._as_set(violation) for violation in error.violations]
+            raise SessionRefusedError(named) from None
+
+    def _as_set(self, violation: Violation) -> Violation:
+        """Return a violation that names the trainer's settings, and no profile's fields."""
+        message = violation.message.replace(_TRUNCATING_PROFILE, "vocabulary_policy='truncate'")
+        if violation.rule == "top_k_too_large":
+            message = message.replace("top_k is", f"{self._settings.top_k_setting} is", 1)
+        return replace(violation, message=message)
 
     def plan(self, rows: BatchRows, prefixes: Sequence[Sequence[int]] | None = None) -> Request:
         """Note that rows will be used next; they are sent when those before them are near."""

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from teacher_logits.errors import ConfigError
 from teacher_logits_client.trainers.extras import missing
-from teacher_logits_client.trainers.objective import Objective, check_share
+from teacher_logits_client.trainers.objective import Objective, check_count, check_share
 from teacher_logits_client.trainers.served_teacher import TeacherSettings
+from teacher_logits_client.trainers.vocabulary import policy_of
 
 try:
     from transformers import TrainingArguments
@@ -61,7 +62,12 @@ class TeacherServerConfig(TrainingArguments):
         default=2, metadata={"help": "Micro batches whose scores are asked for ahead."}
     )
     teacher_timeout: float | None = field(
-        default=None, metadata={"help": "Seconds for one request; the server's where not given."}
+        default=None,
+        metadata={"help": "Seconds for one request, and to find the server; else its own, and 60."},
+    )
+    vocabulary_policy: str = field(
+        default="strict",
+        metadata={"help": "'truncate' masks the teacher's ids beyond the student's head."},
     )
     teacher_insecure: bool = field(
         default=False, metadata={"help": "Allow a server on another host, unencrypted."}
@@ -70,6 +76,8 @@ class TeacherServerConfig(TrainingArguments):
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[no-untyped-call]
         check_share("lmbda", self.lmbda)
+        check_count("top_k", self.top_k)
+        policy_of(self.vocabulary_policy)
         self.objective()
         self.teacher_settings()
 

@@ -25,6 +25,7 @@ from teacher_logits.errors import ConfigError
 from teacher_logits_client.normalisation import GroupReduction, StepNormaliser
 from teacher_logits_client.trainers.asked_ahead import EvaluationBatches, ReadAhead
 from teacher_logits_client.trainers.batch_rows import rows_of
+from teacher_logits_client.trainers.empty_steps import EmptySteps
 from teacher_logits_client.trainers.extras import missing
 from teacher_logits_client.trainers.on_policy import (
     Coin,
@@ -35,6 +36,7 @@ from teacher_logits_client.trainers.on_policy import (
 from teacher_logits_client.trainers.served_teacher import Request, ServedTeacher
 from teacher_logits_client.trainers.server_config import TeacherServerConfig, check_trainer
 from teacher_logits_client.trainers.student_profile import profile_of
+from teacher_logits_client.trainers.vocabulary import check_ids, policy_of, rows_of_head
 from teacher_logits_client.trainers.wrapping import let_it_be_wrapped
 
 try:
@@ -87,7 +89,13 @@ class TeacherServerTrainer(Trainer):
         check_trainer(self)
         # Releases that do not know `loss_is_scaled_for_ga` would divide once more.
         self.model_accepts_loss_kwargs = True
-        self.teacher = ServedTeacher(args.teacher_settings(), self._profile)
+        self.teacher = ServedTeacher(
+            args.teacher_settings(), self._profile, lambda: rows_of_head(self.model)
+        )
+        self._empty = EmptySteps(
+            cause="all labels are -100, so look at your data collator",
+            is_silent=args.process_index > 0,
+        )
         self._objective = args.objective()
         self._coin = Coin(args.lmbda, seed=args.seed)
         self._ahead: ReadAhead[Inputs, tuple[Inputs, bool]] | None = None
@@ -132,6 +140,7 @@ class TeacherServerTrainer(Trainer):
                     metric_key_prefix,
                 )
                 report = step.finish()
+                self._empty.note(what="evaluation", is_empty=not report.should_step)
             finally:
                 self._evaluation = None
         if output.metrics is not None:
@@ -150,6 +159,8 @@ class TeacherServerTrainer(Trainer):
             objective=self._objective,
             teacher_id=args.teacher_id,
             tokenizer=self.processing_class,
+            model=self.model,
+            policy=policy_of(args.vocabulary_policy),
             rank=args.process_index,
             ranks=args.world_size,
             batch_size=args.per_device_train_batch_size,
@@ -174,6 +185,7 @@ class TeacherServerTrainer(Trainer):
         count = count.to(device)
         if self.args.world_size > 1:
             count = self.accelerator.gather(count).sum() / self._copies
+        self._empty.note(what="training step", is_empty=bool(batches) and not int(count))
         return batches, count
 
     def _prepare_training(self, batch: Inputs) -> tuple[Inputs, bool]:
@@ -203,14 +215,15 @@ class TeacherServerTrainer(Trainer):
         return found if isinstance(found, Request) else self._plan(batch)
 
     def _plan(self, batch: Inputs) -> Request:
-        return self.teacher.plan(
-            rows_of(batch), cast("list[list[int]] | None", batch.get(PREFIXES))
-        )
+        rows = rows_of(batch)
+        check_ids(cast("torch.Tensor", batch["input_ids"]), self.model)
+        return self.teacher.plan(rows, cast("list[list[int]] | None", batch.get(PREFIXES)))
 
     def _continued(self, batch: Inputs) -> Inputs:
         """Return a batch whose completions are the student's own, and have them scored."""
         ids, labels = (cast("torch.Tensor", batch[name]) for name in ("input_ids", "labels"))
         tokens = cast("torch.Tensor | None", batch.get("attention_mask"))
+        check_ids(ids, self.model)
         model = self.accelerator.unwrap_model(self.model)
         ends, pad = special_ids(self.processing_class, model)
         made: Inputs = dict(

@@ -26,10 +26,12 @@ import torch
 from teacher_logits.errors import ConfigError
 from teacher_logits_client.normalisation import GroupReduction, StepNormaliser
 from teacher_logits_client.trainers.batch_rows import padded_rows
+from teacher_logits_client.trainers.empty_steps import EmptySteps
 from teacher_logits_client.trainers.extras import missing
-from teacher_logits_client.trainers.objective import Objective
+from teacher_logits_client.trainers.objective import Objective, check_count
 from teacher_logits_client.trainers.served_teacher import Request, ServedTeacher, TeacherSettings
 from teacher_logits_client.trainers.student_profile import profile_of
+from teacher_logits_client.trainers.vocabulary import policy_of, rows_of_head
 from teacher_logits_client.trainers.wrapping import let_it_be_wrapped
 
 try:
@@ -72,7 +74,12 @@ class ServerDistillationConfig(DistillationConfig):
         default=True, metadata={"help": "Take the mass outside them as one more category."}
     )
     teacher_timeout: float | None = field(
-        default=None, metadata={"help": "Seconds for one request; the server's where not given."}
+        default=None,
+        metadata={"help": "Seconds for one request, and to find the server; else its own, and 60."},
+    )
+    vocabulary_policy: str = field(
+        default="strict",
+        metadata={"help": "'truncate' masks the teacher's ids beyond the student's head."},
     )
     teacher_insecure: bool = field(
         default=False, metadata={"help": "Allow a server on another host, unencrypted."}
@@ -80,6 +87,8 @@ class ServerDistillationConfig(DistillationConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_count("loss_top_k", self.loss_top_k)
+        policy_of(self.vocabulary_policy)
         self.objective()
         self.teacher_settings()
 
@@ -100,6 +109,7 @@ class ServerDistillationConfig(DistillationConfig):
             ahead=self.gradient_accumulation_steps,
             timeout=self.teacher_timeout,
             insecure=self.teacher_insecure,
+            top_k_setting="loss_top_k",
         )
 
 
@@ -129,7 +139,13 @@ class ServerDistillationTrainer(DistillationTrainer):
         if others.get("teacher_model") is not None:
             raise ConfigError("teacher_model is given, and the teacher is served: leave it out")
         super().__init__(model=model, args=args, **others)
-        self.teacher = ServedTeacher(args.teacher_settings(), self._profile)
+        self.teacher = ServedTeacher(
+            args.teacher_settings(), self._profile, lambda: rows_of_head(self.model)
+        )
+        self._empty = EmptySteps(
+            cause="its completions have no token of the student's own",
+            is_silent=args.process_index > 0,
+        )
         self._objective = args.objective()
         self._evaluation: OpenStep | None = None
         self._evaluations = self._evaluated_batches = 0
@@ -142,6 +158,8 @@ class ServerDistillationTrainer(DistillationTrainer):
             objective=self._objective,
             teacher_id=args.teacher_id,
             tokenizer=getattr(self.processing_class, "tokenizer", self.processing_class),
+            model=self.model,
+            policy=policy_of(args.vocabulary_policy),
             rank=args.process_index,
             ranks=args.world_size,
             batch_size=args.per_device_train_batch_size,
@@ -178,6 +196,9 @@ class ServerDistillationTrainer(DistillationTrainer):
             for each in [inputs, *(other for other in others if other is not inputs)]:
                 each[_REQUEST] = self._plan(each)
             self.teacher.send(cast("Request", inputs[_REQUEST]))
+            whole = inputs.get("num_items_in_batch")
+            if self.model.training and isinstance(whole, torch.Tensor):
+                self._empty.note(what="training step", is_empty=not int(whole))
         return inputs
 
     def _plan(self, inputs: Mapping[str, object]) -> Request:
