@@ -27,6 +27,19 @@ if TYPE_CHECKING:
 Ids: TypeAlias = "torch.Tensor | Sequence[torch.Tensor | Sequence[Sequence[int]]]"
 
 
+def check_given(ids: object) -> None:
+    """Let anything but None pass.
+
+    Raises:
+        PayloadInvalidError: there are none, which would be an order for the K best.
+    """
+    if ids is None:
+        raise invalid(
+            "ids is None: give the ids to score, such as student_logits.topk(32).indices, or call "
+            "session.score for the K best"
+        )
+
+
 def flatten_ids(
     given: Ids, batch: RowBatch, *, vocabulary_size: int, most: int, max_tokens: int
 ) -> torch.Tensor:

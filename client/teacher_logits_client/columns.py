@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from teacher_logits.error_bounds import EXACT, bound_of
+from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import ColumnKind
 from teacher_logits.tensors import column_tensor
 
@@ -33,6 +34,13 @@ if TYPE_CHECKING:
 
 
 _KINDS = {kind.value: kind for kind in ColumnKind}
+
+
+class UnknownColumnError(PayloadInvalidError, KeyError):
+    """A name that no column here has; a ``KeyError`` too, as a mapping's callers expect."""
+
+    def __str__(self) -> str:
+        return self.message  # a ``KeyError`` would quote it
 
 
 class LeasedColumns(Mapping[ColumnKind, "torch.Tensor"]):
@@ -151,7 +159,14 @@ class NamedColumns(Mapping[str, "torch.Tensor"]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         self._made.check_open()
-        return self._columns[_KINDS[name]]
+        kind = _KINDS.get(name)
+        if kind is None or kind not in self._columns:
+            has = ", ".join(self)
+            raise UnknownColumnError(
+                f"there is no column {name!r} here: the payload has {has}",
+                facts={"column": str(name), "columns": has},
+            )
+        return self._columns[kind]
 
     def __iter__(self) -> Iterator[str]:
         self._made.check_open()

@@ -1,4 +1,7 @@
-"""Leased targets: targets that let go of their tensors when their lease is closed."""
+"""Leased targets: targets that let go of their tensors when their lease is closed.
+
+Whoever asks them for a tensor after that has a ``LeaseLostError``, as from all else of a lease.
+"""
 
 from __future__ import annotations
 
@@ -65,9 +68,20 @@ class Made:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class LeasedTargets(Targets):
-    """Targets that are emptied when their lease is closed, with all that was made from them."""
+    """Targets that are emptied when their lease is closed, with all that was made from them.
+
+    ``temperature`` and ``sampled`` stay; every other field raises ``LeaseLostError`` then.
+    """
 
     made: Made = field(repr=False)
+
+    if not TYPE_CHECKING:  # to a type checker the fields are what ``Targets`` says
+
+        def __getattribute__(self, name: str) -> object:
+            value = object.__getattribute__(self, name)  # before the look: another may close it
+            if name in _OF_THE_LEASE:
+                self.made.check_open()
+            return value
 
     def __post_init__(self) -> None:
         # `dataclasses.replace`, and with it `rectangular`, hands the same object on.
@@ -86,12 +100,18 @@ class LeasedTargets(Targets):
             "targets of a lease", "hand on targets.clone(), which outlives the lease"
         )
 
+    def __repr__(self) -> str:
+        return "<targets of a closed lease>" if self.made.is_over else super().__repr__()
+
     def empty(self) -> None:
-        """Let go of every tensor."""
-        for each in fields(self):
-            value = getattr(self, each.name)
+        """Let go of every tensor: the lease is over, and whoever asks for one is told so."""
+        for name, value in [*vars(self).items()]:
             if isinstance(value, torch.Tensor):
-                object.__setattr__(self, each.name, torch.empty(0, dtype=value.dtype))
+                object.__setattr__(self, name, None)
+
+
+_OF_THE_LEASE = frozenset(each.name for each in fields(Targets)) - {"temperature", "sampled"}
+"""What ends with the lease: tensors, or None in the place of one."""
 
 
 def lease_targets(targets: Targets, made: Made) -> LeasedTargets:

@@ -22,7 +22,7 @@ import torch
 
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits_client.config import DEFAULT_TOLERANCE_NATS
-from teacher_logits_client.parity_lookup import DenseReference, EntryReference
+from teacher_logits_client.parity_lookup import DenseReference, EntryReference, check_width
 
 if TYPE_CHECKING:
     from teacher_logits_client.parity_lookup import Reference
@@ -128,7 +128,7 @@ def compare_with_reference(
     """
     _check_comparable(targets)
     if isinstance(reference, torch.Tensor):
-        reference = _dense(reference[..., :vocabulary_size], targets)
+        reference = _dense(reference, targets, vocabulary_size)
     view = _View.of(targets, reference)
     diff = view.diff(0)
     seen = ~diff.isnan()
@@ -254,7 +254,9 @@ class _View:
         return own / slope
 
 
-def _dense(given: torch.Tensor, targets: Targets) -> DenseReference:
+def _dense(given: torch.Tensor, targets: Targets, vocabulary_size: int | None) -> DenseReference:
+    check_width(given, vocabulary_size)
+    given = given[..., :vocabulary_size]
     if given.dim() == 3:
         counts = targets.row_offsets.diff().tolist()
         firsts = [0] * len(counts) if targets.row_firsts is None else targets.row_firsts.tolist()

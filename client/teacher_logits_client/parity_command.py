@@ -151,7 +151,7 @@ def find_parity(
     teacher = _teacher(view, address, question.teacher_id)
     _check_step(view, teacher, question)
     computed, fingerprint = _compute(question, teacher)
-    if question.step is not None and not _has_student(view, teacher):
+    if question.step is not None and _may_take_step(view, teacher):
         warn(
             f"no student of teacher {teacher.teacher_id!r} is there: step {question.step} goes "
             "with it once this command has read it, and is not there for students that come later"
@@ -228,9 +228,8 @@ def _check_step(view: ServerView, teacher: TeacherProfile, question: Question) -
     """Refuse to have rows scored by a teacher that is published: before it sees a student."""
     if question.step is not None:
         return
-    steps = sorted(each.step for each in view.steps if each.teacher_id == teacher.teacher_id)
-    publishers = [each for each in view.sessions if each.kind == "publisher"]
-    if steps or teacher.teacher_id in {each.teacher_id for each in publishers}:
+    if _is_published(view, teacher):
+        steps = sorted(each.step for each in view.steps if each.teacher_id == teacher.teacher_id)
         there = f"{steps[0]} to {steps[-1]}" if steps else "none"
         raise ConfigError(
             f"teacher {teacher.teacher_id!r} is published, and nobody here scores rows for it: "
@@ -239,9 +238,15 @@ def _check_step(view: ServerView, teacher: TeacherProfile, question: Question) -
         )
 
 
-def _has_student(view: ServerView, teacher: TeacherProfile) -> bool:
-    """Whether a step of this teacher is kept for somebody else."""
-    return any(
+def _is_published(view: ServerView, teacher: TeacherProfile) -> bool:
+    """Whether the teacher registers what it says, as far as can be seen."""
+    named = {each.teacher_id for each in view.sessions if each.kind == "publisher"}
+    return teacher.teacher_id in named | {each.teacher_id for each in view.steps}
+
+
+def _may_take_step(view: ServerView, teacher: TeacherProfile) -> bool:
+    """Whether there may be steps of this teacher, and none is kept for somebody else."""
+    return _is_published(view, teacher) and not any(
         each.kind == "student" and each.teacher_id == teacher.teacher_id and each.state not in _LEFT
         for each in view.sessions
     )

@@ -19,6 +19,21 @@ from teacher_logits_client.targets import ABSENT_LOGPROB
 _CHUNK_ELEMENTS = 1 << 24
 
 
+def check_width(values: torch.Tensor, vocabulary_size: int | None) -> None:
+    """Refuse values of fewer ids than a vocabulary has: they are normalised over others.
+
+    Raises:
+        PayloadInvalidError: with both numbers.
+    """
+    columns = values.shape[-1] if values.dim() else 0
+    if vocabulary_size is not None and columns < vocabulary_size:
+        raise PayloadInvalidError(
+            f"the reference has {columns:,} columns, and the teacher {vocabulary_size:,} ids: give "
+            "whole rows of the head",
+            facts={"reference_columns": columns, "vocabulary_size": vocabulary_size},
+        )
+
+
 class Reference(Protocol):
     """Log-probabilities of P positions, flat over the rows."""
 

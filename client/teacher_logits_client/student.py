@@ -16,7 +16,7 @@ from teacher_logits_client.asking import (
     scoring_of,
     seed_of,
 )
-from teacher_logits_client.chosen_ids import flatten_ids
+from teacher_logits_client.chosen_ids import check_given, flatten_ids
 from teacher_logits_client.config import check_timeout
 from teacher_logits_client.futures import ScoreFuture
 from teacher_logits_client.rows import make_row_batch
@@ -120,6 +120,7 @@ class Session(Admitted):
                 wanted, more than the teacher's ``top_k`` a position or than one request may hold.
             SessionExpiredError, EpochChangedError: the session has ended.
         """
+        check_given(ids)  # inside, none stands for the K best
         return self._ask(
             input_ids,
             lengths,

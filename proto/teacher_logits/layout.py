@@ -96,7 +96,10 @@ SCORED_ID_COLUMNS = (
 )
 """What payloads of client-chosen ids have."""
 
-_VALUES = frozenset({ElementType.FLOAT16, ElementType.BFLOAT16, ElementType.FLOAT32})
+VALUE_TYPES = (ElementType.FLOAT16, ElementType.BFLOAT16, ElementType.FLOAT32)
+"""What log-probabilities may be."""
+
+_VALUES = frozenset(VALUE_TYPES)
 _F32 = frozenset({ElementType.FLOAT32})
 _I32 = frozenset({ElementType.INT32})
 _U8 = frozenset({ElementType.UINT8})

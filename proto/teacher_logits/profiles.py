@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from teacher_logits.encodings import IdCodec, ValueCodec
 from teacher_logits.errors import RequestInvalidError
 from teacher_logits.grid import BatchGrid, is_whole
-from teacher_logits.layout import ColumnKind, ElementType
+from teacher_logits.layout import VALUE_TYPES, ColumnKind, ElementType
 from teacher_logits.locality import ModelGrid
 from teacher_logits.selection_rules import (
     TOP_K,
@@ -112,7 +112,7 @@ class TeacherProfile:
     def __post_init__(self) -> None:
         _check_types(self, _TEACHER_TYPES)
         object.__setattr__(self, "temperatures", _temperatures(self.temperatures))
-        value_type = word_of(ElementType, self.value_type, what="value_type")
+        value_type = word_of(ElementType, self.value_type, what="value_type", fit=VALUE_TYPES)
         object.__setattr__(self, "value_type", value_type)
         check_selection(self.selection, (TopK, Nucleus), whose="a teacher")
         object.__setattr__(self, "columns", words_of(ColumnKind, self.columns, what="columns"))
@@ -189,7 +189,8 @@ class StudentProfile:
             word_of(VocabularyPolicy, self.vocabulary_policy, what="vocabulary_policy"),
         )
         if self.value_type is not None:
-            self._take("value_type", word_of(ElementType, self.value_type, what="value_type"))
+            taken = word_of(ElementType, self.value_type, what="value_type", fit=VALUE_TYPES)
+            self._take("value_type", taken)
         if self.selection is not None:
             check_selection(self.selection, (TopK, Nucleus, Sampled), whose="a student")
         self._take("locality", word_of(Locality, self.locality, what="locality"))
@@ -267,8 +268,10 @@ def _shown(value: object) -> str:
     return f"{reprlib.repr(value)}, a {type(value).__name__}"
 
 
-def word_of(choices: type[Word], given: object, *, what: str) -> Word:
+def word_of(choices: type[Word], given: object, *, what: str, fit: Iterable[Word] = ()) -> Word:
     """Return the member of ``choices`` that ``given`` is, or is the value of.
+
+    Where only some ``fit``, these are named; to refuse the others is not for here.
 
     Raises:
         RequestInvalidError: it is neither; ``what`` names the argument, and the choices follow.
@@ -276,7 +279,7 @@ def word_of(choices: type[Word], given: object, *, what: str) -> Word:
     try:
         return choices(given)
     except ValueError:
-        words = ", ".join(repr(each.value) for each in choices)
+        words = ", ".join(repr(each.value) for each in fit or choices)
         raise RequestInvalidError(
             f"{what} has {given!r}, which is none of its choices: give one of {words}, or the "
             f"member of {choices.__name__}",

@@ -31,6 +31,7 @@ from teacher_logits.selection_checks import (
     check_next_ids,
     check_out,
     check_settings,
+    check_takes,
 )
 
 if TYPE_CHECKING:
@@ -158,6 +159,7 @@ def select_top_k(
         PayloadInvalidError: with the number that is wrong, the rule and what to give instead.
     """
     if out is not None and not isinstance(out, Selection):
+        check_takes(out)
         return out.select(
             logits, k=k, temperatures=temperatures, vocab_size=vocab_size, next_ids=next_ids
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from typing import TYPE_CHECKING
 
 import torch
@@ -52,6 +53,16 @@ def check_k_given(k: int | None) -> int:
     if k is None:
         raise _invalid("k is not given: say how many entries a position are kept")
     return k
+
+
+def check_takes(out: object) -> None:
+    """Refuse what is neither a selection nor takes one."""
+    if not callable(getattr(out, "select", None)):
+        raise _invalid(
+            f"out is {reprlib.repr(out)}, a {type(out).__name__}: give a Selection, whose tensors "
+            "take the result, a publisher's draft or a part of one, or leave it out",
+            given=type(out).__name__,
+        )
 
 
 def check_settings(k: int, temperatures: Sequence[float]) -> None:

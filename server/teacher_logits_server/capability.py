@@ -79,8 +79,8 @@ def _check_vocabulary_size(
     if student.vocabulary_policy is VocabularyPolicy.TRUNCATE and not cannot_mask:
         return []
     way_out = (
-        "if it is one tokenizer and a head is padded, use vocabulary policy 'truncate': ids "
-        "beyond the smaller size are masked"
+        "if it is one tokenizer and a head is padded, give StudentProfile(vocabulary_policy="
+        "tl.VocabularyPolicy.TRUNCATE): ids beyond the smaller size are masked"
     )
     if cannot_mask:
         way_out = (

@@ -7,6 +7,8 @@ Pure. The rules of a publisher's own profile, in the order in which they are nam
     teacher_dp_indivisible  the step's rows split over the teacher's ranks
     teacher_mbs_indivisible a rank's rows split into micro batches
     rank_out_of_range       the publisher is one of these ranks
+    vocab_mismatch          the head has a row for each id of the vocabulary
+    top_k_too_large         no more entries a position than there are ids
     temperature_unavailable four temperatures at most besides 1, from 0.01 to 100
     column_unavailable      a column that this release does not carry, or a value type that
                             log-probabilities cannot have
@@ -74,7 +76,12 @@ def check_profile(profile: TeacherProfile, *, protocol_version: int) -> list[Vio
         )
     if model is not None:
         violations += locality.check_model_ranks(model, side="teacher")
-    return [*violations, *_check_scores(profile), *check_protocol(protocol_version)]
+    return [
+        *violations,
+        *_check_head(profile),
+        *_check_scores(profile),
+        *check_protocol(protocol_version),
+    ]
 
 
 def check_promised(
@@ -150,6 +157,31 @@ def _check_rows(
                 "position_count": payload.position_count,
             },
         )
+
+
+def _check_head(profile: TeacherProfile) -> list[Violation]:
+    """Return where sizes that are sizes do not fit each other."""
+    ids, rows, top_k = profile.vocabulary_size, profile.head_rows, profile.top_k
+    violations = []
+    if grid.is_size(ids) and grid.is_size(rows) and rows < ids:
+        violations.append(
+            Violation(
+                rule="vocab_mismatch",
+                message=f"head_rows is {rows} and vocabulary_size {ids}: the head has a row for "
+                "each id, and more where it is padded; give the columns that the whole head's "
+                "logits have",
+                facts={"teacher_head_rows": rows, "teacher_vocabulary_size": ids},
+            )
+        )
+    if grid.is_size(ids) and grid.is_size(top_k) and top_k > ids:
+        violations.append(
+            Violation(
+                rule="top_k_too_large",
+                message=f"top_k is {top_k}, and the vocabulary has {ids} ids; give at most {ids}",
+                facts={"top_k": top_k, "vocabulary_size": ids},
+            )
+        )
+    return violations
 
 
 def _check_scores(profile: TeacherProfile) -> list[Violation]:

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from teacher_logits.errors import DeadlinePassedError, SessionExpiredError, StreamBrokenError
+from teacher_logits.errors import (
+    DeadlinePassedError,
+    ServerUnreachableError,
+    SessionExpiredError,
+    StreamBrokenError,
+)
 from teacher_logits_client.calls import Calls
 from teacher_logits_client.config import parse_address
 
@@ -34,6 +39,9 @@ class Tap:
             context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
         yield b"last"
 
+    def renew(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        context.abort(grpc.StatusCode.CANCELLED, "as of a call that is open when a server stops")
+
 
 @pytest.fixture
 def tap() -> Tap:
@@ -53,9 +61,16 @@ def calls(tap: Tap) -> Iterator[Calls]:
 def serving(tap: Tap) -> Iterator[str]:
     server = grpc.server(ThreadPoolExecutor(4))
     handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(tap.read)
-    service = "teacher_logits.v1.BulkService"
+    cut: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(tap.renew)
+    services = {
+        "BulkService": {"ReadPayload": handler},
+        "TeacherLogitsService": {"RenewSession": cut},
+    }
     server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(service, {"ReadPayload": handler}),)
+        tuple(
+            grpc.method_handlers_generic_handler(f"teacher_logits.v1.{name}", handlers)
+            for name, handlers in services.items()
+        )
     )
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -75,6 +90,11 @@ def test_a_stream_that_the_server_breaks_off_says_so(calls: Calls, tap: Tap) -> 
     tap.go_on.set()
     with pytest.raises(StreamBrokenError, match="broke off: UNAVAILABLE: gone"):
         next(stream)
+
+
+def test_a_call_that_a_server_cuts_off_as_it_stops_is_no_cancelling_of_ours(calls: Calls) -> None:
+    with pytest.raises(ServerUnreachableError, match=r"stopped before .* the renewal of a session"):
+        calls.renew("s", timeout=PATIENCE)
 
 
 def test_a_stream_ends_with_its_deadline(calls: Calls) -> None:

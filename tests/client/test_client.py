@@ -534,6 +534,10 @@ class TestScore:
                 columns = payload.columns
                 assert columns["topk_ids"].shape == (40, 8)
                 assert "vocabulary" not in columns
+                assert columns.get("scored_ids") is None
+                for name in ("topk_id", "scored_ids"):
+                    with pytest.raises(KeyError, match=f"no column '{name}' .* has topk_ids, "):
+                        columns[name]
             for use in (lambda: columns["topk_ids"], lambda: list(columns), lambda: len(columns)):
                 with pytest.raises(LeaseLostError, match="acquire the payload again"):
                     use()

@@ -42,7 +42,14 @@ class TestClosing:
 
             with pytest.raises(LeaseLostError, match="is closed"):
                 columns["topk_ids"]
-            assert [targets.topk_ids.numel() for targets in made] == [0] * 4
+            for targets in made:
+                for name in ("topk_ids", "log_tail", "valid", "row_offsets", "row_firsts"):
+                    with pytest.raises(LeaseLostError, match="is closed"):
+                        getattr(targets, name)
+                with pytest.raises(LeaseLostError, match="is closed"):
+                    assert targets.present is not None
+            assert made[1].temperature == 2.0
+            assert repr(made[0]) == "<targets of a closed lease>"
 
     def test_what_is_asked_of_a_closed_payload_is_refused(self, service: Service) -> None:
         with service.session() as (_, session):

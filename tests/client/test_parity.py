@@ -138,6 +138,11 @@ class TestWhatCannotBeCompared:
         with pytest.raises(PayloadInvalidError, match=said):
             tl.compare_with_reference(targets(logits()), reference)
 
+    def test_is_a_reference_of_fewer_ids_than_the_vocabulary_has(self) -> None:
+        for narrow in (logits()[:, :30], logits()[:, :30].view(1, POSITIONS, 30)):
+            with pytest.raises(PayloadInvalidError, match="30 columns, and the teacher 40 ids"):
+                tl.compare_with_reference(targets(narrow), narrow, vocabulary_size=V)
+
     def test_is_what_has_no_id_in_common(self) -> None:
         ids = torch.full((POSITIONS, 2), V + 1)
         with pytest.raises(PayloadInvalidError, match="none of the"):

@@ -202,6 +202,10 @@ class TestRefusedBeforeAnythingIsSent:
         with pytest.raises(PayloadInvalidError, match=words):
             session.scored_ids(ROWS, ids=ids)  # type: ignore[arg-type]
 
+    def test_no_ids_at_all(self, session: tl.Session) -> None:
+        with pytest.raises(PayloadInvalidError, match="ids is None: give the ids to score"):
+            session.scored_ids(ROWS, ids=None)  # type: ignore[arg-type]
+
     def test_more_a_position_than_the_teacher_gives(self, session: tl.Session) -> None:
         most = session.teacher.top_k
         ids = torch.arange(most + 1).expand(POSITIONS, -1)

@@ -85,6 +85,12 @@ def test_a_bool_is_no_size_of_a_grid() -> None:
         StudentProfile(batch_grid=GRID, model_grid=model)
 
 
+def test_a_value_type_that_is_none_is_told_those_that_log_probabilities_may_have() -> None:
+    with pytest.raises(RequestInvalidError) as caught:
+        StudentProfile(batch_grid=GRID, value_type="fp16")  # type: ignore[arg-type]
+    assert "give one of 'float16', 'bfloat16', 'float32', or" in caught.value.message
+
+
 def test_a_student_that_names_no_value_type_takes_what_there_is() -> None:
     assert StudentProfile(batch_grid=GRID).value_type is None
     named = StudentProfile(batch_grid=GRID, value_type="float32")  # type: ignore[arg-type]

@@ -477,6 +477,11 @@ def test_what_takes_a_selection_is_handed_all_that_was_given() -> None:
     assert taker.given == {"k": 5, "temperatures": None, "vocab_size": None, "next_ids": None}
 
 
+def test_what_takes_no_selection_is_refused_by_its_type() -> None:
+    with pytest.raises(PayloadInvalidError, match=r"out is \{\}, a dict: give a Selection"):
+        select_top_k(torch.zeros(2, 5), k=2, out={})  # type: ignore[call-overload]
+
+
 def test_k_is_needed_where_nothing_else_knows_it() -> None:
     with pytest.raises(PayloadInvalidError, match="k is not given"):
         select_top_k(torch.eye(3))  # type: ignore[call-overload]

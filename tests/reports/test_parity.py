@@ -282,6 +282,12 @@ class TestAStep:
                 told = capsys.readouterr().err
                 assert ("step 0 goes with it" in told) == (not has_student)
 
+    def test_of_a_teacher_that_registers_none_is_not_said_to_go(
+        self, server: Embedded, complain: Complain, reference: str
+    ) -> None:
+        said = complain(server.address, "--parity", reference, "--step", "3")
+        assert "goes with it" not in said
+
     def test_is_asked_for_where_the_teacher_is_published(
         self, registry: str, complain: Complain, tmp_path: Path
     ) -> None:

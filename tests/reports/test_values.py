@@ -193,7 +193,7 @@ def test_r19_another_vocabulary_size_is_refused_with_both_and_the_way_out(
     violation = assert_refused(wide_client, profile, "vocab_mismatch")
     assert str(STUDENT_SIZE) in violation.message
     assert str(TEACHER_SIZE) in violation.message
-    assert "truncate" in violation.message
+    assert "VocabularyPolicy.TRUNCATE" in violation.message
 
 
 def test_r19_truncation_is_the_dense_answer_without_the_columns_dropped(

@@ -342,7 +342,9 @@ class TestTheVocabulary:
             "teacher_vocabulary_size": 1000,
             "teacher_head_rows": 1024,
         }
-        assert "truncate" in violation.message
+        assert "StudentProfile(vocabulary_policy=tl.VocabularyPolicy.TRUNCATE)" in (
+            violation.message
+        )
 
     @pytest.mark.parametrize(("size", "common"), [(900, 900), (1000, 1000), (1024, 1000)])
     def test_truncate_lets_the_ids_take_part_that_both_have(self, size: int, common: int) -> None:

@@ -48,6 +48,9 @@ class TestItsOwnRules:
             ({"dp": 5}, ["teacher_dp_indivisible"]),
             ({"shard": 2}, ["rank_out_of_range"]),
             ({"shard": -1}, ["rank_out_of_range"]),
+            ({"head_rows": 99}, ["vocab_mismatch"]),
+            ({"top_k": 101}, ["top_k_too_large"]),
+            ({"head_rows": 0, "top_k": 200}, ["not_positive", "top_k_too_large"]),
             ({"temperatures": (2.0, 3.0, 4.0, 5.0, 6.0)}, ["temperature_unavailable"]),
             ({"temperatures": (float("nan"),)}, ["temperature_unavailable"]),
             ({"value_type": ElementType.INT32}, ["column_unavailable"]),
@@ -62,6 +65,16 @@ class TestItsOwnRules:
     )  # fmt: skip
     def test_each_is_named(self, changes: dict[str, object], rules: list[str]) -> None:
         assert broken(teacher(**changes)) == rules  # type: ignore[arg-type]
+
+    def test_sizes_that_do_not_fit_are_named_with_both(self) -> None:
+        head, entries = check_profile(
+            teacher(head_rows=10, top_k=101), protocol_version=PROTOCOL_VERSION
+        )
+
+        assert head.message.startswith("head_rows is 10 and vocabulary_size 100: ")
+        assert head.facts == {"teacher_head_rows": 10, "teacher_vocabulary_size": 100}
+        assert entries.message == ("top_k is 101, and the vocabulary has 100 ids; give at most 100")
+        assert entries.facts == {"top_k": 101, "vocabulary_size": 100}
 
     def test_another_version_is_named(self) -> None:
         assert broken(teacher(), protocol_version=PROTOCOL_VERSION + 1) == ["protocol_version"]

@@ -7,6 +7,7 @@ from teacher_logits.errors import RequestInvalidError
 from teacher_logits.grid import BatchGrid
 from teacher_logits.layout import ElementType
 from teacher_logits.profiles import StudentProfile, TeacherProfile
+from teacher_logits.selection_rules import Sampled
 from teacher_logits_server.stream_codecs import check_codecs, choose_codec
 
 GRID = BatchGrid(global_batch_size=2, data_parallel_size=1, micro_batch_size=1)
@@ -112,6 +113,25 @@ def test_values_of_which_no_codec_saves_anything_are_refused_with_the_way_out() 
 
     assert "written in float16" in message
     assert "end value_codecs with 'as_written'" in message
+
+
+@pytest.mark.parametrize(
+    ("field", "asked", "as_it_is"),
+    [
+        ("value_codecs", ("uint8", "float16"), "as_written"),
+        ("id_codecs", ("packed18", "planes24"), "int32"),
+    ],
+)
+def test_samples_are_never_encoded_and_no_terms_say_that_they_are(
+    field: str, asked: tuple[str, ...], as_it_is: str
+) -> None:
+    [message] = refused(a_teacher(), selection=Sampled(seed=7), **{field: asked})
+    wishes = {"selection": Sampled(seed=7), field: (*asked, as_it_is)}
+
+    assert f"codec {', '.join(asked)} does not carry; end {field} with '{as_it_is}'" in message
+    assert granted(a_teacher(), is_published=False, **wishes) == ("as_written", "int32")
+    student = StudentProfile(batch_grid=GRID, **wishes)  # type: ignore[arg-type]
+    assert choose_codec(student, a_teacher(), is_published=False).bound.is_exact
 
 
 def test_both_lists_are_refused_at_once() -> None:

@@ -7,6 +7,7 @@ raised as an error of the tree (``failures``).
 
 from __future__ import annotations
 
+from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
@@ -24,7 +25,7 @@ from teacher_logits.wire import student_to_wire, transport_to_wire
 from teacher_logits.wire_session import lease_from_wire, session_from_wire
 from teacher_logits.wire_transport import probe_from_wire, refusal_to_wire
 from teacher_logits_client.calls.channels import Channels
-from teacher_logits_client.calls.failures import Waiting, error_of, stream_error_of
+from teacher_logits_client.calls.failures import Waiting, error_of, server_went, stream_error_of
 from teacher_logits_client.calls.opened import OpenedSession
 from teacher_logits_client.calls.pending import PendingLease
 from teacher_logits_client.calls.registry import RegistryCalls
@@ -259,7 +260,10 @@ class Calls:
             raise
         except grpc.RpcError as error:
             waiting = Waiting(what=what, address=self.address, seconds=timeout)
-            raise error_of(error, waiting) from None
+            problem = error_of(error, waiting)
+            if isinstance(problem, CancelledError) and not self.is_closed:
+                problem = server_went(waiting)  # nobody on this side cancels what it waits in
+            raise problem from None
 
     def _check_open(self) -> None:
         if self.is_closed:

@@ -7,7 +7,8 @@ gRPC's own, or of a server that is none of ours:
     DEADLINE_EXCEEDED               DeadlinePassedError
     UNIMPLEMENTED                   RequestInvalidError, naming the versions
     RESOURCE_EXHAUSTED (a size)     PayloadInvalidError
-    CANCELLED                       concurrent.futures.CancelledError
+    CANCELLED                       concurrent.futures.CancelledError; ServerUnreachableError where
+                                    it was a server that stopped (``server_went``)
     anything else                   TeacherLogitsError, naming the code
 
 gRPC's code is among the facts; its own error is not shown beside ours. On a stream of bytes,
@@ -117,6 +118,15 @@ def stream_error_of(
             facts={"address": str(waiting.address), "code": _code(error).name},
         )
     return sent or error_of(error, waiting)
+
+
+def server_went(waiting: Waiting) -> ServerUnreachableError:
+    """Return the error for a call that the server cut off by stopping."""
+    return ServerUnreachableError(
+        f"the server at {waiting.address} stopped before it had answered for {waiting.what}: open "
+        "a session with another, or with this one once it is back",
+        facts={"address": str(waiting.address), "deadline_seconds": waiting.seconds},
+    )
 
 
 def deadline_passed(waiting: Waiting) -> DeadlinePassedError:
