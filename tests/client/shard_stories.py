@@ -6,7 +6,7 @@ columns; behind them may lie padding, which is NaN.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,9 @@ class Case:
     bins: int | None = None
     tile: int = 8192
     ruled_out: bool = False
+    first_weight: float | None = None
+    teacher_lower_by: float = 0.0
+    bins_lower_by: int = 0
 
     @property
     def ranks(self) -> int:
@@ -68,18 +71,24 @@ class Case:
         return found.to(self.dtype)
 
     def targets(self) -> Targets:
-        return targets_of(
+        found = targets_of(
             self.teacher(), k=self.k, temperature=self.temperature, width=self.k + self.spare
         )
+        return replace(found, topk_logprobs=found.topk_logprobs - self.teacher_lower_by)
 
     def mask(self) -> torch.Tensor | None:
         if not self.masked:
             return None
-        return normal(self.positions, seed=self.seed + 2).clamp_min(0)
+        found = normal(self.positions, seed=self.seed + 2).clamp_min(0)
+        if self.first_weight is not None:
+            found[0] = self.first_weight
+        return found
 
     def bin_ids(self) -> torch.Tensor:
         generator = torch.Generator().manual_seed(self.seed)
-        return torch.randint(0, self.bins or 1, (self.positions,), generator=generator)
+        bins = self.bins or 1
+        drawn = torch.randint(0, bins, (self.positions,), generator=generator)
+        return (drawn - self.bins_lower_by) % bins
 
     def loss(
         self, logits: torch.Tensor, teacher: torch.Tensor, shard: VocabShard | None
@@ -215,6 +224,49 @@ def told(
     logits = case.student()[:, begin : begin + columns[rank]]
     try:
         case.loss(logits, case.teacher()[:, begin : begin + columns[rank]], shard)
+    except TeacherLogitsError as error:
+        return refused(error)
+    return None
+
+
+def told_of_whole_logits(
+    group: dist.ProcessGroup, rank: int, case: Case, with_head: bool
+) -> tuple[str, str, dict[str, object]] | None:
+    """What a rank is refused that has a shard and does not cut its logits, or its head."""
+    shard = VocabShard(*case.bounds(rank), group=group)
+    logits = losses.from_hidden(*head_of(case)) if with_head else case.student()
+    try:
+        loss_of(case.name, case.tail)(logits, case.targets(), case.mask(), shard=shard)
+    except TeacherLogitsError as error:
+        return refused(error)
+    return None
+
+
+def told_of_scales(
+    group: dist.ProcessGroup, rank: int, case: Case, scales: tuple[float, ...]
+) -> tuple[str, str, dict[str, object]] | None:
+    """What a rank is refused whose head has a scale of its own; None if nothing."""
+    begin, end = case.bounds(rank)
+    shard = VocabShard(begin, end, group=group)
+    hidden, weight, bias = head_of(case)
+    head = losses.from_hidden(hidden, weight[begin:end], bias[begin:end], scale=scales[rank])
+    try:
+        loss_of(case.name, case.tail)(head, case.targets(), case.mask(), shard=shard)
+    except TeacherLogitsError as error:
+        return refused(error)
+    return None
+
+
+def dense_teacher_told(
+    group: dist.ProcessGroup, rank: int, case: Case, wrong: float
+) -> tuple[str, str, dict[str, object]] | None:
+    """What a rank is refused where one column of the teacher is wrong, which rank 1 has."""
+    begin, end = case.bounds(rank)
+    shard = VocabShard(begin, end, group=group)
+    teacher = case.teacher()
+    teacher[2, -1] = wrong
+    try:
+        losses.dense_forward_kl(case.student()[:, begin:end], teacher[:, begin:end], shard=shard)
     except TeacherLogitsError as error:
         return refused(error)
     return None

@@ -217,11 +217,25 @@ class TestWhatIsLeftOut:
         assert float(sums) == float(counts) == 0
         assert not gradient.any()
 
-    def test_is_no_nan_that_counts(self, loss: Loss) -> None:
-        for side in (0, 1):
-            both = [normal(2, WIDTH, seed=1), normal(2, WIDTH, seed=2)]
-            both[side][1, 4] = math.nan
-            assert loss(*both, tile=3)[0].isnan()
+    def test_is_no_nan_of_the_student_that_counts(self, loss: Loss) -> None:
+        student, teacher = normal(2, WIDTH, seed=1), normal(2, WIDTH, seed=2)
+        student[1, 4] = math.nan
+
+        assert loss(student, teacher, tile=3)[0].isnan()
+
+    @pytest.mark.parametrize("tile", [3, 8192])
+    @pytest.mark.parametrize("wrong", [math.nan, math.inf])
+    def test_is_no_teacher_without_a_distribution(
+        self, loss: Loss, wrong: float, tile: int
+    ) -> None:
+        student, teacher = normal(4, WIDTH, seed=1), normal(4, WIDTH, seed=2)
+        teacher[2, 4], teacher[3] = wrong, -math.inf
+        mask = torch.tensor([False, True, True, True])
+
+        with pytest.raises(PayloadInvalidError, match="teacher logits at position 2") as refused:
+            loss(student, teacher, mask, tile=tile)
+
+        assert refused.value.facts == {"position": 2, "wrong_positions": 2}
 
     def test_by_the_student_is_infinite_with_a_finite_gradient(self, loss: Loss) -> None:
         student, teacher = normal(2, WIDTH, seed=3), normal(2, WIDTH, seed=4)
@@ -323,6 +337,7 @@ class TestRefusals:
         [
             ({"bins": 2}, "2 bins and no bin_ids"),
             ({"bins": 0}, "bins is 0"),
+            ({"bin_ids": torch.tensor([0, 1, 2])}, r"there is 1 bin, 0: .* with bins="),
             ({"tile": 0.5}, "tile is 0.5"),
             ({"temperature": 0.0}, "temperature is 0.0"),
             ({"temperature": math.nan}, "temperature is nan"),

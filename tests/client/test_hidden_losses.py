@@ -493,6 +493,13 @@ class TestMemory:
         assert max(sizes) <= self.POSITIONS * 6 * 8
 
 
+def test_a_head_is_shown_by_its_shapes() -> None:
+    head = losses.from_hidden(torch.zeros(4, 5), torch.zeros(9, 5), soft_cap=30.0)
+
+    shown = "<HeadLogits hidden [4, 5], weight [9, 5], no bias, scale 1.0, soft cap 30.0, "
+    assert repr(head) == shown + "torch.float32, cpu>"
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("hidden", "weight", "bias"),
@@ -511,6 +518,21 @@ class TestRefusals:
         parts = [torch.zeros(shape) for shape in (hidden, weight, bias) if shape is not None]
         with pytest.raises(PayloadInvalidError, match=r"shapes do not meet: hidden \(.*weight \("):
             losses.from_hidden(*parts)
+
+    @pytest.mark.parametrize("name", ["hidden", "weight", "bias"])
+    def test_name_what_is_missing_and_what_to_give(self, name: str) -> None:
+        given: dict[str, object] = {
+            "hidden": torch.zeros(4, 5),
+            "weight": torch.zeros(9, 5),
+            "bias": torch.zeros(9),
+        }
+        such_as = {
+            "hidden": "hidden states",
+            "weight": r"lm_head\.weight",
+            "bias": r"lm_head\.bias",
+        }
+        with pytest.raises(PayloadInvalidError, match=rf"^{name} is of type str.*{such_as[name]}"):
+            losses.from_hidden(**{**given, name: "x"})  # type: ignore[arg-type]
 
     def test_of_a_module_say_what_to_give(self) -> None:
         with pytest.raises(PayloadInvalidError, match=r"weight is of type Linear; .*lm_head\.wei"):

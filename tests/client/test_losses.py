@@ -15,7 +15,13 @@ from tests.client.made_arrays import Sizes
 
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import ColumnKind
-from teacher_logits_client.losses import Tail, forward_kl, reverse_kl, skew_reverse_kl
+from teacher_logits_client.losses import (
+    Tail,
+    forward_kl,
+    reverse_kl,
+    skew_reverse_kl,
+    soft_cross_entropy,
+)
 from teacher_logits_client.targets import Targets, make_targets
 
 WIDTH = 30
@@ -175,6 +181,7 @@ class TestGradient:
                 topk_logprobs=targets.topk_logprobs[row : row + 1],
                 log_tail=targets.log_tail[row : row + 1],
                 valid=mask[row : row + 1],
+                row_offsets=torch.tensor([0, 1]),
             )
             _, expected, _ = value_and_gradient(student[row : row + 1], alone)
             assert torch.allclose(gradient[row : row + 1], expected, atol=1e-7)
@@ -448,6 +455,44 @@ class TestRefusals:
         targets = targets_of(normal(4, WIDTH, seed=1), k=WIDTH)
         with pytest.raises(PayloadInvalidError, match="name id 29 and the student has 29 columns"):
             forward_kl(torch.zeros(4, WIDTH - 1), targets)
+
+    @pytest.mark.parametrize("k", [1, 5])
+    def test_of_probabilities_that_are_no_logs_of_them(self, k: int) -> None:
+        right = targets_of(normal(4, WIDTH, seed=1), k=k)
+        wrong = replace(right, topk_logprobs=right.topk_logprobs.exp())
+        with pytest.raises(PayloadInvalidError, match="neither probabilities nor logits") as told:
+            forward_kl(torch.zeros(4, WIDTH), wrong)
+        assert told.value.facts["wrong_positions"] == 4
+
+    @pytest.mark.parametrize("wrong", [math.nan, math.inf])
+    def test_of_log_probabilities_that_are_none_where_they_count(self, wrong: float) -> None:
+        targets = targets_of(normal(4, WIDTH, seed=1), k=5)
+        targets.topk_logprobs[2, 1] = wrong
+        assert forward_kl(torch.zeros(4, WIDTH), targets, torch.tensor([1, 1, 0, 1]))[1] == 3
+        with pytest.raises(PayloadInvalidError, match="at position 2"):
+            forward_kl(torch.zeros(4, WIDTH), targets)
+
+    def test_of_log_probabilities_are_none_for_rounding(self) -> None:
+        targets = targets_of(normal(4, WIDTH, seed=1), k=5)
+        for dtype in (torch.bfloat16, torch.float16):
+            rounded = replace(targets, topk_logprobs=targets.topk_logprobs.to(dtype))
+            assert forward_kl(torch.zeros(4, WIDTH), rounded)[0] > 0
+
+    def test_of_weights_are_none_where_a_loss_is_linear_in_them(self) -> None:
+        targets = targets_of(normal(4, WIDTH, seed=1), k=5)
+        weights = replace(targets, topk_logprobs=targets.topk_logprobs + math.log(3))
+
+        once, _ = soft_cross_entropy(torch.zeros(4, WIDTH), targets, tail=Tail.TRUNCATED)
+        found, _ = soft_cross_entropy(torch.zeros(4, WIDTH), weights, tail=Tail.TRUNCATED)
+
+        assert found == pytest.approx(3 * once)
+
+    @pytest.mark.parametrize("offsets", [[0, 3], [1, 4], [0, 40], [0, 5, 4], [0]])
+    def test_of_rows_that_are_not_made_of_the_positions(self, offsets: list[int]) -> None:
+        targets = targets_of(normal(4, WIDTH, seed=1), k=5)
+        wrong = replace(targets, row_offsets=torch.tensor(offsets))
+        with pytest.raises(PayloadInvalidError, match="they go from 0 to 4 and never down"):
+            forward_kl(torch.zeros(4, WIDTH), wrong)
 
     def test_of_another_temperature(self) -> None:
         targets = targets_of(normal(4, WIDTH, seed=1), k=5, temperature=2.0)

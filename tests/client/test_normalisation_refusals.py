@@ -41,6 +41,10 @@ class TestSettings:
 
         assert (loss.weight, loss.bin_weights) == (2.0, (1.0, 0.5))
 
+    def test_of_gradients_of_several_ranks_without_their_counts(self) -> None:
+        with pytest.raises(ConfigError, match=r"averaged_over is 2 .* give reduction="):
+            StepNormaliser(gradients_averaged_over=2)
+
     def test_of_a_name_that_is_no_text(self) -> None:
         with pytest.raises(ConfigError, match="called 3, a int"):
             StepLoss(name=3)  # type: ignore[arg-type]
@@ -75,6 +79,39 @@ class TestMicroBatches:
         step = StepNormaliser().begin(step=0)
         with pytest.raises(PayloadInvalidError, match=r"the count of micro batch 0 is .*"):
             step.microbatch(0, torch.tensor(1.0), count)  # type: ignore[arg-type]
+
+
+class TestParameters:
+    """A generator that was read before is empty: nothing would be divided."""
+
+    def test_that_ran_out_are_refused_with_the_first_sum_that_needs_a_gradient(self) -> None:
+        model = torch.nn.Linear(2, 1)
+        parameters = model.parameters()
+        torch.optim.SGD(parameters)
+        step = StepNormaliser(StepLoss(parameters=parameters)).begin(step=0)
+        step.microbatch(0, torch.tensor(1.0), 1)
+
+        with pytest.raises(ConfigError, match=r"turned out to be none.*list\(model\.parameters"):
+            step.microbatch(1, model.weight.sum(), 1)
+
+        assert step.finish().losses["loss"].counts == (1.0,)
+
+    @pytest.mark.parametrize("loss", [StepLoss(), StepLoss(parameters=())])
+    def test_that_are_none_on_purpose_are_fine(self, loss: StepLoss) -> None:
+        weight = torch.ones(2, requires_grad=True)
+        with StepNormaliser(loss).begin(step=0) as step:
+            step.microbatch(0, weight.sum(), 1)
+            assert step.finish().loss == 2
+
+    def test_of_a_generator_are_divided_in_every_step(self) -> None:
+        model = torch.nn.Linear(2, 1, bias=False)
+        normaliser = StepNormaliser(StepLoss(parameters=model.parameters()))
+        for number in range(2):
+            with normaliser.begin(step=number) as step:
+                step.microbatch(0, model.weight.sum(), 4).backward()
+                step.finish()
+            assert model.weight.grad is not None
+            assert model.weight.grad.tolist() == [[0.25, 0.25]]
 
 
 class TestGradientNorms:

@@ -22,6 +22,7 @@ from teacher_logits_client.normalisation import (
     StaleAttemptError,
     StepLoss,
     StepNormaliser,
+    StepReport,
     gradient_norms,
 )
 
@@ -247,6 +248,46 @@ class TestFinish:
 
         assert parameter.grad is None
         assert normaliser.begin(step=0).attempt == 1
+
+
+class TestWhetherToStep:
+    def finished(self, loss_sum: float, count: float, weight: float = 1.0) -> StepReport:
+        with StepNormaliser(StepLoss(weight=weight), StepLoss(name="other")).begin(step=0) as step:
+            step.microbatch(0, torch.tensor(loss_sum), count, loss="loss")
+            step.microbatch(0, torch.tensor(2.0), count, loss="other")
+            return step.finish()
+
+    def test_is_yes_without_a_reason_where_something_counted(self) -> None:
+        report = self.finished(1.0, 2)
+
+        assert (report.should_step, report.reason) == (True, None)
+
+    def test_is_no_where_nothing_counted(self) -> None:
+        report = self.finished(1.0, 0)
+
+        assert (report.should_step, report.reason) == (False, "no loss counted anything")
+
+    def test_is_no_where_a_loss_is_nan_and_names_it(self) -> None:
+        report = self.finished(math.nan, 2)
+
+        assert (report.should_step, report.reason) == (False, "the loss 'loss' is NaN")
+
+    def test_does_not_depend_on_a_loss_that_weighs_nothing(self) -> None:
+        assert self.finished(math.nan, 2, weight=0.0).should_step
+
+    def test_is_yes_where_a_loss_is_infinite_and_its_gradient_is_not(self) -> None:
+        assert self.finished(math.inf, 2).should_step
+
+    @pytest.mark.parametrize("bad", [0, 1])
+    def test_is_no_on_every_rank_where_one_has_a_nan(self, bad: int) -> None:
+        meeting = Meeting(2)
+
+        def story(rank: int) -> bool:
+            step = StepNormaliser(reduction=meeting.of(rank)).begin(step=0)
+            step.microbatch(0, torch.tensor(math.nan if rank == bad else 1.0), 2)
+            return step.finish().should_step
+
+        assert on_ranks(2, story) == [False, False]
 
 
 class TestLeaving:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.cases.test_loss_cases import EXTREME, names
 from tests.client.extreme_story import extreme
@@ -17,16 +17,20 @@ from tests.client.shard_stories import (
     Case,
     Found,
     alone,
+    dense_teacher_told,
     head_alone,
     made,
     sharded,
     sharded_head,
     told,
+    told_of_scales,
+    told_of_whole_logits,
 )
 
 from teacher_logits.errors import ConfigError
 from teacher_logits_client import losses
 from teacher_logits_client.losses import Tail, VocabShard
+from teacher_logits_client.losses.sharding import checksums
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,12 +77,22 @@ def cases(draw: st.DrawFn) -> Case:
     name, tail = draw(st.sampled_from(EACH))
     count, columns = draw(st.integers(2, MOST)), draw(st.integers(3, 17))
     inner = sorted(draw(st.lists(st.integers(0, columns), min_size=count - 1, max_size=count - 1)))
+    cuts = (0, *inner, columns)
+    order = tuple(draw(st.permutations(range(count))))
+    padding = tuple(draw(st.lists(st.integers(0, 2), min_size=count, max_size=count)))
+    # Padded to just the width of the whole vocabulary, a shard is refused.
+    assume(
+        all(
+            cuts[place + 1] - cuts[place] + spare != columns
+            for place, spare in zip(order, padding, strict=True)
+        )
+    )
     return Case(
         name=name,
         tail=tail,
-        cuts=(0, *inner, columns),
-        order=tuple(draw(st.permutations(range(count)))),
-        padding=tuple(draw(st.lists(st.integers(0, 2), min_size=count, max_size=count))),
+        cuts=cuts,
+        order=order,
+        padding=padding,
         positions=draw(st.integers(0, 5)),
         k=draw(st.integers(2, columns)),
         spare=draw(st.integers(0, 2)),
@@ -110,7 +124,7 @@ class TestEveryLoss:
     def test_is_as_alone_where_a_rank_has_no_column_and_one_no_id_of_a_row(
         self, ranks: Ranks, name: str, tail: Tail
     ) -> None:
-        case = Case(name=name, tail=tail, cuts=(0, 0, 1, 12), k=3, padding=(2, 0, 1))
+        case = Case(name=name, tail=tail, cuts=(0, 0, 1, 12), k=3, padding=(2, 0, 2))
         assert not (case.targets().topk_ids == 0).any(1).all()
 
         assert_as_alone(case, ranks.run(3, sharded, case))
@@ -196,11 +210,14 @@ class TestRanksThatDisagree:
             {"dtype": torch.float32},
             {"masked": False},
             {"name": "dense_soft_cross_entropy"},
+            {"name": "total_variation"},
+            {"first_weight": 1.0},
+            {"teacher_lower_by": 0.1},
         ],
         ids=lambda change: "".join(change),
     )
     def test_are_refused_together(self, ranks: Ranks, change: dict[str, object]) -> None:
-        case = Case(name="forward_kl")
+        case = Case(name="forward_kl", first_weight=0.5)
         other = replace(case, **change)  # type: ignore[arg-type]
 
         answers = ranks.run(2, told, (case, other), (5, 7))
@@ -208,17 +225,60 @@ class TestRanksThatDisagree:
         assert [each and each[0] for each in answers] == ["RequestInvalidError"] * 2
 
     @pytest.mark.parametrize(
-        "change", [{"positions": 3}, {"bins": 3}, {"temperature": 2.0}, {"masked": False}]
+        "change",
+        [
+            {"positions": 3},
+            {"bins": 2},
+            {"temperature": 2.0},
+            {"masked": False},
+            {"first_weight": 1.0},
+            {"bins_lower_by": 1},
+            {"name": "dense_soft_cross_entropy"},
+        ],
+        ids=lambda change: "".join(change),
     )
     def test_about_a_dense_loss_are_refused_together(
         self, ranks: Ranks, change: dict[str, object]
     ) -> None:
-        case = Case(name="dense_forward_kl")
+        case = Case(name="dense_forward_kl", bins=3, first_weight=0.5)
         other = replace(case, **change)  # type: ignore[arg-type]
 
         answers = ranks.run(2, told, (case, other), (5, 7))
 
         assert [each and each[0] for each in answers] == ["RequestInvalidError"] * 2
+
+    @pytest.mark.parametrize(
+        ("name", "says"),
+        [("jsd 0.5", "jensen_shannon(beta=0.5)"), ("skew_kl", "skew_kl(alpha=0.3)")],
+    )
+    def test_about_a_share_hear_which_one_is_here(self, ranks: Ranks, name: str, says: str) -> None:
+        case = Case(name=name)
+        other = replace(case, name="jsd 0.1")
+
+        answers = ranks.run(2, told, (case, other), (5, 7))
+
+        assert [each and each[0] for each in answers] == ["RequestInvalidError"] * 2
+        assert answers[0] is not None
+        assert says in answers[0][1]
+
+    def test_about_the_scale_of_a_head_are_refused_together(self, ranks: Ranks) -> None:
+        case = Case(name="forward_kl")
+        assert ranks.run(2, told_of_scales, case, (0.5, 0.5)) == [None, None]
+
+        answers = ranks.run(2, told_of_scales, case, (0.5, 1.0))
+
+        assert [each and each[0] for each in answers] == ["RequestInvalidError"] * 2
+
+    @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+    def test_hear_all_of_a_dense_teacher_that_one_has_no_distribution_of(
+        self, ranks: Ranks, wrong: float
+    ) -> None:
+        answers = ranks.run(2, dense_teacher_told, Case(name="dense_forward_kl"), wrong)
+
+        facts = {"position": 2, "wrong_positions": 1}
+        assert [each and (each[0], each[2]) for each in answers] == [
+            ("PayloadInvalidError", facts)
+        ] * 2
 
     def test_can_go_on_afterwards(self, ranks: Ranks) -> None:
         case = Case(name="reverse_kl")
@@ -227,7 +287,48 @@ class TestRanksThatDisagree:
         assert_as_alone(case, ranks.run(2, sharded, case))
 
 
+class TestChecksums:
+    """What ranks are held against each other by, beside words."""
+
+    def test_tell_weights_that_are_swapped_far_apart(self) -> None:
+        weights = torch.ones(9000, dtype=torch.float64)
+        found = set()
+        for place in (0, 2048, 4095, 8191):
+            other = weights.clone()
+            other[place] = 0.5
+            found.add(checksums(other))
+        assert len(found | {checksums(weights)}) == 5
+
+    @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float32, torch.int64])
+    def test_are_of_the_numbers_and_their_order(self, dtype: torch.dtype) -> None:
+        one = torch.tensor([[1, 0, 1], [0, 0, 1]]).to(dtype)
+
+        assert checksums(one) == checksums(one.T.contiguous().T)
+        assert checksums(one) != checksums(one.flip(1)) != checksums(one.flip(0))
+
+    def test_of_nothing_are_there(self) -> None:
+        assert checksums(torch.zeros(0), torch.zeros(0, 3)) == "0 0"
+
+
 class TestShards:
+    @pytest.mark.parametrize("with_head", [False, True])
+    def test_of_logits_that_are_not_cut_are_refused_by_every_rank(
+        self, ranks: Ranks, with_head: bool
+    ) -> None:
+        answers = ranks.run(2, told_of_whole_logits, Case(name="forward_kl"), with_head)
+
+        for answer, (begin, end) in zip(answers, ((0, 5), (5, 12)), strict=True):
+            assert answer is not None
+            assert answer[0] == "PayloadInvalidError"
+            assert f"give logits[..., {begin}:{end}]" in answer[1]
+            wanted = {"columns": 12, "shard_columns": end - begin, "vocabulary_size": 12}
+            assert answer[2] == wanted
+
+    def test_of_one_rank_have_the_whole_vocabulary(self, ranks: Ranks) -> None:
+        case = Case(name="forward_kl", cuts=(0, 12))
+
+        assert_as_alone(case, ranks.run(1, sharded, case))
+
     def test_tile_the_vocabulary_in_any_order(self, ranks: Ranks) -> None:
         assert ranks.run(3, made, ((4, 9), (0, 4), (9, 9))) == [9, 9, 9]
 

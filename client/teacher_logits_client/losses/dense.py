@@ -63,7 +63,8 @@ def dense_soft_cross_entropy(
 
     Raises:
         PayloadInvalidError: shapes, types or devices that disagree, a bin that there is none of,
-            a temperature that is not above 0.
+            a temperature that is not above 0; or, at a position that counts, a teacher that is
+            NaN or +inf somewhere or -inf everywhere.
         ConfigError: ``shard`` is none.
         RequestInvalidError: the ranks of ``shard`` disagree, or one of them refused its part.
     """
@@ -190,7 +191,7 @@ def _bins(
         position = int(wrong[0])
         raise PayloadInvalidError(
             f"bin_ids holds {int(flat[position])} at position {position} ({len(wrong)} such "
-            f"positions count), and there are {bins} bins, 0 to {bins - 1}",
+            f"positions count), and there {_so_many(bins)}",
             facts={
                 "bin_id": int(flat[position]),
                 "position": position,
@@ -199,6 +200,12 @@ def _bins(
             },
         )
     return flat
+
+
+def _so_many(bins: int) -> str:
+    if bins == 1:
+        return "is 1 bin, 0: say how many there are with bins="
+    return f"are {bins} bins, 0 to {bins - 1}"
 
 
 def _counts(weights: torch.Tensor, bins: torch.Tensor, count: int) -> torch.Tensor:

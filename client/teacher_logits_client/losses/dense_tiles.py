@@ -18,6 +18,8 @@ import torch
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from teacher_logits.complement import rows_at_once
+from teacher_logits.errors import PayloadInvalidError
+from teacher_logits_client.losses.sharding import checksums
 from teacher_logits_client.losses.streaming import StreamedSums, powers
 
 if TYPE_CHECKING:
@@ -105,6 +107,7 @@ class _DenseLoss(torch.autograd.Function):
         sums = _streamed(logits, teacher, tiles)
         if inputs.shard is not None:
             sums.merge(inputs.shard, room=2 * len(logits), agreed=_said(tiles, inputs))
+        _check_teacher(sums.teacher_sum, tiles.rows)
         values = sums.cross_entropy()
         if inputs.less_entropy:
             values = values - sums.teacher_entropy()
@@ -165,6 +168,23 @@ def _streamed(logits: torch.Tensor, teacher: torch.Tensor, tiles: _Tiles) -> Str
     return StreamedSums.together(states)
 
 
+def _check_teacher(normalisers: torch.Tensor, rows: torch.Tensor) -> None:
+    """Let a teacher pass whose normaliser [R] is one at each of ``rows``; all ranks have the same.
+
+    Raises:
+        PayloadInvalidError: one is NaN, which a NaN or +inf makes of it, or 0.
+    """
+    wrong = (~(normalisers > 0)).nonzero()
+    if len(wrong):
+        position = int(rows[wrong[0]])
+        raise PayloadInvalidError(
+            f"teacher logits at position {position} ({len(wrong)} such positions count) hold NaN "
+            "or +inf, or nothing but -inf, which is no distribution; mask what is not to be "
+            "learnt, or mend the teacher",
+            facts={"position": position, "wrong_positions": len(wrong)},
+        )
+
+
 def _directions(
     logits: torch.Tensor, teacher: torch.Tensor, normalisers: torch.Tensor, tiles: _Tiles
 ) -> Iterator[tuple[slice, slice, torch.Tensor]]:
@@ -186,8 +206,10 @@ def _by_bin(values: torch.Tensor, bins: torch.Tensor, count: int) -> torch.Tenso
 
 def _said(tiles: _Tiles, inputs: DenseInputs) -> str:
     """What all ranks of a shard have to say alike."""
-    places = int(tiles.rows.sum())
+    weights, bins = inputs.weights[tiles.rows].double(), inputs.bins[tiles.rows]
     return (
-        f"{len(tiles.rows)} of {tiles.count} positions whose places add up to {places}, "
-        f"{inputs.bin_count} bins, temperature {tiles.temperature}, in {tiles.dtype}"
+        f"dense_{'forward_kl' if inputs.less_entropy else 'soft_cross_entropy'} at "
+        f"{len(tiles.rows)} of {tiles.count} positions, {inputs.bin_count} bins, temperature "
+        f"{tiles.temperature}, in {tiles.dtype}; places, weights and bins of checksums "
+        f"{checksums(tiles.rows, weights, bins)}"
     )

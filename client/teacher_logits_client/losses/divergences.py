@@ -11,7 +11,7 @@ where their logits are NaN; so do places of [N,S,V] that hold no position. A row
 has no next token and never counts, whatever ``mask`` says: ``targets.valid`` leaves it out.
 
 Sampled targets go into ``forward_kl`` and ``soft_cross_entropy`` alone, which are linear in the
-teacher's probabilities; the others refuse them.
+teacher's probabilities; the others refuse them, but where their share makes them ``forward_kl``.
 
 ``forward_kl`` says what all of them take, return and refuse; the others say what differs.
 """
@@ -70,8 +70,9 @@ def forward_kl(
 
     Raises:
         PayloadInvalidError: shapes or temperatures that disagree, a row that reaches beyond S,
-            an id that the student has no column for, something else than targets, K = 1 with
-            ``Tail.RENORMALISED``, which teaches nothing, or a sample with that tail.
+            an id that the student has no column for, something else than targets, such whose
+            mass is far above 1 where they count, K = 1 with ``Tail.RENORMALISED``, which teaches
+            nothing, or a sample with that tail.
         ConfigError: ``tail`` is none, or makes no sense here.
         LeaseLostError: the targets' lease is closed.
         RequestInvalidError: the ranks of ``shard`` disagree, or one of them refused its part.

@@ -17,6 +17,9 @@ from teacher_logits.errors import PayloadInvalidError
 if TYPE_CHECKING:
     from teacher_logits_client.targets import Targets
 
+# Well above 1: log-probabilities of 16 bits add up to a few hundredths more or less.
+_MOST_MASS = 1.25
+
 
 def check_targets(targets: Targets, device: torch.device) -> None:
     """Let targets pass that may be read, with columns of the same positions, on ``device``.
@@ -24,7 +27,8 @@ def check_targets(targets: Targets, device: torch.device) -> None:
     Raises:
         LeaseLostError: their lease is closed.
         PayloadInvalidError: a column is no tensor of its kind, differs in shape from the ids, or
-            lies elsewhere; a temperature that is not above 0; row offsets that are none.
+            lies elsewhere; a temperature that is not above 0; row offsets that are none, or do
+            not go from 0 to the number of positions.
     """
     targets.check_open()
     check_temperature_above_zero(targets.temperature)
@@ -52,6 +56,29 @@ def check_targets(targets: Targets, device: torch.device) -> None:
         )
 
 
+def check_mass(log_teacher: torch.Tensor, weights: torch.Tensor) -> None:
+    """Let log-probabilities [P,K+1] pass that are some, where ``weights`` [P] is not 0.
+
+    Raises:
+        PayloadInvalidError: what they are the logs of adds up to far more than 1, or to no number.
+    """
+    masses = log_teacher.exp().sum(1)
+    wrong = (~(masses <= _MOST_MASS) & (weights != 0)).nonzero()
+    if len(wrong):
+        position = int(wrong[0])
+        raise PayloadInvalidError(
+            f"topk_logprobs and log_tail of the targets have a mass of "
+            f"{float(masses[position]):.4g} at position {position} ({len(wrong)} such positions "
+            "count), and probabilities add up to 1; give log-probabilities, such as those of "
+            "select_top_k, and neither probabilities nor logits",
+            facts={
+                "position": position,
+                "mass": float(masses[position]),
+                "wrong_positions": len(wrong),
+            },
+        )
+
+
 def check_temperature_above_zero(temperature: object) -> None:
     """Let a temperature pass that logits can be divided by.
 
@@ -63,6 +90,23 @@ def check_temperature_above_zero(temperature: object) -> None:
             f"the temperature is {temperature!r}; logits are divided by it: give a finite number "
             "above 0",
             facts={"temperature": repr(temperature)},
+        )
+
+
+def check_same_temperature(targets: Targets, temperature: float | None) -> None:
+    """Let a temperature pass that is that of the targets, or None.
+
+    Raises:
+        PayloadInvalidError: it is another, or one that logits cannot be divided by.
+    """
+    if temperature is not None:
+        check_temperature_above_zero(temperature)
+    if temperature is not None and temperature != targets.temperature:
+        raise PayloadInvalidError(
+            f"temperature {temperature:g} is asked for and the targets are at "
+            f"{targets.temperature:g}; make targets at {temperature:g}: tails do not follow from "
+            "one temperature to another",
+            facts={"temperature": temperature, "targets_temperature": targets.temperature},
         )
 
 
@@ -86,6 +130,14 @@ def _check_shapes(targets: Targets) -> None:
             f"row_offsets of the targets has shape {tuple(offsets.shape)}; N rows have N+1 of "
             "them, in one dimension",
             facts={"column": "row_offsets", "shape": str(tuple(offsets.shape))},
+        )
+    positions = targets.valid.numel()
+    first, last, falls = torch.stack([offsets[0], offsets[-1], (offsets.diff() < 0).sum()]).tolist()
+    if first or last != positions or falls:
+        raise PayloadInvalidError(
+            f"row_offsets of the targets go from {first} to {last}, down {falls} times, and there "
+            f"are {positions} positions; they go from 0 to {positions} and never down",
+            facts={"first": first, "last": last, "falls": falls, "positions": positions},
         )
 
 

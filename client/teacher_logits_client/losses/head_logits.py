@@ -14,8 +14,14 @@ import torch
 
 from teacher_logits.errors import ConfigError, PayloadInvalidError
 
+_SUCH_AS = {
+    "hidden": "the model's last hidden states [P,H] or [N,S,H]",
+    "weight": "model.lm_head.weight",
+    "bias": "model.lm_head.bias, or None where the head has none",
+}
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class HeadLogits:
     """Logits [...,V] of hidden states [...,H], weight [V,H] and bias [V]; see ``from_hidden``."""
 
@@ -24,6 +30,13 @@ class HeadLogits:
     bias: torch.Tensor | None
     scale: float
     soft_cap: float | None
+
+    def __repr__(self) -> str:
+        """Shapes and settings, and not a number of the tensors."""
+        bias = "no bias" if self.bias is None else f"bias {list(self.bias.shape)}"
+        given = f"hidden {list(self.hidden.shape)}, weight {list(self.weight.shape)}, {bias}"
+        settings = f"scale {self.scale}, soft cap {self.soft_cap}"
+        return f"<{type(self).__name__} {given}, {settings}, {self.hidden.dtype}, {self.device}>"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -91,7 +104,7 @@ def _check_tensors(hidden: object, weight: object, bias: object) -> None:
         if not isinstance(each, torch.Tensor):
             kind = type(each).__name__
             raise PayloadInvalidError(
-                f"{name} is of type {kind}; give a tensor, such as model.lm_head.weight",
+                f"{name} is of type {kind}; give a tensor, such as {_SUCH_AS[name]}",
                 facts={"name": name, "kind": kind},
             )
         if not each.is_floating_point() or each.layout is not torch.strided:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from teacher_logits_client.losses.sharding import checksums
 from teacher_logits_client.losses.tails import Tail
 
 if TYPE_CHECKING:
@@ -35,10 +36,7 @@ def over_shards(
     if inputs.shard is None:
         return coarse, entropy
     shard, ids, own = inputs.shard, inputs.ids[at], coarse[:, -1]
-    said = (
-        f"{len(ids)} of {room} positions with {ids.shape[1]} ids that add up to "
-        f"{int(ids.sum())}, temperature {inputs.temperature}, {inputs.tail}, in {coarse.dtype}"
-    )
+    said = _said(inputs, at, coarse.dtype, room=room)
     top = finite(shard.maxima(own, room=room, agreed=said))
     below = own - top
     share = below.exp().unsqueeze(1)
@@ -52,6 +50,23 @@ def over_shards(
     if inputs.tail is Tail.NEMO_FLOOR:
         entropy = torch.where(whole == 0, 0.0, sums[:, -1:] / whole + whole.log())
     return torch.cat([chosen, top.unsqueeze(1) + whole.log()], 1), entropy
+
+
+def _said(inputs: Inputs, at: torch.Tensor, dtype: torch.dtype, *, room: int) -> str:
+    """What all ranks of a shard have to say alike: whatever goes into the loss but the logits."""
+    given = [
+        at if inputs.places is None else inputs.places[at],
+        inputs.weights[at].double(),
+        inputs.ids[at],
+        inputs.log_teacher[at].to(dtype),
+    ]
+    if inputs.entropy is not None:
+        given.append(inputs.entropy[at].to(dtype))
+    return (
+        f"{inputs.named} at {len(at)} of {room} positions with {inputs.ids.shape[1]} ids, "
+        f"temperature {inputs.temperature}, {inputs.tail}, in {dtype}; places, weights and "
+        f"targets of checksums {checksums(*given)}"
+    )
 
 
 def finite(values: torch.Tensor) -> torch.Tensor:

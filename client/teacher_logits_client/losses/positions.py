@@ -14,7 +14,11 @@ import torch
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits_client.losses import slopes
 from teacher_logits_client.losses.coarse import coarse_loss
-from teacher_logits_client.losses.fitting import check_targets, check_temperature_above_zero
+from teacher_logits_client.losses.fitting import (
+    check_mass,
+    check_same_temperature,
+    check_targets,
+)
 from teacher_logits_client.losses.head_logits import HeadLogits
 from teacher_logits_client.losses.hidden import hidden_loss
 from teacher_logits_client.losses.samples import less_entropy, linear_form
@@ -47,37 +51,54 @@ def sum_over_positions(
         check_targets(targets, student_logits.device)
         width = targets.topk_ids.shape[-1]
         check_tail(tail, width=width, at_reverse_kl=divergence is slopes.reverse_kl)
-        _check_temperature(targets, temperature)
+        check_same_temperature(targets, temperature)
+        named = _named(divergence, student_logits)
         divergence, entropy = linear_form(targets, divergence, tail)
         ids = targets.topk_ids.reshape(-1, width).long()
         places = _places(student_logits, targets)
         _check_logits(tuple(student_logits.shape), ids, places, shard)
-        valid = targets.valid.reshape(-1)
-        if mask is not None:
-            mask = _flat_mask(mask, valid, places, tuple(student_logits.shape[:-1]))
-        weights, count = weights_and_count(valid, mask)
+        weights, count = _weights(targets, mask, places, tuple(student_logits.shape[:-1]))
+        linear = tail is Tail.TRUNCATED and divergence is slopes.soft_cross_entropy
         inputs = Inputs(
             ids=ids,
-            log_teacher=_log_teacher(targets, width),
+            log_teacher=_log_teacher(targets, weights, of_any_weights=linear),
             weights=weights,
             places=places,
             temperature=targets.temperature,
             tail=tail,
             divergence=divergence,
             shard=shard,
+            named=named,
+            entropy=entropy,
         )
-    if isinstance(student_logits, HeadLogits):
-        head = student_logits if shard is None else student_logits.cut(shard.columns)
-        loss = hidden_loss(head, inputs)
-    else:
-        loss = coarse_loss(student_logits.flatten(0, -2), inputs)
+    loss = _loss(student_logits, inputs)
     return less_entropy(loss, entropy, weights), count
 
 
-def _log_teacher(targets: Targets, width: int) -> torch.Tensor:
-    """Return the teacher's log-probabilities [P,K+1], the mass outside last."""
-    entries = targets.topk_logprobs.reshape(-1, width)
-    return torch.cat([entries, targets.log_tail.reshape(-1, 1)], 1)
+def _loss(student_logits: torch.Tensor | HeadLogits, inputs: Inputs) -> torch.Tensor:
+    if not isinstance(student_logits, HeadLogits):
+        return coarse_loss(student_logits.flatten(0, -2), inputs)
+    return hidden_loss(student_logits.cut(inputs.own_columns(student_logits.shape[-1])), inputs)
+
+
+def _named(divergence: slopes.Divergence, logits: torch.Tensor | HeadLogits) -> str:
+    """Return the loss and its settings in words, with those of a head that has some."""
+    plain = not isinstance(logits, HeadLogits) or (logits.scale, logits.soft_cap) == (1.0, None)
+    of_head = "" if plain else f" of a head at {logits.scale}, capped at {logits.soft_cap},"  # type: ignore[union-attr]
+    return slopes.name_of(divergence) + of_head
+
+
+def _log_teacher(targets: Targets, weights: torch.Tensor, *, of_any_weights: bool) -> torch.Tensor:
+    """Return the teacher's log-probabilities [P,K+1], the mass outside last.
+
+    They are those of a distribution where ``weights`` [P] is not 0, but for samples, which are
+    right on average, and where a loss takes the logs ``of_any_weights``.
+    """
+    entries = targets.topk_logprobs.flatten(0, -2)
+    found = torch.cat([entries, targets.log_tail.reshape(-1, 1)], 1)
+    if not (of_any_weights or targets.sampled):
+        check_mass(found, weights)
+    return found
 
 
 def _places(student_logits: torch.Tensor | HeadLogits, targets: Targets) -> torch.Tensor | None:
@@ -108,6 +129,19 @@ def _places(student_logits: torch.Tensor | HeadLogits, targets: Targets) -> torc
     places = starts.repeat_interleave(counts)
     places += torch.arange(len(places), device=places.device)
     return places.to(student_logits.device)
+
+
+def _weights(
+    targets: Targets,
+    mask: torch.Tensor | None,
+    places: torch.Tensor | None,
+    grid: tuple[int, ...],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each position's weight [P] and their sum; ``grid`` is what the logits have of them."""
+    valid = targets.valid.reshape(-1)
+    if mask is not None:
+        mask = _flat_mask(mask, valid, places, grid)
+    return weights_and_count(valid, mask)
 
 
 def _flat_mask(
@@ -222,16 +256,4 @@ def check_mask(mask: object) -> None:
         raise PayloadInvalidError(
             f"the mask is a {kind}: give a dense tensor of truth values or numbers",
             facts={"mask": kind},
-        )
-
-
-def _check_temperature(targets: Targets, temperature: float | None) -> None:
-    if temperature is not None:
-        check_temperature_above_zero(temperature)
-    if temperature is not None and temperature != targets.temperature:
-        raise PayloadInvalidError(
-            f"temperature {temperature:g} is asked for and the targets are at "
-            f"{targets.temperature:g}; make targets at {temperature:g}: tails do not follow from "
-            "one temperature to another",
-            facts={"temperature": temperature, "targets_temperature": targets.temperature},
         )

@@ -71,6 +71,6 @@ def _refused(why: str, divergence: slopes.Divergence, tail: Tail) -> PayloadInva
 
 
 def _name(divergence: slopes.Divergence) -> str:
-    """Return the name of the loss; those of a parameter are made by a function of their name."""
-    name = getattr(divergence, "__qualname__", "this loss").partition(".")[0]
+    """Return the name of the loss, without its share."""
+    name = slopes.name_of(divergence).partition("(")[0]
     return _NAMES.get(name, name)

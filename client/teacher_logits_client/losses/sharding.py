@@ -35,6 +35,8 @@ _HEAD = 5
 _KEY_BITS = 16
 _STEP = 1 << 16
 _REFUSED = (-1, -1)
+_WHOLE_OF = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_STRIDE = 0x1E3779B97F4A7C15  # Odd, so that no bit is lost by it.
 
 
 class VocabShard:
@@ -46,10 +48,12 @@ class VocabShard:
     Made once, by every rank of ``group`` (None is the world) at the same time: they tell each
     other their shards. These tile the vocabulary; they may be of different sizes, lie in any
     order of ranks, and one may be empty. ``end`` is that of real ids: what pads a shard's logits
-    behind its own columns is never read, and has gradient 0.
+    behind its own columns is never read, and has gradient 0. Logits as wide as the whole
+    vocabulary are taken for logits that were not cut, and refused.
 
-    Every rank then calls each loss at the same time, with the same targets and mask and its own
-    logits, and gets the same sum and count. Call ``backward`` on each: it reduces nothing, and
+    Every rank then calls each loss at the same time, with the same targets, mask and settings and
+    its own logits, and gets the same sum and count. Targets and weights are the same to the last
+    bit, or all ranks are refused. Call ``backward`` on each: it reduces nothing, and
     leaves each rank the gradient of its own columns, complete. What the logits came from is
     reduced as in any column-parallel layer.
 
@@ -184,12 +188,39 @@ def refused_together(shard: object, student_logits: object, *, each: int = 1) ->
         raise
 
 
+def checksums(*tensors: torch.Tensor) -> str:
+    """Return a number of each tensor's bits and their order, where it lies: one wait for all."""
+    found = []
+    for each in tensors:
+        kind = _WHOLE_OF[each.element_size()]
+        bits = each.contiguous().view(-1).view(kind).to(torch.int64, copy=True)
+        # Mixed one by one: bits of floats are so alike that plain sums of them cancel.
+        bits += torch.arange(len(bits), device=bits.device) * _STRIDE
+        for shift in (32, 29):
+            bits ^= bits >> shift
+            bits *= _STRIDE
+        found.append(bits.sum())
+    return " ".join(f"{each % (1 << 64):x}" for each in torch.stack(found).tolist())
+
+
 def check_columns(shape: Sequence[int], shard: VocabShard) -> None:
     """Let logits of a shape pass that have all of the shard's columns, and padding behind them.
 
     Raises:
-        PayloadInvalidError: they have fewer.
+        PayloadInvalidError: they have fewer, or those of the whole vocabulary.
     """
+    if shape[-1] == shard.vocabulary_size > shard.columns:
+        raise PayloadInvalidError(
+            f"logits of shape {tuple(shape)} have the {shape[-1]} columns of the whole vocabulary, "
+            f"and this rank's shard has {shard.columns} of them, {shard.begin} to {shard.end}; "
+            f"give logits[..., {shard.begin}:{shard.end}], or these rows of a head's weight and "
+            "bias. If what is behind them is padding, cut that off",
+            facts={
+                "columns": shape[-1],
+                "shard_columns": shard.columns,
+                "vocabulary_size": shard.vocabulary_size,
+            },
+        )
     if shape[-1] < shard.columns:
         raise PayloadInvalidError(
             f"logits of shape {tuple(shape)} have {shape[-1]} columns, and this rank's shard has "

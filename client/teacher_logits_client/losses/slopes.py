@@ -47,7 +47,7 @@ def jensen_shannon(beta: float) -> Divergence:
         of_q = torch.where(q == 0, 0.0, (1 - beta) * q * (log_q - log_m))
         return of_p + of_q, of_q
 
-    return divergence
+    return _called(divergence, f"jensen_shannon(beta={float(beta)})")
 
 
 def skew_kl(alpha: float) -> Divergence:
@@ -60,7 +60,7 @@ def skew_kl(alpha: float) -> Divergence:
         share = (log_q - log_m).exp()
         return terms, torch.where((p == 0) | (q == 0), 0.0, -(1 - alpha) * p * share)
 
-    return divergence
+    return _called(divergence, f"skew_kl(alpha={float(alpha)})")
 
 
 def skew_reverse_kl(alpha: float) -> Divergence:
@@ -72,7 +72,7 @@ def skew_reverse_kl(alpha: float) -> Divergence:
         terms = torch.where(q == 0, 0.0, q * ratio)
         return terms, torch.where(q == 0, 0.0, q * (ratio + 1 - alpha * ratio.exp()))
 
-    return divergence
+    return _called(divergence, f"skew_reverse_kl(alpha={float(alpha)})")
 
 
 def total_variation(log_p: torch.Tensor, log_q: torch.Tensor) -> TermsAndSlopes:
@@ -95,6 +95,16 @@ def mean_squared_error(log_p: torch.Tensor, log_q: torch.Tensor) -> TermsAndSlop
     share = named / named.sum(1, keepdim=True).clamp_min(1)
     error = torch.where(named, log_q - log_p, 0.0)
     return error.square() * share, 2 * share * error.masked_fill(error == -torch.inf, 0.0)
+
+
+def name_of(divergence: Divergence) -> str:
+    """Return what a divergence is called, and its share in brackets where it has one."""
+    return str(getattr(divergence, "__qualname__", "this loss"))
+
+
+def _called(divergence: Divergence, name: str) -> Divergence:
+    divergence.__qualname__ = name
+    return divergence
 
 
 def _log_mixture(weight: float, log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:

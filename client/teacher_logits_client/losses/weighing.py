@@ -31,7 +31,8 @@ class Inputs:
     ``temperature``, the mass outside last; ``weights`` [P], where 0 leaves a position out
     entirely; ``places`` int64 [P], the row of the logits that each position is at, None where
     that is the position's own number. No two are the same. With ``shard``, the logits are those
-    of its columns, and ``ids`` are of the whole vocabulary.
+    of its columns, and ``ids`` are of the whole vocabulary; ``named`` is the loss with its
+    settings in words, and ``entropy`` [P] what is taken off it afterwards, for ranks to agree on.
     """
 
     ids: torch.Tensor
@@ -42,6 +43,8 @@ class Inputs:
     tail: Tail
     divergence: Divergence
     shard: VocabShard | None = None
+    named: str = ""
+    entropy: torch.Tensor | None = None
 
     def kept(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the positions that count, int64 [R], and their rows of the logits [R]."""

@@ -10,6 +10,7 @@ gradient is touched.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -46,17 +47,25 @@ class Settings:
         return f"losses {losses}, averaged over {self.averaged_over}, {self.order.value}"
 
 
-def check_settings(reduction: object, order: object) -> None:
+def check_settings(reduction: object, order: object, *, averaged_over: int) -> None:
     """Let a reduction pass that can sum, and an order that there is.
 
     Raises:
-        ConfigError: one of them is something else, such as a process group or a word.
+        ConfigError: one of them is something else, such as a process group or a word; or there
+            is no reduction, and gradients of several ranks are averaged.
     """
     if reduction is not None and not callable(getattr(reduction, "sum", None)):
         raise ConfigError(
             f"reduction is a {type(reduction).__name__}, which cannot sum; give "
             "GroupReduction(group), None for one process, or a Reduction of your own",
             facts={"given": type(reduction).__name__},
+        )
+    if reduction is None and averaged_over > 1:
+        raise ConfigError(
+            f"gradients_averaged_over is {averaged_over} and there is no reduction, so each rank "
+            "would divide by its own count; give reduction=GroupReduction(group), or a Reduction "
+            "of your own where counts are those of all ranks already",
+            facts={"gradients_averaged_over": averaged_over},
         )
     if not isinstance(order, RescaleOrder):
         ways = ", ".join(f"RescaleOrder.{each.name}" for each in RescaleOrder)
@@ -96,7 +105,7 @@ def reduce_step(
         ranks=ranks,
         loss=sum(each.weight * reports[each.name].mean for each in settings.losses),
         losses=reports,
-        should_step=any(each.denominator > 0 for each in reports.values()),
+        reason=_why_not(settings, reports),
     )
 
 
@@ -116,6 +125,15 @@ def _reports(
             mean=weighted(loss, sums) / denominator if counted else 0.0,
         )
     return reports
+
+
+def _why_not(settings: Settings, reports: dict[str, LossReport]) -> str | None:
+    """Return why no optimizer should step, None where it should."""
+    if not any(each.denominator > 0 for each in reports.values()):
+        return "no loss counted anything"
+    names = [each.name for each in settings.losses if each.weight]
+    wrong = [repr(name) for name in names if math.isnan(reports[name].mean)]
+    return f"the loss {' and '.join(wrong)} is NaN" if wrong else None
 
 
 def rescale_gradients(settings: Settings, report: StepReport) -> None:

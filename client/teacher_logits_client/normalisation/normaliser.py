@@ -58,8 +58,8 @@ class StepNormaliser:
     (DistributedDataParallel: its world size), 1 where it adds them up: its division is undone.
 
     Raises:
-        ConfigError: losses that share a name or a parameter, fewer than one rank to average over,
-            a reduction that is none, or an order that is none.
+        ConfigError: losses that share a name or a parameter, fewer than one rank to average over
+            or several without a reduction, a reduction that is none, or an order that is none.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class StepNormaliser:
                 facts={"gradients_averaged_over": str(gradients_averaged_over)},
             )
         check_losses(losses)
-        check_settings(reduction, order)
+        check_settings(reduction, order, averaged_over=gradients_averaged_over)
         self._settings = Settings(
             losses=losses or (StepLoss(),),
             reduction=reduction,
@@ -178,6 +178,7 @@ class OpenStep:
             RequestInvalidError: no such loss, none named among several, or a ``number`` that is
                 neither a whole number nor text.
             PayloadInvalidError: not one floating-point sum and one count a bin.
+            ConfigError: it needs a gradient, and the loss's parameters turned out to be none.
         """
         self._check_open(f"micro batch {number}")
         if not (isinstance(number, str) or is_whole(number)):

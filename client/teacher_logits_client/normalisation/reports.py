@@ -27,9 +27,12 @@ class LossReport:
 class StepReport:
     """A step over all its ranks. Each of the ``ranks`` of the reduction has the same one.
 
-    ``loss`` is the weighted sum of the losses' means. ``should_step`` is False where no loss
-    counted anything: all gradients are 0 then, and an optimizer that has momentum or decays
-    weights would move the parameters all the same.
+    ``loss`` is the weighted sum of the losses' means. ``reason`` says why an optimizer should not
+    step, and is None where it should. Where no loss counted anything all gradients are 0, and one
+    that has momentum or decays weights would move the parameters all the same. Where a loss is
+    NaN its gradients are too, and would end the training. An infinite loss is no reason: the
+    gradients of ours are finite then. Those of another, or fp16 that overflowed, are seen in the
+    gradient norm alone (``gradient_norms``).
     """
 
     step: int
@@ -37,4 +40,9 @@ class StepReport:
     ranks: int
     loss: float
     losses: Mapping[str, LossReport]
-    should_step: bool
+    reason: str | None = None
+
+    @property
+    def should_step(self) -> bool:
+        """Whether an optimizer should step, the same on every rank."""
+        return self.reason is None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING
 
@@ -25,8 +25,10 @@ class StepLoss:
     """One loss of a step, with a denominator of its own.
 
     ``parameters`` are those whose gradients are divided by this loss's count; no other loss may
-    reach them, so detach what a draft loss takes from the policy. None for an evaluation, and
-    on a rank that holds none of them.
+    reach them, so detach what a draft loss takes from the policy. Left out or ``()`` for an
+    evaluation, and on a rank that holds none of them. Read once, when this is made: something
+    else that turns out to be empty, such as a generator that an optimizer was made of before, is
+    refused with the first sum that needs a gradient.
     ``weight`` multiplies the loss where gradients are made of it, and in ``StepReport.loss``;
     its own mean is reported without it.
     ``bin_weights`` [B], at least 0 and one of them above, weigh the sums and the counts of bins
@@ -42,6 +44,7 @@ class StepLoss:
     parameters: Iterable[torch.Tensor] = ()
     weight: float = 1.0
     bin_weights: Sequence[float] = (1.0,)
+    ran_out: bool = field(init=False, repr=False, default=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -51,6 +54,7 @@ class StepLoss:
             )
         # Tied parameters are named twice and have one gradient.
         each = {id(parameter): parameter for parameter in _tensors(self)}
+        object.__setattr__(self, "ran_out", not each and self.parameters != ())
         object.__setattr__(self, "parameters", tuple(each.values()))
         object.__setattr__(self, "weight", _number("weight", self.weight))
         object.__setattr__(self, "bin_weights", _numbers("bin_weights", self.bin_weights))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from teacher_logits.errors import PayloadInvalidError
+from teacher_logits.errors import ConfigError, PayloadInvalidError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,8 +41,11 @@ class Tally:
         Raises:
             PayloadInvalidError: not one number a bin, or something else than a tensor and numbers;
                 nothing was added.
+            ConfigError: a sum that needs a gradient, of a loss whose parameters were given and
+                turned out to be none; nothing was added.
         """
         _check_kinds(number, loss_sum, count)
+        _check_trains(self.loss, loss_sum)
         sums, counts = loss_sum.detach().reshape(-1), torch.as_tensor(count).detach().reshape(-1)
         if not (len(sums) == len(counts) == self.loss.bins and sums.is_floating_point()):
             raise PayloadInvalidError(
@@ -86,6 +89,17 @@ def _check_kinds(number: int | str, loss_sum: object, count: object) -> None:
                 "number, or a tensor of one a bin",
                 facts={"micro_batch": number, "given": type(count).__name__},
             )
+
+
+def _check_trains(loss: StepLoss, loss_sum: torch.Tensor) -> None:
+    """Refuse a sum whose gradients would be left as they are, undivided."""
+    if loss.ran_out and loss_sum.requires_grad:
+        raise ConfigError(
+            f"parameters of the loss {loss.name!r} were given and turned out to be none, so "
+            "gradients would never be divided: a generator, such as model.parameters(), is empty "
+            "once it was read; give list(model.parameters()), and () where a rank has none",
+            facts={"loss": loss.name},
+        )
 
 
 def weighted(loss: StepLoss, each: Sequence[float]) -> float:
