@@ -33,16 +33,21 @@ if TYPE_CHECKING:
 
     from teacher_logits_client.student import Session
 
+from benchmarks.distillation_figures import (
+    NO_TEACHER,
+    Results,
+    report_mass,
+    report_quality,
+    report_summary,
+)
 from benchmarks.distilling import (
     HeldOutQuality,
     Recipe,
     Scored,
     loss_of,
     measure,
-    prefix,
     sampled_targets,
 )
-from benchmarks.report import report, write_line
 
 from teacher_logits.grid import BatchGrid
 from teacher_logits.profiles import StudentProfile
@@ -57,7 +62,6 @@ from teacher_logits_client.demo.tiny_teacher import make_tiny_teacher
 
 LOAD_SECONDS = SCORE_SECONDS = 600.0
 AHEAD = 4
-NO_TEACHER = Recipe(name="no_teacher", k=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +79,6 @@ class Plan:
     def sample_size(self) -> int:
         """M of the recipe `sampled`, 0 where it is not run."""
         return max((each.k for each in self.recipes if each.name == "sampled"), default=0)
-
-
-Results = dict[Recipe, list[HeldOutQuality]]
 
 
 def main(argv: list[str]) -> int:
@@ -101,14 +102,14 @@ def main(argv: list[str]) -> int:
     results: Results = {recipe: [] for recipe in plan.recipes}
     for recipe, seed, found in _train_all(plan, train, held_out, jobs=options.jobs):
         results[recipe].append(found)
-        _report(plan, recipe, [found], seed=seed)
-    better = _summary(plan, results)
-    _report_mass(plan, held_out)
+        report_quality(recipe, [found], seed=seed, steps=preset.steps)
+    winners = report_summary(results, steps=preset.steps)
+    report_mass(plan.recipes, held_out)
     if options.plot:
         from benchmarks.distillation_plot import draw
 
         draw(results, Path(options.plot))
-    return 0 if better else 1
+    return 0 if Recipe(name="tail_bucket", k=preset.top_k) in winners else 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -253,63 +254,6 @@ def _train(
         batch = train[at]
         student.descend(batch.rows, loss_of(recipe, batch), progress=step / preset.steps)
     return measure(student, held_out)
-
-
-# --- the figures ----------------------------------------------------------------------------
-
-
-def _report(
-    plan: Plan,
-    recipe: Recipe,
-    found: list[HeldOutQuality],
-    *,
-    seed: int | str,
-    against: list[HeldOutQuality] | None = None,
-) -> None:
-    for unit, name in (("perplexity", "perplexity"), ("nats", "divergence")):
-        values = [float(getattr(each, name)) for each in found]
-        anchor = against and (str(NO_TEACHER), [float(getattr(each, name)) for each in against])
-        report(
-            "held_out",
-            unit,
-            values,
-            against=anchor or None,
-            recipe=recipe.name,
-            k=recipe.k,
-            seed=seed,
-            steps=plan.preset.steps,
-        )
-
-
-def _summary(plan: Plan, results: Results) -> bool:
-    """Write the spread of each recipe; return whether the tail bucket won at every seed."""
-    alone = results[NO_TEACHER]
-    won = {}
-    for recipe, found in results.items():
-        _report(plan, recipe, found, seed="all", against=None if found is alone else alone)
-        pairs = zip(found, alone, strict=True)
-        won[recipe] = sum(own.perplexity < other.perplexity for own, other in pairs)
-    for recipe, count in won.items():
-        if recipe != NO_TEACHER:
-            write_line(
-                {
-                    "figure": "teacher_better",
-                    "unit": "seeds",
-                    "median": count,
-                    "min": count,
-                    "max": count,
-                    "n": len(alone),
-                    "recipe": recipe.name,
-                    "k": recipe.k,
-                }
-            )
-    return won[Recipe(name="tail_bucket", k=plan.preset.top_k)] == len(alone)
-
-
-def _report_mass(plan: Plan, held_out: list[Scored]) -> None:
-    for k in sorted({each.k for each in plan.recipes if each.k}):
-        held = [1 - prefix(each.targets, k).log_tail.exp() for each in held_out]
-        report("teacher_mass", "share", [float(torch.cat(held).mean())], k=k)
 
 
 if __name__ == "__main__":
