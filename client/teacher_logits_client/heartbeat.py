@@ -99,8 +99,7 @@ class Heartbeat:
         except TeacherLogitsError as error:
             self._failed(error)
         except CancelledError as error:
-            # The connection went while the renewal was under way: this client or the server
-            # let go of it. Which of them, the next try will tell, if there is to be one.
+            # This client was closed while the renewal was under way: there may be no next try.
             self._failed(ServerUnreachableError(str(error)))
         else:
             with self._lock:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -17,10 +17,13 @@ from teacher_logits.errors import (
     StreamBrokenError,
 )
 from teacher_logits_client.calls import Calls
+from teacher_logits_client.calls.scoring import Scoring
 from teacher_logits_client.config import parse_address
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from teacher_logits_client.calls.pending import PendingLease
 
 PATIENCE = 30.0
 
@@ -30,17 +33,22 @@ class Tap:
 
     def __init__(self) -> None:
         self.go_on = threading.Event()
-        self.breaks = False
+        #: With what a stream breaks off, if it does.
+        self.breaks: grpc.StatusCode | None = None
 
     def read(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         yield b"first"
         self.go_on.wait(PATIENCE)
-        if self.breaks:
-            context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+        if self.breaks is not None:
+            context.abort(self.breaks, "gone")
         yield b"last"
 
-    def renew(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+    def stop(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         context.abort(grpc.StatusCode.CANCELLED, "as of a call that is open when a server stops")
+
+    def wait(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        self.go_on.wait(PATIENCE)
+        return b""
 
 
 @pytest.fixture
@@ -61,10 +69,12 @@ def calls(tap: Tap) -> Iterator[Calls]:
 def serving(tap: Tap) -> Iterator[str]:
     server = grpc.server(ThreadPoolExecutor(4))
     handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(tap.read)
-    cut: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(tap.renew)
+    stop: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(tap.stop)
+    wait: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(tap.wait)
     services = {
         "BulkService": {"ReadPayload": handler},
-        "TeacherLogitsService": {"RenewSession": cut},
+        "TeacherLogitsService": {"RenewSession": stop, "AcquireStep": stop},
+        "ScoringService": {"Score": stop, "ScoredIds": wait},
     }
     server.add_generic_rpc_handlers(
         tuple(
@@ -83,18 +93,62 @@ def test_every_chunk_comes_in_order(calls: Calls, tap: Tap) -> None:
     assert [*calls.read_payload("s", "l", 0, timeout=PATIENCE)] == [b"first", b"last"]
 
 
-def test_a_stream_that_the_server_breaks_off_says_so(calls: Calls, tap: Tap) -> None:
-    tap.breaks = True
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED])
+def test_a_stream_that_the_server_breaks_off_says_so(
+    calls: Calls, tap: Tap, code: grpc.StatusCode
+) -> None:
+    tap.breaks = code
     stream = calls.read_payload("s", "l", 0, timeout=PATIENCE)
     assert next(stream) == b"first"
     tap.go_on.set()
-    with pytest.raises(StreamBrokenError, match="broke off: UNAVAILABLE: gone"):
+    with pytest.raises(StreamBrokenError, match=f"broke off: {code.name}: gone"):
         next(stream)
 
 
-def test_a_call_that_a_server_cuts_off_as_it_stops_is_no_cancelling_of_ours(calls: Calls) -> None:
-    with pytest.raises(ServerUnreachableError, match=r"stopped before .* the renewal of a session"):
-        calls.renew("s", timeout=PATIENCE)
+def renewal(calls: Calls) -> None:
+    calls.renew("s", timeout=PATIENCE)
+
+
+def step(calls: Calls) -> None:
+    pending = calls.acquire_step("s", request_id="r", step=7, timeout=PATIENCE)
+    pending.result(PATIENCE)
+
+
+def asked(calls: Calls, *, ids_per_position: int = 0) -> PendingLease:
+    scoring = Scoring(
+        session_id="s",
+        request_id="r",
+        input_ids=b"",
+        row_lengths=(),
+        prefix_ids=b"",
+        prefix_lengths=(),
+        row_windows=(),
+        mask_bad_rows=False,
+        ids_per_position=ids_per_position,
+    )
+    return calls.score(scoring, what="the scores", timeout=PATIENCE)
+
+
+def scores(calls: Calls) -> None:
+    asked(calls).result(PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [(renewal, "the renewal of a session"), (step, "step 7"), (scores, "the scores")],
+)
+def test_a_call_that_a_server_cuts_off_as_it_stops_is_no_cancelling_of_ours(
+    calls: Calls, call: Callable[[Calls], None], what: str
+) -> None:
+    with pytest.raises(ServerUnreachableError, match=f"stopped before .* {what}"):
+        call(calls)
+
+
+def test_a_call_under_way_when_its_own_client_is_closed_was_cancelled(calls: Calls) -> None:
+    pending = asked(calls, ids_per_position=1)
+    calls.close()
+    with pytest.raises(CancelledError, match="the scores was cancelled"):
+        pending.result(PATIENCE)
 
 
 def test_a_stream_ends_with_its_deadline(calls: Calls) -> None:

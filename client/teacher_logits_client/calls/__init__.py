@@ -7,7 +7,7 @@ raised as an error of the tree (``failures``).
 
 from __future__ import annotations
 
-from concurrent.futures import CancelledError
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
@@ -25,7 +25,7 @@ from teacher_logits.wire import student_to_wire, transport_to_wire
 from teacher_logits.wire_session import lease_from_wire, session_from_wire
 from teacher_logits.wire_transport import probe_from_wire, refusal_to_wire
 from teacher_logits_client.calls.channels import Channels
-from teacher_logits_client.calls.failures import Waiting, error_of, server_went, stream_error_of
+from teacher_logits_client.calls.failures import Waiting, error_of, stream_error_of
 from teacher_logits_client.calls.opened import OpenedSession
 from teacher_logits_client.calls.pending import PendingLease
 from teacher_logits_client.calls.registry import RegistryCalls
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from teacher_logits.profiles import StudentProfile
     from teacher_logits.terms import LeaseTerms, SessionTerms
     from teacher_logits.transport import Refusal, Transport
+    from teacher_logits_client.calls.pending import Scored
     from teacher_logits_client.calls.scoring import Scoring
     from teacher_logits_client.config import Address
 
@@ -167,16 +168,14 @@ class Calls:
         self, session_id: str, *, request_id: str, step: int, timeout: float
     ) -> PendingStep:
         """Ask for all that a step holds of a rank's rows, and do not wait for it."""
-        self._check_open()
         seconds = max(0.001, timeout)
-        call = self._service.AcquireStep.future(
-            teacher_logits_service_pb2.AcquireStepRequest(
-                session_id=session_id, request_id=request_id, step=step
-            ),
-            timeout=seconds,
-        )
         waiting = Waiting(what=f"step {step}", address=self.address, seconds=seconds)
-        return PendingStep(call, waiting)
+        request = teacher_logits_service_pb2.AcquireStepRequest(
+            session_id=session_id, request_id=request_id, step=step
+        )
+        with self._open():
+            call = self._service.AcquireStep.future(request, timeout=seconds)
+        return PendingStep(call, waiting, channels=self._channels)
 
     def release(
         self,
@@ -199,13 +198,15 @@ class Calls:
 
     def score(self, scoring: Scoring, *, what: str, timeout: float) -> PendingLease:
         """Send a scoring request, and do not wait for it."""
-        self._check_open()
         waiting = Waiting(what=what, address=self.address, seconds=timeout)
-        if not scoring.ids_per_position:
-            call = self._scoring.Score.future(scoring.message(), timeout=timeout)
-            return PendingLease(call, waiting, request_id=scoring.request_id)
-        chosen = self._scoring.ScoredIds.future(scoring.ids_message(), timeout=timeout)
-        return PendingLease(chosen, waiting, request_id=scoring.request_id)
+        call: Scored
+        with self._open():
+            if scoring.ids_per_position:
+                call = self._scoring.ScoredIds.future(scoring.ids_message(), timeout=timeout)
+            else:
+                call = self._scoring.Score.future(scoring.message(), timeout=timeout)
+        request_id = scoring.request_id
+        return PendingLease(call, waiting, channels=self._channels, request_id=request_id)
 
     def read_payload(
         self,
@@ -252,18 +253,22 @@ class Calls:
         what: str,
         timeout: float,
     ) -> Reply:
-        self._check_open()
         try:
-            return method(request, timeout=max(0.001, timeout))
-        except ValueError:
-            self._check_open()  # another thread closed the channel after we had looked
-            raise
+            with self._open():
+                return method(request, timeout=max(0.001, timeout))
         except grpc.RpcError as error:
             waiting = Waiting(what=what, address=self.address, seconds=timeout)
-            problem = error_of(error, waiting)
-            if isinstance(problem, CancelledError) and not self.is_closed:
-                problem = server_went(waiting)  # nobody on this side cancels what it waits in
-            raise problem from None
+            raise error_of(error, waiting, is_closed=self.is_closed) from None
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        """Have a call made while the channels are open; refuse it where they are closed."""
+        self._check_open()
+        try:
+            yield
+        except ValueError:
+            self._check_open()  # another thread closed them after we had looked
+            raise
 
     def _check_open(self) -> None:
         if self.is_closed:

@@ -101,7 +101,7 @@ class Channels:
                     )
         except grpc.RpcError as error:
             if watch.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise error_of(error, waiting) from None
+                raise error_of(error, waiting, is_closed=self.is_closed) from None
         finally:
             watch.cancel()
         raise NotAvailable(

@@ -7,13 +7,13 @@ gRPC's own, or of a server that is none of ours:
     DEADLINE_EXCEEDED               DeadlinePassedError
     UNIMPLEMENTED                   RequestInvalidError, naming the versions
     RESOURCE_EXHAUSTED (a size)     PayloadInvalidError
-    CANCELLED                       concurrent.futures.CancelledError; ServerUnreachableError where
-                                    it was a server that stopped (``server_went``)
+    CANCELLED                       ServerUnreachableError, of a server that stopped; but
+                                    concurrent.futures.CancelledError where this client was closed
     anything else                   TeacherLogitsError, naming the code
 
 gRPC's code is among the facts; its own error is not shown beside ours. On a stream of bytes,
-what only says that the connection broke is a ``StreamBrokenError``, and one that ended because
-its client was closed is a ``SessionExpiredError``.
+what only says that the connection broke, or the server stopped, is a ``StreamBrokenError``, and one
+that ended because its client was closed is a ``SessionExpiredError``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,14 @@ if TYPE_CHECKING:
 Code = grpc.StatusCode
 
 _BROKEN = frozenset(
-    {Code.UNAVAILABLE, Code.INTERNAL, Code.UNKNOWN, Code.ABORTED, Code.RESOURCE_EXHAUSTED}
+    {
+        Code.UNAVAILABLE,
+        Code.INTERNAL,
+        Code.UNKNOWN,
+        Code.ABORTED,
+        Code.RESOURCE_EXHAUSTED,
+        Code.CANCELLED,
+    }
 )
 
 
@@ -59,8 +66,11 @@ class Waiting:
     seconds: float
 
 
-def error_of(error: grpc.RpcError, waiting: Waiting) -> Exception:
-    """Return the error that a failed call is raised as."""
+def error_of(error: grpc.RpcError, waiting: Waiting, *, is_closed: bool = False) -> Exception:
+    """Return the error that a failed call is raised as.
+
+    ``is_closed``: this client has let go of its channels, which ends what is under way there.
+    """
     sent = _sent_by_server(error)
     if sent is not None:
         return sent
@@ -80,7 +90,7 @@ def error_of(error: grpc.RpcError, waiting: Waiting) -> Exception:
     if code is Code.DEADLINE_EXCEEDED:
         return deadline_passed(waiting)
     if code is Code.CANCELLED:
-        return CancelledError(f"{what} was cancelled")
+        return cancelled(waiting) if is_closed else _server_went(waiting)
     if code is Code.UNIMPLEMENTED:
         return RequestInvalidError(
             f"{where} does not know {what}: it is no teacher-logits server, or one of another "
@@ -120,13 +130,9 @@ def stream_error_of(
     return sent or error_of(error, waiting)
 
 
-def server_went(waiting: Waiting) -> ServerUnreachableError:
-    """Return the error for a call that the server cut off by stopping."""
-    return ServerUnreachableError(
-        f"the server at {waiting.address} stopped before it had answered for {waiting.what}: open "
-        "a session with another, or with this one once it is back",
-        facts={"address": str(waiting.address), "deadline_seconds": waiting.seconds},
-    )
+def cancelled(waiting: Waiting) -> CancelledError:
+    """Return the error for a call that was cancelled on this side."""
+    return CancelledError(f"{waiting.what} was cancelled")
 
 
 def deadline_passed(waiting: Waiting) -> DeadlinePassedError:
@@ -135,6 +141,15 @@ def deadline_passed(waiting: Waiting) -> DeadlinePassedError:
         f"waited {span_text(waiting.seconds)} for {waiting.what}, which the server at "
         f"{waiting.address} did not finish: it is busy, stopped or gone; a longer timeout helps "
         "in the first case",
+        facts={"address": str(waiting.address), "deadline_seconds": waiting.seconds},
+    )
+
+
+def _server_went(waiting: Waiting) -> ServerUnreachableError:
+    """Return the error for a call that the server cut off by stopping."""
+    return ServerUnreachableError(
+        f"the server at {waiting.address} stopped before it had answered for {waiting.what}: open "
+        "a session with another, or with this one once it is back",
         facts={"address": str(waiting.address), "deadline_seconds": waiting.seconds},
     )
 

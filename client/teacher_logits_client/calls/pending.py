@@ -1,23 +1,27 @@
-"""Pending leases: scoring calls under way, as futures of what they are answered with."""
+"""Pending calls: those under way, as futures of what they are answered with."""
 
 from __future__ import annotations
 
 import time
-from concurrent.futures import CancelledError
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar, cast
 
 import grpc
 
+from teacher_logits.v1 import scoring_service_pb2
 from teacher_logits.wire_session import lease_from_wire
-from teacher_logits_client.calls.failures import Waiting, deadline_passed, error_of
+from teacher_logits_client.calls.failures import Waiting, cancelled, deadline_passed, error_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from teacher_logits.terms import LeaseTerms
-    from teacher_logits.v1 import scoring_service_pb2
+    from teacher_logits_client.calls.channels import Channels
 
+Reply = TypeVar("Reply")
+
+ScoreReply: TypeAlias = scoring_service_pb2.ScoreResponse | scoring_service_pb2.ScoredIdsResponse
+if TYPE_CHECKING:
     Scored = (
         grpc._CallFuture[scoring_service_pb2.ScoreResponse]
         | grpc._CallFuture[scoring_service_pb2.ScoredIdsResponse]
@@ -28,22 +32,49 @@ _ENDS_WITHIN_SECONDS = 2.0
 lock of its own, it never does."""
 
 
-class PendingLease:
+class PendingCall(Generic[Reply]):
+    """A call under way on some channels."""
+
+    def __init__(
+        self, call: grpc._CallFuture[Reply], waiting: Waiting, *, channels: Channels
+    ) -> None:
+        self._call = call
+        self._waiting = waiting
+        self._channels = channels
+
+    def cancel(self) -> None:
+        """Cancel the call; one that is done stays done."""
+        self._call.cancel()
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Call back once the call is done, on gRPC's thread; at once where it is."""
+        self._call.add_done_callback(lambda _: callback())
+
+    def _answer(self, seconds: float, *, waited: float) -> Reply:
+        """Wait for the reply for ``seconds``; ``waited`` are those that the error names."""
+        try:
+            return self._call.result(seconds)
+        except grpc.FutureTimeoutError:
+            raise deadline_passed(replace(self._waiting, seconds=waited)) from None
+        except grpc.FutureCancelledError:
+            raise cancelled(self._waiting) from None
+        except grpc.RpcError as error:
+            is_closed = self._channels.is_closed
+            raise error_of(error, self._waiting, is_closed=is_closed) from None
+
+
+class PendingLease(PendingCall[ScoreReply]):
     """A scoring call under way: a future of the lease it is answered with."""
 
     def __init__(
-        self,
-        call: Scored,
-        waiting: Waiting,
-        *,
-        request_id: str,
+        self, call: Scored, waiting: Waiting, *, channels: Channels, request_id: str
     ) -> None:
+        either = cast("grpc._CallFuture[ScoreReply]", call)  # which is only read
+        super().__init__(either, waiting, channels=channels)
         self.request_id = request_id
         self.is_taken = False
         """Whether ``result`` has handed the lease out."""
         self.is_given_up = False
-        self._call = call
-        self._waiting = waiting
         self._over_at = time.monotonic() + waiting.seconds + _ENDS_WITHIN_SECONDS
 
     def result(self, timeout: float | None) -> LeaseTerms:
@@ -51,33 +82,20 @@ class PendingLease:
 
         Raises:
             DeadlinePassedError: it has not come by then; the call goes on till its own deadline.
-            CancelledError: the call was cancelled.
+            CancelledError: the call was cancelled, or its client closed.
+            ServerUnreachableError: the server is gone, or stopped meanwhile.
+            TeacherLogitsError: what the server refused it for.
         """
         left = max(0.0, self._over_at - time.monotonic())
         seconds = left if timeout is None else min(timeout, left)
-        try:
-            lease = lease_from_wire(self._call.result(seconds).lease)
-            self.is_taken = True
-            return lease
-        except grpc.FutureTimeoutError:
-            waited = self._waiting.seconds if timeout is None else timeout
-            raise deadline_passed(replace(self._waiting, seconds=waited)) from None
-        except grpc.FutureCancelledError:
-            raise CancelledError(f"{self._waiting.what} was cancelled") from None
-        except grpc.RpcError as error:
-            raise error_of(error, self._waiting) from None
-
-    def cancel(self) -> None:
-        """Cancel the call; one that is done stays done."""
-        self._call.cancel()
+        waited = self._waiting.seconds if timeout is None else timeout
+        lease = lease_from_wire(self._answer(seconds, waited=waited).lease)
+        self.is_taken = True
+        return lease
 
     def done(self) -> bool:
         """Whether the lease or an error is there, or the call was cancelled."""
         return bool(self._call.done())
-
-    def when_done(self, callback: Callable[[], None]) -> None:
-        """Call back once the call is done, on gRPC's thread; at once where it is."""
-        self._call.add_done_callback(lambda _: callback())
 
     def has_failed(self) -> bool:
         """Whether the call has ended without a lease, as far as this side knows."""
