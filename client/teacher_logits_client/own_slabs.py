@@ -144,6 +144,10 @@ class OwnSlabs:
             if self._was_read(payload_id):
                 return
             raise
+        except BaseException:  # an interrupt: the seal may be on its way
+            with self.room.lock:
+                self._table.doubt(payload_id)
+            raise
         with self.room.lock:
             self._table.sealed(payload_id)
             self.room.take_mail()

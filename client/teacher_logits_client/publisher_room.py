@@ -209,8 +209,11 @@ class PublisherRoom:
     def sealed(self, payload_id: str) -> None:
         """Note that the server has taken a payload; one that is free again meanwhile is fine."""
         held = self._held.get(payload_id)
-        if held is not None:
-            held.stage = Stage.SEALED
+        if held is None:
+            return
+        held.stage = Stage.SEALED
+        if held.extent.slab_id not in self.placed:
+            self._pool.clear_quarantine(held.extent)
 
     def free(self, payload_id: str) -> Extent | None:
         """Give room back to the pool; None where the payload has none."""

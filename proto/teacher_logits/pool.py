@@ -182,6 +182,10 @@ class Pool:
             raise ValueError(f"extent {extent} is not in use")
         self._quarantined[extent.slab_id, extent.slot] = extent.size_bytes
 
+    def clear_quarantine(self, extent: Extent) -> None:
+        """Count room as in use again, if it was in quarantine: who has it is known after all."""
+        self._quarantined.pop((extent.slab_id, extent.slot), None)
+
     @property
     def budget_bytes(self) -> int:
         """Most bytes that slabs may have together."""

@@ -242,6 +242,25 @@ def test_a_seal_that_was_not_answered_leaves_its_room_in_doubt(tmp_path: Path) -
         way.reserve(a_claim(1), until=monotonic() + LONG)
 
 
+def test_a_seal_that_was_interrupted_leaves_its_room_in_doubt_until_it_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*given: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    with slabs(tmp_path) as (way, desk):
+        way.reserve(a_claim(0), until=monotonic() + LONG)
+        with monkeypatch.context() as patched:
+            patched.setattr(way._line, "seal", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                way.seal("p-0", GOOD, until=monotonic() + LONG)
+        assert way.usage().quarantined_bytes == PAGE_BYTES
+        way.seal("p-0", GOOD, until=monotonic() + LONG)
+        usage = way.usage()
+        assert (usage.quarantined_bytes, usage.used_bytes) == (0, PAGE_BYTES)
+        assert desk.seals == [False]
+
+
 def test_the_answer_to_an_abandon_says_whether_a_seal_was_taken(tmp_path: Path) -> None:
     with slabs(tmp_path) as (way, desk):
         desk.unanswered = {"seal"}
