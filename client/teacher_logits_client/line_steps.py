@@ -100,7 +100,7 @@ class LineSteps:
             raise TypeError(f"a mailbox holds a {type(grant).__name__}")
         try:
             found = self._ahead.take(grant, until=until)
-        except DeadlinePassedError:
+        except BaseException:  # of an interrupt too: it is sent no second time
             self._mailbox.put(grant)
             raise
         self._taken.add(step)

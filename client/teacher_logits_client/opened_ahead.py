@@ -125,9 +125,13 @@ class OpenedAhead:
         entry = self._entries.pop(grant.step, None)
         if entry is None:
             return OpenedGrant(grant=grant)
-        started = time.monotonic()
-        if not entry.lock.acquire(timeout=max(0.0, until - started)):
-            self._entries[grant.step] = entry
+        started, is_open = time.monotonic(), False
+        try:
+            is_open = entry.lock.acquire(timeout=max(0.0, until - started))
+        finally:
+            if not is_open:  # too late, or interrupted
+                self._entries[grant.step] = entry
+        if not is_open:
             raise DeadlinePassedError(
                 f"the slabs or streams of step {grant.step} had not come after "
                 f"{span_text(time.monotonic() - started)}: they are large, or the server is "
@@ -147,6 +151,11 @@ class OpenedAhead:
         Streams under way end with the session, and are let go of then.
         """
         self._stop()
+        # Out of the mailbox first: what another thread takes meanwhile stays its own.
+        for left in self._mailbox.take_all_opened():
+            self._drop(left)
+            if left.grant.awaited:
+                self._give_back(left.grant)
         for grant in self._mailbox.announced():
             self._give_back(grant)
         for step in list(self._entries):
@@ -156,8 +165,6 @@ class OpenedAhead:
                     entry.is_dropped = True
                     opened, entry.opened = entry.opened, OpenedGrant(grant=entry.grant)
                 self._put_away(opened)
-        for left in self._mailbox.take_all_opened():
-            self._drop(left)
 
     def _drop_withdrawn(self) -> None:
         for withdrawn in self._mailbox.take_withdrawn():

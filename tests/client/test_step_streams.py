@@ -1,5 +1,6 @@
 """Steps whose bytes are streamed, ahead of who asks for them."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -192,6 +193,27 @@ class TestStreamsOfASessionWithALine:
                 assert torch.equal(batch.columns["topk_ids"], expected(IDS[4:]))
             assert calls.streamed.count("l-p-8-0") == 1
 
+    def test_that_are_under_way_are_there_for_who_asks_again_after_an_interrupt(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with local_session(tmp_path, profile=rank(1)) as (session, broker):
+            calls = cast("StepCalls", session._calls)
+            streams(broker, calls, 7)
+            with session.acquire(step=7, timeout=LONG):
+                calls.begun.get(timeout=LONG)
+                calls.gate.clear()
+                streams(broker, calls, 8)
+                calls.begun.get(timeout=LONG)
+            entry = cast("LineSteps", session._steps._source)._ahead._entries[8]
+            with monkeypatch.context() as patched:
+                patched.setattr(entry, "lock", Interrupted(entry.lock))
+                with pytest.raises(KeyboardInterrupt):
+                    session.acquire(step=8, timeout=LONG)
+            calls.gate.set()
+            with session.acquire(step=8, timeout=LONG) as batch:
+                assert torch.equal(batch.columns["topk_ids"], expected(IDS[4:]))
+            assert calls.streamed.count("l-p-8-0") == 1
+
     def test_that_nobody_took_are_let_go_of_with_the_session(self, tmp_path: Path) -> None:
         with local_session(tmp_path, profile=rank(1)) as (session, broker):
             calls = cast("StepCalls", session._calls)
@@ -209,6 +231,16 @@ class TestStreamsOfASessionWithALine:
             assert session._reader._out == set()
             assert session._reader.line is not None
             assert session._reader.line.has_ended
+
+
+class Interrupted:
+    """A lock that nobody gets: whoever waits for it is interrupted."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self.release = lock.release
+
+    def acquire(self, timeout: float) -> bool:
+        raise KeyboardInterrupt
 
 
 def streams(broker: Broker, calls: StepCalls, step: int) -> None:

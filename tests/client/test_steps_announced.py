@@ -254,6 +254,27 @@ def test_a_session_that_closes_gives_back_what_it_was_told_of(tmp_path: Path) ->
         assert session._reader._out == set()
 
 
+def test_a_session_that_closes_gives_back_nothing_that_another_thread_takes_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with local_session(tmp_path, profile=RANK_1) as (session, broker):
+        step = Announced(broker, [shard_of(IDS)])
+        open_ahead(session)
+        step.seal()
+        mailbox = source_of(session)._mailbox
+        announced, taken = mailbox.announced, []
+
+        def and_take() -> list[StepGrant]:
+            found = announced()
+            taken.append(mailbox.take_opened(7))
+            return found
+
+        monkeypatch.setattr(mailbox, "announced", and_take)
+        session.close()
+        assert taken == [None]
+        assert broker.released.get(timeout=LONG) == "l-0"
+
+
 def test_a_slab_that_is_gone_is_watched_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
