@@ -7,14 +7,15 @@ Little-endian throughout. An absent id, -1, is all ones. A vocabulary of 2^18 id
 all ones too: there ``restore_absent`` tells the two apart, by their log-probabilities.
 
 Everything works on runs of whole positions: ``ids`` int32 [R,K], contiguous, and planes uint8
-[R, bytes of a row]. Refuses nothing: what the bits say is for ``invariants`` to judge.
+[R, bytes of a row]. Refuses (``CodecError``) ids that have more bits: cut off, they would be others
+of the vocabulary. What the bits of a stream say is for ``invariants`` to judge.
 """
 
 from __future__ import annotations
 
 import torch
 
-from teacher_logits.encodings import Plane, packed_bytes
+from teacher_logits.encodings import CODEC_FACT, CodecError, IdCodec, Plane, packed_bytes
 
 _LOW = (1 << 18) - 1
 _HIGH = _LOW << 18
@@ -24,12 +25,18 @@ _GROUP_IDS, _GROUP_BYTES = 4, 9
 
 
 def encode_ids(plane: Plane, ids: torch.Tensor, out: torch.Tensor) -> None:
-    """Write one plane of ``ids`` into ``out``."""
+    """Write one plane of ``ids`` into ``out``.
+
+    Raises:
+        CodecError: an id is below -1, or has more bits than the codec carries.
+    """
     if plane is Plane.LOW16:
+        _check(ids, _ABSENT24 - 1, IdCodec.PLANES24)
         out.view(torch.int16).copy_(ids.view(torch.int16)[:, 0::2])
     elif plane is Plane.HIGH8:
         out.copy_(ids.view(torch.uint8)[:, 2::4])
     else:
+        _check(ids, _LOW, IdCodec.PACKED18)
         _pack(ids, out)
 
 
@@ -55,6 +62,18 @@ def restore_absent(ids: torch.Tensor, logprobs: torch.Tensor, scored: torch.Tens
     """Mark ids of 18 bits as absent where they have no log-probability, or no score (bool [R])."""
     absent = (logprobs == -torch.inf) | ~scored.unsqueeze(1)
     ids.masked_fill_((ids == _LOW) & absent, -1)
+
+
+def _check(ids: torch.Tensor, most: int, codec: IdCodec) -> None:
+    least, largest = (int(each) for each in ids.aminmax())
+    if -1 <= least and largest <= most:
+        return
+    wrong = least if least < -1 else largest
+    raise CodecError(
+        f"an id of {wrong} is none that codec {codec.value} can carry, which are -1 to {most}: its "
+        "writer gave ids beyond its vocabulary",
+        facts={CODEC_FACT: codec.value, "token_id": wrong, "limit": most},
+    )
 
 
 def _pack(ids: torch.Tensor, out: torch.Tensor) -> None:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teacher_logits.encodings import Plane, packed_bytes
+from teacher_logits.encodings import CodecError, Plane, packed_bytes
 from teacher_logits.id_codecs import decode_ids, encode_ids, mark_absent, restore_absent
 
 
@@ -56,6 +56,19 @@ def test_a_vocabulary_of_all_eighteen_bits_tells_absent_ids_by_their_log_probabi
     restore_absent(back, logprobs, torch.ones(len(ids), dtype=torch.bool))
 
     assert torch.equal(back, ids)
+
+
+@pytest.mark.parametrize(
+    ("plane", "wrong"),
+    [(Plane.LOW16, (1 << 24) - 1), (Plane.LOW16, -2), (Plane.PACKED18, 1 << 18)],
+)
+def test_an_id_that_would_be_cut_to_another_is_refused(plane: Plane, wrong: int) -> None:
+    ids = torch.tensor([[5, -1], [wrong, 7]], dtype=torch.int32)
+    out = torch.empty(2, 5, dtype=torch.uint8)
+
+    with pytest.raises(CodecError, match=f"an id of {wrong} is none") as refused:
+        encode_ids(plane, ids, out)
+    assert refused.value.facts["token_id"] == wrong
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 64])

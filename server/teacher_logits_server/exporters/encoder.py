@@ -71,12 +71,12 @@ class Encoder:
         return memoryview(made)[start - skipped : stop - skipped]
 
     def _encode_rows(self, column: EncodedColumn, rows: slice, out: torch.Tensor) -> None:
-        if column.kind is ColumnKind.TOPK_IDS:
-            encode_ids(column.plane, self._ids[rows], out)
-            return
         logsumexp = None if self._logsumexp is None else self._logsumexp[rows]
         try:
-            encode_values(column.plane, self._values[rows], out, logsumexp=logsumexp)
+            if column.kind is ColumnKind.TOPK_IDS:
+                encode_ids(column.plane, self._ids[rows], out)
+            else:
+                encode_values(column.plane, self._values[rows], out, logsumexp=logsumexp)
         except CodecError as error:
             raise CodecError(
                 f"payload {self._payload.payload_id}, from position {rows.start} on: "
