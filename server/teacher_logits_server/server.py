@@ -188,25 +188,23 @@ class Server:
         from teacher_logits_server.services.scoring import ScoringService  # brings torch too
 
         clock, ledger, scorer = self._clock, core.ledger, core.scorer
-        wait = self._config.default_wait
+        calls, path, wait = core.publishing, self._broker_path, self._config.default_wait
         services = endpoint.services
         self._waiting = waiting = Waiting(clock=clock, longest_wait=wait)
         waiting.listen_to(ledger)
         services.add_student(
-            StudentService(ledger=ledger, waiting=waiting, broker_path=self._broker_path)
+            StudentService(ledger=ledger, publishing=calls, waiting=waiting, broker_path=path)
         )
         services.add_registry(
             RegistryService(
-                ledger=ledger,
-                slabs=core.slabs,
-                calls=core.publishing,
-                waiting=waiting,
-                broker_path=self._broker_path,
+                ledger=ledger, slabs=core.slabs, calls=calls, waiting=waiting, broker_path=path
             )
         )
         self._scoring = ScoringService(scorer=scorer, ledger=ledger, clock=clock, longest_wait=wait)
         services.add_scoring(self._scoring)
-        services.add_operator(OperatorService(ledger=ledger, scorer=scorer, clock=clock))
+        services.add_operator(
+            OperatorService(ledger=ledger, publishing=calls, scorer=scorer, clock=clock)
+        )
         if Transport.STREAM in self._config.transports:
             paths = [address.path for address in addresses if address.is_unix]
             bulk = BulkService(exporter=core.stream, stall=wait, unix_paths=paths)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.server.registry_rig import (
+    PATIENCE,
     Publisher,
     Wire,
     a_payload,
@@ -18,11 +19,12 @@ from tests.server.registry_rig import (
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import ColumnKind
 from teacher_logits.terms import RoomFreed, StepGrant, StepWithdrawn
-from teacher_logits.v1 import line_pb2, registry_service_pb2
+from teacher_logits.v1 import line_pb2, operator_service_pb2, registry_service_pb2
+from teacher_logits.v1 import teacher_logits_service_pb2 as messages
 from teacher_logits.wire_session import extent_to_wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from teacher_logits.payload import Extent
@@ -114,6 +116,34 @@ def test_a_publisher_that_dies_behind_its_slot_has_sealed_its_step(wire: Wire) -
     )
     student.release(terms)
     wire.await_that(lambda view: not view.leases and not view.steps)
+
+
+def close(wire: Wire, publisher: Publisher) -> None:
+    wire.students.CloseSession(
+        messages.CloseSessionRequest(session_id=publisher.session_id), timeout=PATIENCE
+    )
+
+
+def end_by_force(wire: Wire, publisher: Publisher) -> None:
+    wire.operator.Reclaim(
+        operator_service_pb2.ReclaimRequest(session_id=publisher.session_id), timeout=PATIENCE
+    )
+
+
+@pytest.mark.parametrize("end", [close, end_by_force])
+def test_a_publisher_whose_session_is_ended_behind_its_slot_has_sealed_its_step(
+    wire: Wire, end: Callable[[Wire, Publisher], None]
+) -> None:
+    publisher, student = wire.publisher(a_teacher()), wire.student(a_student())
+    student.want(0)
+    _, extent = announced(publisher, 0)
+    terms = student.mailed()
+    mark(publisher, extent)
+    end(wire, publisher)
+
+    view = wire.inspect()
+    assert [step.stage for step in view.steps] == ["complete"]
+    assert [lease.lease_id for lease in view.leases] == [terms.leases[0].lease_id]
 
 
 def test_a_publisher_that_dies_before_its_slot_has_sealed_nothing(wire: Wire) -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from teacher_logits.views import Reclaimed, SessionView
     from teacher_logits_server.ledger import Ledger
     from teacher_logits_server.scorer import Scorer
+    from teacher_logits_server.services.publishing import PublisherCalls
 
 _NO_QUEUE = QueueView(
     waiting_requests=0,
@@ -43,11 +44,20 @@ class OperatorService(stubs.OperatorServiceServicer):
     """Shows sessions, leases, steps, the pool and the queue, and reclaims room.
 
     Args:
+        publishing: hears of seals before a publisher's session is ended by force.
         scorer: None where the server has no engine.
     """
 
-    def __init__(self, *, ledger: Ledger, scorer: Scorer | None, clock: Clock) -> None:
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        publishing: PublisherCalls,
+        scorer: Scorer | None,
+        clock: Clock,
+    ) -> None:
         self._ledger = ledger
+        self._publishing = publishing
         self._scorer = scorer
         self._clock = clock
         self._started_at = clock.now()
@@ -98,6 +108,7 @@ class OperatorService(stubs.OperatorServiceServicer):
 
     def _reclaim(self, request: messages.ReclaimRequest, what: str) -> Reclaimed:
         if what == "session_id":
+            self._publishing.hear_seals(request.session_id)
             return self._ledger.reclaim_session(request.session_id)
         if what == "lease_id":
             return self._ledger.reclaim_lease(request.lease_id)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from teacher_logits.profiles import StudentProfile
     from teacher_logits.terms import SessionTerms, StepGrant
     from teacher_logits_server.ledger import Ledger
+    from teacher_logits_server.services.publishing import PublisherCalls
     from teacher_logits_server.services.waiting import Waiting
 
 MAX_FAILURES = 1024
@@ -54,11 +55,15 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
     """Admits student ranks and lends them payloads.
 
     Args:
+        publishing: hears of seals before a publisher's session is closed.
         broker_path: where the broker listens; empty where there is none.
     """
 
-    def __init__(self, *, ledger: Ledger, waiting: Waiting, broker_path: str) -> None:
+    def __init__(
+        self, *, ledger: Ledger, publishing: PublisherCalls, waiting: Waiting, broker_path: str
+    ) -> None:
         self._ledger = ledger
+        self._publishing = publishing
         self._waiting = waiting
         self._broker_path = broker_path
 
@@ -135,6 +140,7 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
     ) -> messages.CloseSessionResponse:
         """End a session; doing so twice is fine."""
         who = self._ledger.describe(request.session_id)
+        self._publishing.hear_seals(request.session_id)
         self._ledger.close_session(request.session_id)
         what = "publisher closed" if who.get("kind") == PUBLISHER else "session closed"
         _log.info(what, extra={"facts": {"session_id": request.session_id, **who}})
