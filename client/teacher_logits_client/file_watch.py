@@ -33,7 +33,7 @@ class FileWatch:
         except AttributeError:
             raise SlabOpenError("this platform cannot watch a slab's file") from None
         if self.fd < 0:
-            raise _failed()
+            raise _failed("max_user_instances")
         self._close = weakref.finalize(self, os.close, self.fd)
         self._close.atexit = False
 
@@ -45,7 +45,7 @@ class FileWatch:
         """
         number = int(_libc.inotify_add_watch(self.fd, b"/proc/self/fd/%d" % fd, _IN_ATTRIB))
         if number < 0:
-            raise _failed()
+            raise _failed("max_user_watches")
         return number
 
     def remove(self, number: int) -> None:
@@ -56,17 +56,18 @@ class FileWatch:
     def drain(self) -> None:
         """Take in what was told, so that the next touch wakes anew."""
         with suppress(OSError):
-            os.read(self.fd, _READ_BYTES)
+            if self._close.alive:  # else its number may be another file's
+                os.read(self.fd, _READ_BYTES)
 
     def close(self) -> None:
         """Watch nothing any more; twice is fine."""
         self._close()
 
 
-def _failed() -> SlabOpenError:
+def _failed(limit: str) -> SlabOpenError:
     error = ctypes.get_errno()
     return SlabOpenError(
-        f"a slab's file cannot be watched ({os.strerror(error)}): raise "
-        "fs.inotify.max_user_instances, or leave steps to be granted when they are sealed",
+        f"a slab's file cannot be watched ({os.strerror(error)}): raise fs.inotify.{limit}, or "
+        "leave steps to be granted when they are sealed",
         facts={"errno": error},
     )
