@@ -26,7 +26,7 @@ from teacher_logits_client.units import size_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from teacher_logits_client.config import Address
+    from teacher_logits.addresses import Address
 
 EXIT_OK = 0
 EXIT_FAILED = 1

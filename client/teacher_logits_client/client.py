@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
+    from teacher_logits.addresses import Address
     from teacher_logits.device_memory import DeviceMemory
     from teacher_logits.profiles import TeacherProfile
     from teacher_logits_client.agreement import Agreed
     from teacher_logits_client.calls import Calls
-    from teacher_logits_client.config import Address
     from teacher_logits_client.device_choice import DeviceName
     from teacher_logits_client.leased import ClientStatistics
     from teacher_logits_client.publisher import Publisher

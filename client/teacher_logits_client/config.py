@@ -1,22 +1,16 @@
 """What a client is told: where the server is, how long things may take, how memory is mapped.
 
-An address is ``unix:/path``, an absolute path alone, or ``host:port``; a path that the kernel
-could not take, and a TCP address beyond this host that was not allowed by ``insecure=True``,
-are refused before anything is tried.
+What is no address (``addresses``), and a TCP address beyond this host that was not allowed by
+``insecure=True``, are refused before anything is tried.
 """
 
 from __future__ import annotations
 
 import enum
-import ipaddress
 import os
-from dataclasses import dataclass
 
+from teacher_logits.addresses import Address, check_path, read_address
 from teacher_logits.errors import ConfigError
-
-UNIX = "unix:"
-MAX_PATH_BYTES = 107
-"""``sun_path`` has 108 bytes, and a path ends with a zero byte."""
 
 DEFAULT_TIMEOUT_SECONDS = 10.0
 """How long a call may take where the caller says nothing: connecting, the handshake, control."""
@@ -57,25 +51,6 @@ class MapMode(enum.Enum):
     PINNED = "pinned"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Address:
-    """Where a server is: ``path`` of a Unix socket, else ``host`` and ``port``."""
-
-    path: str = ""
-    host: str = ""
-    port: int = 0
-
-    @property
-    def target(self) -> str:
-        """The address as gRPC takes it."""
-        return str(self) if self.path else f"dns:///{self}"
-
-    def __str__(self) -> str:
-        if self.path:
-            return f"{UNIX}{self.path}"
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
 def parse_address(address: str | os.PathLike[str], *, insecure: bool = False) -> Address:
     """Read an address; a path object, and text that starts with ``/``, name a Unix socket.
 
@@ -90,27 +65,21 @@ def parse_address(address: str | os.PathLike[str], *, insecure: bool = False) ->
             facts={"given": type(address).__name__},
         )
     text = os.fsdecode(address)
-    if isinstance(address, os.PathLike) or text.startswith(("/", UNIX)):
-        return Address(path=_socket_path(text))
-    host, _, port = text.rpartition(":")
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not bare or not port.isdecimal() or (":" in bare and bare == host) or "/" in bare:
+    if isinstance(address, os.PathLike):
+        return Address(path=check_path(text, what="address"))
+    where = read_address(text, what="address")
+    if not where.is_unix and not where.port:
         raise ConfigError(
-            f"address {text!r} is none: give unix:/absolute/path, host:port or [v6]:port",
+            f"address {text!r} has port 0; a server's own goes from 1 to 65535",
             facts={"address": text},
         )
-    if not 1 <= int(port) <= 65535:
-        raise ConfigError(
-            f"address {text!r} has port {port}; ports go from 1 to 65535",
-            facts={"address": text, "port": int(port)},
-        )
-    if not insecure and not _is_loopback(bare):
+    if not insecure and not where.is_loopback:
         raise ConfigError(
             f"address {text!r} is not on this host, and token ids and scores would travel "
             "unencrypted: pass insecure=True if the network is yours alone",
             facts={"address": text},
         )
-    return Address(host=bare, port=int(port))
+    return where
 
 
 def check_timeout(timeout: float, *, what: str) -> float:
@@ -128,31 +97,3 @@ def check_timeout(timeout: float, *, what: str) -> float:
             },
         )
     return float(timeout)
-
-
-def _socket_path(text: str) -> str:
-    # gRPC also writes unix:///path.
-    path = text.removeprefix(UNIX)
-    path = path[2:] if path.startswith("///") else path
-    if not os.path.isabs(path) or "\0" in path or path.endswith("/"):
-        raise ConfigError(
-            f"address {text!r} does not name a socket by its absolute path",
-            facts={"address": text},
-        )
-    length = len(os.fsencode(path))
-    if length > MAX_PATH_BYTES:
-        raise ConfigError(
-            f"the socket path {path!r} has {length} bytes, and the kernel takes at most "
-            f"{MAX_PATH_BYTES}: have the server listen in a shorter folder",
-            facts={"length_bytes": length, "limit_bytes": MAX_PATH_BYTES},
-        )
-    return path
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -37,9 +37,9 @@ from teacher_logits_client.parity_sources import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from teacher_logits.addresses import Address
     from teacher_logits.profiles import TeacherProfile
     from teacher_logits.views import ServerView
-    from teacher_logits_client.config import Address
     from teacher_logits_client.parity import Parity, Place
     from teacher_logits_client.parity_sources import Computed
     from teacher_logits_client.student import Session

@@ -202,17 +202,14 @@ class PublisherRoom:
     def doubt(self, payload_id: str) -> None:
         """Note that a seal was not answered."""
         held = self._held.get(payload_id)
-        if held is not None and held.stage is Stage.DOUBTFUL:
-            if held.extent.slab_id not in self.placed:
-                self._pool.quarantine(held.extent)
+        if held and held.stage is Stage.DOUBTFUL and held.extent.slab_id not in self.placed:
+            self._pool.quarantine(held.extent)
 
     def sealed(self, payload_id: str) -> None:
         """Note that the server has taken a payload; one that is free again meanwhile is fine."""
         held = self._held.get(payload_id)
-        if held is None:
-            return
-        held.stage = Stage.SEALED
-        if held.extent.slab_id not in self.placed:
+        if held is not None:
+            held.stage = Stage.SEALED
             self._pool.clear_quarantine(held.extent)
 
     def free(self, payload_id: str) -> Extent | None:

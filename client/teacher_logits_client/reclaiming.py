@@ -20,8 +20,8 @@ from teacher_logits_client.calls.inspection import inspect_server, reclaim
 from teacher_logits_client.units import size_text
 
 if TYPE_CHECKING:
+    from teacher_logits.addresses import Address
     from teacher_logits.views import LeaseView, Reclaimed, ServerView
-    from teacher_logits_client.config import Address
 
 QUARANTINED = "quarantined"
 TEACHER = "teacher:"

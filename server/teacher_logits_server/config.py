@@ -10,19 +10,13 @@ import os
 from dataclasses import dataclass, fields
 from datetime import timedelta
 
+from teacher_logits.addresses import UNIX, Address, check_path, read_address
 from teacher_logits.errors import ConfigError, RequestInvalidError
 from teacher_logits.grid import BatchGrid, check_batch_grid, check_sizes
 from teacher_logits.keys import check_name
 from teacher_logits.locality import ModelGrid, model_sizes
 from teacher_logits.socket_path import default_socket_path, socket_folder
 from teacher_logits.transport import Transport
-from teacher_logits_server.addresses import (
-    UNIX,
-    Address,
-    check_path,
-    check_reach,
-    parse_address,
-)
 from teacher_logits_server.flags import Setting, settings_of
 from teacher_logits_server.readers import SIZE, size_setting, span_setting
 from teacher_logits_server.settings import (
@@ -88,7 +82,7 @@ class ServerConfig(
     @property
     def addresses(self) -> tuple[Address, ...]:
         """Where it was told to listen; empty where the default address is meant."""
-        return tuple(parse_address(text, flag="--listen") for text in self.listen)
+        return tuple(read_address(text, what="--listen") for text in self.listen)
 
 
 def flag_of(name: str) -> str:
@@ -117,12 +111,19 @@ def _refuse(name: str, value: object, rule: str) -> ConfigError:
 def _check_listen(config: ServerConfig) -> None:
     seen: set[Address] = set()
     for address in config.addresses:
-        check_reach(address, insecure=config.insecure)
+        if not (config.insecure or address.is_loopback):
+            raise _refuse(
+                "listen",
+                str(address),
+                "can be reached from other hosts, and everyone who reaches it may use the teacher, "
+                "unencrypted: listen on 127.0.0.1 or a Unix socket, or say --insecure if the "
+                "network is yours alone",
+            )
         if address in seen and (address.is_unix or address.port):
             raise _refuse("listen", str(address), "is given twice")
         seen.add(address)
     if config.broker:
-        check_path(config.broker, flag=flag_of("broker"))
+        check_path(config.broker, what=flag_of("broker"))
         if Address(path=config.broker) in seen:
             raise _refuse("broker", config.broker, "is an address of --listen too; choose another")
     for uid in config.allow_uids:

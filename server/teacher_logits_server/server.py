@@ -21,9 +21,9 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
+from teacher_logits.addresses import Address, check_path, read_address
 from teacher_logits.clock import MonotonicClock
 from teacher_logits.transport import Transport
-from teacher_logits_server.addresses import Address, check_path, parse_address
 from teacher_logits_server.config import default_address, runtime_folder
 from teacher_logits_server.readiness import Readiness
 from teacher_logits_server.reaper import Reaper
@@ -150,7 +150,7 @@ class Server:
         self._endpoint = endpoint = Endpoint(
             max_request_tokens=config.max_request_tokens, for_everyone=bool(config.allow_uids)
         )
-        wanted = config.addresses or (parse_address(default_address(), flag="--listen"),)
+        wanted = config.addresses or (read_address(default_address(), what="--listen"),)
         addresses = await endpoint.listen(wanted)
         log_addresses(addresses)
         if Transport.SHARED_MEMORY in config.transports and sys.platform == "linux":
@@ -251,7 +251,7 @@ def broker_path(config: ServerConfig, addresses: Sequence[Address]) -> str:
         path = first.path + BROKER_SUFFIX
     else:
         path = os.path.join(runtime_folder(), f"port-{addresses[0].port}{BROKER_SUFFIX}")
-    return check_path(path, flag="--broker")
+    return check_path(path, what="--broker")
 
 
 async def in_thread(work: Callable[[], T], *, name: str) -> T:

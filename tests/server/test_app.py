@@ -22,6 +22,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from tests.held import left_behind, open_descriptors, running_threads
 
 from teacher_logits import inprocess, keys
+from teacher_logits.addresses import Address
 from teacher_logits.clock import MonotonicClock
 from teacher_logits.errors import (
     AlignmentError,
@@ -55,7 +56,6 @@ from teacher_logits.v1 import teacher_logits_service_pb2_grpc as stubs
 from teacher_logits.wire import student_to_wire, transport_to_wire
 from teacher_logits.wire_errors import DETAILS_KEY, from_status
 from teacher_logits.wire_session import lease_from_wire
-from teacher_logits_server.addresses import Address
 from teacher_logits_server.app import EmbeddedServer, serve_in_thread
 from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.engines import EngineProfile, Row

@@ -14,7 +14,6 @@ from teacher_logits.grid import BatchGrid
 from teacher_logits.locality import ModelGrid
 from teacher_logits.transport import Transport
 from teacher_logits_server import cli, readers
-from teacher_logits_server.addresses import Address, parse_address
 from teacher_logits_server.config import ServerConfig, default_address, flag_of
 from teacher_logits_server.engines import check_settings
 from teacher_logits_server.flags import settings_of
@@ -143,22 +142,6 @@ class TestTheEngine:
 
 
 class TestAddresses:
-    @pytest.mark.parametrize(
-        ("text", "address"),
-        [
-            ("unix:/run/t.sock", Address(path="/run/t.sock")),
-            ("127.0.0.1:5555", Address(host="127.0.0.1", port=5555)),
-            ("localhost:0", Address(host="localhost", port=0)),
-            ("[::1]:80", Address(host="::1", port=80)),
-        ],
-    )
-    def test_an_address_is_read_and_written_alike(self, text: str, address: Address) -> None:
-        assert parse_address(text, flag="--listen") == address
-        assert str(address) == text
-
-    def test_a_path_alone_is_a_unix_socket_as_it_is_to_connect(self) -> None:
-        assert parse_address("/run/t.sock", flag="--listen") == Address(path="/run/t.sock")
-
     @pytest.mark.parametrize(
         "text",
         [

@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
+    from teacher_logits.addresses import Address
     from teacher_logits.profiles import StudentProfile
     from teacher_logits.terms import LeaseTerms, SessionTerms
     from teacher_logits.transport import Refusal, Transport
     from teacher_logits_client.calls.pending import Scored
     from teacher_logits_client.calls.scoring import Scoring
-    from teacher_logits_client.config import Address
 
 Request = TypeVar("Request", bound="Message")
 Reply = TypeVar("Reply", bound="Message")

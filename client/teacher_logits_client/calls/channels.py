@@ -26,7 +26,7 @@ from teacher_logits.errors import (
 from teacher_logits_client.calls.failures import Waiting, error_of
 
 if TYPE_CHECKING:
-    from teacher_logits_client.config import Address
+    from teacher_logits.addresses import Address
 
 _SERVICE = "teacher_logits.v1.TeacherLogitsService"
 _WATCH_HEALTH = "/grpc.health.v1.Health/Watch"

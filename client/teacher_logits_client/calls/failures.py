@@ -40,8 +40,8 @@ from teacher_logits.profiles import PROTOCOL_VERSION
 from teacher_logits.wire_errors import DETAILS_KEY, from_status
 
 if TYPE_CHECKING:
+    from teacher_logits.addresses import Address
     from teacher_logits.errors import Fact
-    from teacher_logits_client.config import Address
 
 Code = grpc.StatusCode
 

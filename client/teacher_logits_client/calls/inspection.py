@@ -20,8 +20,8 @@ from teacher_logits_client.calls.failures import Waiting, error_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from teacher_logits.addresses import Address
     from teacher_logits.views import Reclaimed, ServerView
-    from teacher_logits_client.config import Address
 
 
 def inspect_server(address: Address, *, timeout: float) -> ServerView:

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
+    from teacher_logits.addresses import Address
     from teacher_logits.device_memory import DeviceProbe
     from teacher_logits.payload import Extent, Payload
     from teacher_logits.profiles import TeacherProfile
     from teacher_logits.terms import Reservation
     from teacher_logits_client.calls.channels import Channels
-    from teacher_logits_client.config import Address
 
 Request = TypeVar("Request", bound="Message")
 Reply = TypeVar("Reply", bound="Message")

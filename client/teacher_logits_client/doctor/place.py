@@ -11,7 +11,7 @@ import resource
 import socket
 from typing import TYPE_CHECKING
 
-from teacher_logits_client.config import MAX_PATH_BYTES
+from teacher_logits.addresses import MAX_PATH_BYTES
 from teacher_logits_client.doctor.findings import Finding, Verdict
 
 if TYPE_CHECKING:

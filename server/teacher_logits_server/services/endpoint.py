@@ -24,7 +24,7 @@ from teacher_logits_server.sockets import EVERYONE, OWNER_ONLY, SocketClaim
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from teacher_logits_server.addresses import Address
+    from teacher_logits.addresses import Address
 
 SERVICE_NAMES = (
     "",
