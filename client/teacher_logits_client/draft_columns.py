@@ -7,7 +7,6 @@ with a mark, the bits of a NaN (or an id) that no arithmetic yields, one a posit
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,18 +16,15 @@ from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.keys import PayloadKey
 from teacher_logits.layout import ColumnKind as Kind
 from teacher_logits.layout import lay_out, top_k_columns
-from teacher_logits.nucleus import cap_nucleus
 from teacher_logits.payload import Payload
-from teacher_logits.selection import Selection, row_statuses, select_top_k, write_values
-from teacher_logits.selection_rules import TOP_K, Nucleus
+from teacher_logits.selection import Selection, row_statuses
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from teacher_logits.layout import Column
     from teacher_logits.payload_room import WriterRoom
     from teacher_logits.profiles import TeacherProfile
-    from teacher_logits.selection_rules import SelectionRule
     from teacher_logits_client.draft_rows import DraftRows
     from teacher_logits_client.placed_columns import PlacedColumns
 
@@ -239,55 +235,4 @@ def digest_of(payload: Payload, room: WriterRoom) -> str:
             room.read(column),
         )
         for column in payload.columns
-    )
-
-
-def select_into(
-    out: Selection,
-    logits: torch.Tensor,
-    *,
-    temperatures: Sequence[float],
-    vocab_size: int,
-    next_ids: torch.Tensor | None,
-    selection: SelectionRule = TOP_K,
-) -> None:
-    """Select into a draft's memory, beside the logits first where they are elsewhere.
-
-    What is cut to a nucleus is cut in fp32, and rounded then.
-    """
-    cut = selection if isinstance(selection, Nucleus) else None
-    is_beside = logits.device == out.topk_ids.device and cut is None
-    target = out if is_beside else _like(out, logits.device, exact=cut is not None)
-    select_top_k(
-        logits,
-        k=out.topk_ids.shape[1],
-        temperatures=temperatures,
-        vocab_size=vocab_size,
-        next_ids=next_ids,
-        out=target,
-    )
-    if cut is not None:
-        target = cap_nucleus(target, cut, temperatures=temperatures)
-    if not is_beside:
-        for each in fields(out):
-            here, there = getattr(out, each.name), getattr(target, each.name)
-            if here is not None:
-                write_values(here, there)
-
-
-def _like(out: Selection, device: torch.device, *, exact: bool) -> Selection:
-    """Return tensors for a selection on a device; ``exact`` where log-probabilities are fp32."""
-
-    def like(tensor: torch.Tensor) -> torch.Tensor:
-        return torch.empty_like(tensor, device=device)
-
-    logprobs = like(out.topk_logprobs)
-    return Selection(
-        topk_ids=like(out.topk_ids),
-        topk_logprobs=logprobs.float() if exact else logprobs,
-        log_tail=like(out.log_tail),
-        logsumexp=like(out.logsumexp),
-        actual_logprob=None if out.actual_logprob is None else like(out.actual_logprob),
-        status=like(out.status),
-        topk_logits=None if out.topk_logits is None else like(out.topk_logits),
     )

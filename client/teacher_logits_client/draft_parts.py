@@ -15,8 +15,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import PayloadInvalidError
+from teacher_logits.rule_selection import select_into
 from teacher_logits_client.draft_checks import check_kind, check_tensor, narrowed
-from teacher_logits_client.draft_columns import NOT_SELECTED, select_into
+from teacher_logits_client.draft_columns import NOT_SELECTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -123,10 +124,10 @@ class DraftPart:
             select_into(
                 out[positions],
                 logits[index],
+                rule=self._payload.selection,
                 temperatures=self._payload.temperatures,
                 vocab_size=self._payload.vocabulary_size,
                 next_ids=next_here,
-                selection=self._payload.selection,
             )
         self._columns.note_selected(self.index, self._positions, self._offsets)
         return out

@@ -1,7 +1,7 @@
 """Keepers: what is kept of an engine's logits, by the rule that the request goes by.
 
-    TopK        select_top_k, straight into the columns
-    Nucleus     the same in fp32 beside them, cut, and then rounded
+    TopK        straight into the columns (``rule_selection``)
+    Nucleus     the same, cut
     Sampled     a threshold sample, its uniforms by the row's digest and the position in the row
     ClientIds   the log-probabilities of the ids that came with the request
 
@@ -12,17 +12,18 @@ are. Refuses nothing: ``scorer.jobs`` has looked at the request.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from teacher_logits.given_ids import score_given
 from teacher_logits.layout import ColumnKind as Kind
-from teacher_logits.nucleus import cap_nucleus
+from teacher_logits.layout import RowStatus
+from teacher_logits.rule_selection import select_into
 from teacher_logits.sampling import sample_threshold
-from teacher_logits.selection import Selection, select_top_k, write_values
-from teacher_logits.selection_rules import ClientIds, Nucleus, Sampled, SelectionRule
+from teacher_logits.selection import Selection
+from teacher_logits.selection_rules import ClientIds, Sampled, SelectionRule
 from teacher_logits.uniforms import row_counters, uniforms
 
 if TYPE_CHECKING:
@@ -88,22 +89,14 @@ class TopKKeeper:
 
     def keep(self, logits: torch.Tensor, part: slice) -> None:
         """See ``Keeper``."""
-        out, rule = self.selection[part], self._wanted.selection
-        cut = rule if isinstance(rule, Nucleus) else None
-        is_there = logits.device == out.topk_ids.device and cut is None
-        beside = out if is_there else _like(out, logits.device, exact=cut is not None)
-        select_top_k(
+        select_into(
+            self.selection[part],
             logits,
-            k=out.topk_ids.shape[1],
+            rule=self._wanted.selection,
             temperatures=self._wanted.temperatures,
             vocab_size=self._wanted.vocabulary_size,
             next_ids=self._next_ids[part],
-            out=beside,
         )
-        if cut is not None:
-            beside = cap_nucleus(beside, cut, temperatures=self._wanted.temperatures)
-        if beside is not out:
-            _copy(beside, out)
 
     def blank(self, part: slice) -> None:
         """See ``Keeper``."""
@@ -134,7 +127,7 @@ class SampledKeeper:
         sample = sample_threshold(own, m=ids.shape[1], uniforms=drawn)
         following = self._next_ids[part].to(logits.device)
         at = own.gather(1, following.clamp_min(0).unsqueeze(1)).squeeze(1)
-        known = (following >= 0) & (sample.status == 0)
+        known = (following >= 0) & (sample.status == RowStatus.OK)
         actual = torch.where(known, at.double() - sample.logsumexp, 0.0)
         ids[part] = sample.ids.to(ids.device)
         for kind, values in (
@@ -218,24 +211,3 @@ def _uniforms(request: Request, seed: int) -> torch.Tensor:
     positions += (firsts - starts).repeat_interleave(counts)
     rows = row_counters(request.digests()).repeat_interleave(counts)
     return uniforms(seed, rows, positions, torch.zeros_like(positions))
-
-
-def _like(selection: Selection, device: torch.device, *, exact: bool) -> Selection:
-    """Return tensors for a selection on a device; ``exact`` where log-probabilities are fp32."""
-    actual, values = selection.actual_logprob, selection.topk_logprobs
-    dtype = torch.float32 if exact else values.dtype
-    return Selection(
-        topk_ids=torch.empty_like(selection.topk_ids, device=device),
-        topk_logprobs=torch.empty_like(values, device=device, dtype=dtype),
-        log_tail=torch.empty_like(selection.log_tail, device=device),
-        logsumexp=torch.empty_like(selection.logsumexp, device=device),
-        actual_logprob=None if actual is None else torch.empty_like(actual, device=device),
-        status=torch.empty_like(selection.status, device=device),
-    )
-
-
-def _copy(source: Selection, target: Selection) -> None:
-    for field in fields(Selection):
-        tensor, values = getattr(target, field.name), getattr(source, field.name)
-        if tensor is not None:
-            write_values(tensor, values)
