@@ -7,8 +7,8 @@ Pure. The rules of admission about vocabulary, capability and provenance, in thi
     top_k_too_large           more entries than the teacher gives, or than ids take part
     temperature_unavailable   outside 0.01 to 100, more than 4 besides 1, or not on offer
     column_unavailable        a column, or a value type, that the teacher does not write
-    selection_unavailable     entries selected otherwise than the teacher publishes them, or
-                              sampled at other temperatures than 1
+    selection_unavailable     entries selected otherwise than the teacher publishes them, sampled at
+                              other temperatures than 1, or more of a nucleus than ``top_k``
     protocol_version          the two sides speak different versions
     engine_mismatch           an engine was insisted on, and the teacher has another
     arithmetic_type_mismatch  the same of the arithmetic

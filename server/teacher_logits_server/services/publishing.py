@@ -235,7 +235,7 @@ class PublisherCalls:
                 read=read,
             )
         except KeyError:
-            return  # there is no such slab; likewise
+            return  # there is no such slab: the ledger says so
         except PayloadInvalidError:
             self._ledger.abandon_payload(draft.session_id, draft.payload.payload_id)
             raise
