@@ -2,7 +2,7 @@
 
 Promises: a reply for every packet, whatever it holds, with the packet's call id where that
 can be read; where it cannot, with call id 0 and a status, which no mail has. A line begins with a
-hello; one that does not, or that shows a wrong nonce, is hung up on. A slab's descriptor is passed
+hello (``hello``); one that is refused is hung up on. A slab's descriptor is passed
 whenever it is asked for: a reply can come too late for who asked, and passing leaves nothing
 behind.
 """
@@ -10,7 +10,6 @@ behind.
 from __future__ import annotations
 
 import logging
-import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -21,13 +20,12 @@ from teacher_logits.errors import (
     RequestInvalidError,
     TeacherLogitsError,
 )
-from teacher_logits.session_page import WriterPage
 from teacher_logits.terms import StepGrant
-from teacher_logits.transport import Refusal, RefusalReason, Transport
 from teacher_logits.v1 import line_pb2
 from teacher_logits.wire_errors import to_status
 from teacher_logits.wire_transport import part_to_wire
 from teacher_logits_server.lines import MAX_PACKET_BYTES, Answer, Flaw, Line
+from teacher_logits_server.services.hello import HelloDesk
 from teacher_logits_server.services.mail_packets import failure_of, mail_packets
 from teacher_logits_server.services.student import PUBLISHER, acquire, release, renew
 
@@ -43,7 +41,7 @@ class LineDesk:
     """Answers the packets of broker lines; ``broker.Desk`` is its interface.
 
     Args:
-        allowed_uids: users whose processes may map shared memory, besides root and our own.
+        allowed_uids: as for ``HelloDesk``.
     """
 
     def __init__(
@@ -57,7 +55,7 @@ class LineDesk:
         self._ledger = ledger
         self._publishing = publishing
         self._exporter = exporter
-        self._allowed_uids = frozenset({0, os.geteuid(), *allowed_uids})
+        self._hello = HelloDesk(ledger=ledger, allowed_uids=allowed_uids)
 
     def answer(self, line: Line, packet: bytes, descriptor: int | None = None) -> Answer:
         """Answer one packet; a descriptor stays the caller's."""
@@ -67,7 +65,7 @@ class LineDesk:
             call_id = request.call_id
             if line.session_id:
                 return self._answer_call(line, request, descriptor)
-            return self._answer_hello(line, request)
+            return self._hello.answer(line, request)
         except TeacherLogitsError as error:
             return _refusal(call_id, error, hang_up=not line.session_id)
         except Exception as error:
@@ -151,53 +149,6 @@ class LineDesk:
         except TeacherLogitsError:
             return False
         return True
-
-    def _answer_hello(self, line: Line, request: line_pb2.LineRequest) -> Answer:
-        if request.WhichOneof("body") != "hello":
-            raise RequestInvalidError("the first packet of a line is a hello, and only that")
-        session_id = request.hello.session_id
-        self._ledger.check_hello(session_id, request.hello.nonce)
-        self._check_peer(line, session_id)
-        page = WriterPage()
-        descriptor = page.take_fd()
-        try:
-            self._ledger.line_opened(
-                session_id,
-                pid=line.peer.pid,
-                challenge=page.challenge,
-                started=line.peer.started(),
-                page=page,
-            )
-        except BaseException:
-            os.close(descriptor)
-            raise
-        line.session_id = session_id
-        line.takes_descriptors = self._ledger.describe(session_id).get("kind") == PUBLISHER
-        reply = line_pb2.LineReply(call_id=request.call_id)
-        reply.hello.challenge_size_bytes = len(page.challenge)
-        return Answer(reply.SerializeToString(), descriptor)
-
-    def _check_peer(self, line: Line, session_id: str) -> None:
-        """Refuse a process that may not map memory, or whose end the kernel cannot tell us."""
-        peer = line.peer
-        if peer.uid not in self._allowed_uids:
-            reason = RefusalReason.BROKER_REFUSED
-            message = (
-                f"the client runs as user {peer.uid}, and the server shares memory with users "
-                f"{', '.join(map(str, sorted(self._allowed_uids)))}: start it with --allow-uid "
-                f"{peer.uid}"
-            )
-        elif not peer.is_proven or not peer.is_alive():
-            reason = RefusalReason.PEER_UNPROVEN
-            message = (
-                "the kernel does not tell the server which process the client is (it takes Linux "
-                "6.5, or 5.15 within one PID namespace)"
-            )
-        else:
-            return
-        refusal = Refusal(transport=Transport.SHARED_MEMORY, reason=reason, message=message)
-        self._ledger.line_unproven(session_id, refusal)
-        raise NotAllowedError(message, facts={"uid": peer.uid, "reason": reason.value})
 
     def _answer_call(
         self, line: Line, request: line_pb2.LineRequest, descriptor: int | None
