@@ -7,8 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import RequestInvalidError, ServerUnreachableError
-from teacher_logits.profiles import StudentProfile, word_of, words_of
+from teacher_logits.profiles import StudentProfile
 from teacher_logits.transport import Transport
+from teacher_logits.words import word_of, words_of
 from teacher_logits_client.agreement import shake_hands
 from teacher_logits_client.config import (
     HostCopies,

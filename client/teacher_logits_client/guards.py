@@ -89,7 +89,7 @@ def _check_status(columns: Columns, *, reject: bool) -> Check:
             f"({reason}): look at the teacher, or ask for bad_rows='mask' and leave those rows out",
             facts={"row": row, "bad_rows": len(bad), "rows": len(status), "status": reason},
         )
-    return _passed("row_status", f"{len(bad)} of {len(status)} rows are masked")
+    return passed("row_status", f"{len(bad)} of {len(status)} rows are masked")
 
 
 def _check_rows(payload: Payload, columns: Columns, batch: RowBatch) -> None:
@@ -116,11 +116,11 @@ def _check_digests(columns: Columns, batch: RowBatch) -> Check:
     if received != batch.digests:
         # Only now an object a row: what was expected of the others is fine.
         compare_digests(
-            _cut(batch.digests),
-            _cut(received),
+            cut_digests(batch.digests),
+            cut_digests(received),
             ids=[row.tolist() for row in batch.rows.ids.split(batch.rows.lengths.tolist())],
         )
-    return _passed("row_digests", f"{batch.rows.row_count} rows have the tokens that were sent")
+    return passed("row_digests", f"{batch.rows.row_count} rows have the tokens that were sent")
 
 
 def _check_lookup(selection: SelectionRule, columns: Columns, batch: RowBatch) -> Check:
@@ -130,11 +130,15 @@ def _check_lookup(selection: SelectionRule, columns: Columns, batch: RowBatch) -
         return check_chosen_lookup(columns, next_ids(batch))
     bound = columns.bound if isinstance(columns, LeasedColumns) else EXACT
     found = check_lookup_identity(columns, next_ids(batch), bound=bound)
+    return lookup_check(found.checked, found.among_k)
+
+
+def lookup_check(checked: int, among_k: int) -> Check:
+    """Return the check of so many positions, some of whose next tokens are among the K ids."""
     detail = (
-        f"{found.checked} positions score the token that comes next, {found.among_k} of them "
-        "among the K ids"
+        f"{checked} positions score the token that comes next, {among_k} of them among the K ids"
     )
-    verdict = Verdict.PASSED if found.checked else Verdict.UNCHECKED
+    verdict = Verdict.PASSED if checked else Verdict.UNCHECKED
     return Check(name="lookup_identity", verdict=verdict, detail=detail)
 
 
@@ -150,11 +154,13 @@ def next_ids(batch: RowBatch) -> torch.Tensor:
     return following[starts + within]
 
 
-def _cut(digests: bytes) -> list[bytes]:
+def cut_digests(digests: bytes) -> list[bytes]:
+    """Return row digests [N,16] as an object a row."""
     return [digests[at : at + DIGEST_BYTES] for at in range(0, len(digests), DIGEST_BYTES)]
 
 
-def _passed(name: str, detail: str) -> Check:
+def passed(name: str, detail: str) -> Check:
+    """Return a check that passed."""
     return Check(name=name, verdict=Verdict.PASSED, detail=detail)
 
 

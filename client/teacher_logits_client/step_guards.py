@@ -25,7 +25,7 @@ from teacher_logits.tensors import to_bytes
 from teacher_logits.terms import Check, Verdict
 from teacher_logits_client.alignment import LookupCheck, check_lookup_identity, compare_digests
 from teacher_logits_client.flat_rows import FlatRows
-from teacher_logits_client.guards import next_ids
+from teacher_logits_client.guards import cut_digests, lookup_check, next_ids, passed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -169,7 +169,7 @@ def tokens_of(batch: RowBatch, *, row_count: int, real_row_count: int) -> torch.
 
 def _check_status(statuses: bytes) -> Check:
     bad = len(statuses) - statuses.count(_OK)
-    return _passed("row_status", f"{bad} of {len(statuses)} rows are masked")
+    return passed("row_status", f"{bad} of {len(statuses)} rows are masked")
 
 
 def _rows_of(batch: RowBatch, starts: list[int], first: int, count: int) -> RowBatch:
@@ -189,7 +189,7 @@ def _rows_of(batch: RowBatch, starts: list[int], first: int, count: int) -> RowB
 def _check_part(part: Part, own: RowBatch, *, has_windows: bool) -> LookupCheck:
     received = to_bytes(part[ColumnKind.ROW_DIGESTS])
     if received != own.digests:
-        pairs = list(zip(_cut(own.digests), _cut(received), strict=True))
+        pairs = list(zip(cut_digests(own.digests), cut_digests(received), strict=True))
         compare_digests(
             [got if got == _UNKNOWN else expected for expected, got in pairs],
             [got for _, got in pairs],
@@ -227,7 +227,9 @@ def _other_positions(part: Part, own: RowBatch, windows: torch.Tensor, row: int)
 
 
 def _digests(parts: Sequence[Part]) -> Check:
-    digests = [each for part in parts for each in _cut(to_bytes(part[ColumnKind.ROW_DIGESTS]))]
+    digests = [
+        each for part in parts for each in cut_digests(to_bytes(part[ColumnKind.ROW_DIGESTS]))
+    ]
     known = len(digests) - digests.count(_UNKNOWN)
     return Check(
         name="row_digests",
@@ -239,20 +241,7 @@ def _digests(parts: Sequence[Part]) -> Check:
 def _lookup(found: Sequence[LookupCheck]) -> Check:
     checked = sum(each.checked for each in found)
     among = sum(each.among_k for each in found)
-    return Check(
-        name="lookup_identity",
-        verdict=Verdict.PASSED if checked else Verdict.UNCHECKED,
-        detail=f"{checked} positions score the token that comes next, {among} of them among the K "
-        "ids",
-    )
-
-
-def _cut(digests: bytes) -> list[bytes]:
-    return [digests[at : at + DIGEST_BYTES] for at in range(0, len(digests), DIGEST_BYTES)]
-
-
-def _passed(name: str, detail: str) -> Check:
-    return Check(name=name, verdict=Verdict.PASSED, detail=detail)
+    return lookup_check(checked, among)
 
 
 _UNCHECKED = tuple(

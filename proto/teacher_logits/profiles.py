@@ -11,7 +11,7 @@ import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from teacher_logits.encodings import IdCodec, ValueCodec
 from teacher_logits.errors import RequestInvalidError
@@ -27,13 +27,12 @@ from teacher_logits.selection_rules import (
     check_selection,
 )
 from teacher_logits.transport import PREFERENCE, Locality, Transport
+from teacher_logits.words import word_of, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PROTOCOL_VERSION = 1
-
-Word = TypeVar("Word", bound=enum.Enum)
 
 
 class VocabularyPolicy(enum.Enum):
@@ -266,33 +265,3 @@ def _temperatures(given: object) -> tuple[float, ...]:
 
 def _shown(value: object) -> str:
     return f"{reprlib.repr(value)}, a {type(value).__name__}"
-
-
-def word_of(choices: type[Word], given: object, *, what: str, fit: Iterable[Word] = ()) -> Word:
-    """Return the member of ``choices`` that ``given`` is, or is the value of.
-
-    Where only some ``fit``, these are named; to refuse the others is not for here.
-
-    Raises:
-        RequestInvalidError: it is neither; ``what`` names the argument, and the choices follow.
-    """
-    try:
-        return choices(given)
-    except ValueError:
-        words = ", ".join(repr(each.value) for each in fit or choices)
-        raise RequestInvalidError(
-            f"{what} has {given!r}, which is none of its choices: give one of {words}, or the "
-            f"member of {choices.__name__}",
-            facts={"argument": what, "given": str(given)},
-        ) from None
-
-
-def words_of(choices: type[Word], given: object, *, what: str) -> tuple[Word, ...]:
-    """Return the members that ``given`` lists; one alone is a tuple of one."""
-    if isinstance(given, str | choices):
-        return (word_of(choices, given, what=what),)
-    try:
-        listed: Iterable[object] = iter(given)  # type: ignore[call-overload]
-    except TypeError:
-        listed = (given,)
-    return tuple(word_of(choices, each, what=what) for each in listed)
