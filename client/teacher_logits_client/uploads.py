@@ -94,7 +94,7 @@ class Uploads:
         return Granted(reservation=reservation, room=HostRoom(memoryview(buffer)[:size]))
 
     def announce(self, payload_id: str, valid_count: int | None) -> None:
-        """Nothing lies where readers look before it was sent."""
+        """Do nothing: what was not sent yet lies where no reader looks."""
 
     def seal(self, payload_id: str, sealing: Sealing, *, until: float) -> None:
         """Send the bytes, then have them read; see ``Way.seal``."""

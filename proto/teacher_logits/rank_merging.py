@@ -1,9 +1,10 @@
 """Merging across ranks: the shards of a tensor-parallel head become one selection, on every rank.
 
     rank r   logits of its ids -> select_partial -> K ids, K logits, the rest's sum
-             all-gather of 8K + 8T + 1 bytes a position and rank, then the merge    on every rank
+             all-gather of 8K + 8T + 1 bytes a position and rank (4 more with next ids), then the
+             merge, on every rank
 
-Of a vocabulary of 151,936 in bf16 that is 525 bytes a position and rank at K = 64, where the
+Of a vocabulary of 151,936 in bf16 that is 521 bytes a position and rank at K = 64, where the
 logits are 303,872 (math note 1.2).
 
 Promises: two all-gathers, the first of a few numbers by which ranks that disagree all refuse,
