@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+import pytest
 from tests.cuda.censuses import await_mapped
 from tests.cuda.engine_server import serve_engine
+from tests.cuda.workers import WorkerError
 from tests.fake_cuda.log import done, faults, read_log
 from tests.fake_cuda.spec import Spec
 from tests.processes.test_fifty_steps import await_true
@@ -43,7 +45,7 @@ def test_an_idle_reader_closes_what_a_publisher_had_that_ends(node: Node) -> Non
     publisher.ask("close_publisher")
 
     await_mapped(student, 0)
-    await_true(lambda: publisher.ask("sweep") == 0)
+    await_true(lambda: publisher.ask("left_over") == 0)
 
 
 def test_an_idle_reader_closes_what_a_killed_publisher_had(node: Node) -> None:
@@ -92,6 +94,32 @@ def test_an_idle_reader_of_scores_closes_what_the_server_gives_up(
         assert len(done(read_log(tmp_path), "close")) == len(done(read_log(tmp_path), "open"))
 
 
+@pytest.mark.parametrize("end", ["goes on", "is killed"])
+def test_memory_that_a_stopped_reader_has_open_is_waited_for(
+    workers: Crew, tmp_path: Path, end: str
+) -> None:
+    """It can let go of nothing, and its room is counted until it does or dies."""
+    spec = Spec(folder=str(tmp_path))
+    with serve_engine(spec, device_pool_size=2 * PAGE, slab_size=PAGE, pool_size="1MiB") as server:
+        doomed, other = workers["doomed"], workers["other"]
+        for worker in (doomed, other):
+            worker.ask("connect", server.address, spec.dumps())
+            worker.ask("open_scoring", transports=("cuda_ipc",))
+        doomed.ask("score", [[1, 2, 3]])
+        doomed.ask("close_scored")
+        doomed.stop()
+        try:
+            with pytest.raises(WorkerError, match=f"{PAGE} bytes of slabs") as caught:
+                other.ask("score", [[7] * 80], timeout=0.5)
+            assert caught.value.told.kind == "PoolFullError"
+            other.start("score", [[7] * 80])
+        finally:
+            doomed.go_on() if end == "goes on" else doomed.kill()
+        assert cast("dict[str, object]", other.answer())["transport"] == "cuda_ipc"
+        workers.reset()
+        assert faults(read_log(tmp_path)) == []
+
+
 def test_a_fork_of_a_reader_keeps_nothing_open(node: Node) -> None:
     """Such as a loader of data, which lives on and has all descriptors of its parent."""
     publisher = node.publisher()
@@ -102,5 +130,5 @@ def test_a_fork_of_a_reader_keeps_nothing_open(node: Node) -> None:
     student.ask("close_session")
     publisher.ask("close_publisher")
 
-    await_true(lambda: publisher.ask("sweep") == 0)
+    await_true(lambda: publisher.ask("left_over") == 0)
     student.ask("end_fork")
