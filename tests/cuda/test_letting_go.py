@@ -5,17 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 import pytest
-from tests.cuda.censuses import await_mapped
+from tests.cuda.censuses import await_mapped, census
 from tests.cuda.engine_server import serve_engine
+from tests.cuda.node import Node
 from tests.cuda.workers import WorkerError
 from tests.fake_cuda.log import done, faults, read_log
 from tests.fake_cuda.spec import Spec
 from tests.processes.test_fifty_steps import await_true
 
+import teacher_logits_client as tl
+
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.cuda.node import Node
     from tests.cuda.workers import Crew
 
 PAGE = 4096
@@ -56,6 +58,35 @@ def test_an_idle_reader_closes_what_a_killed_publisher_had(node: Node) -> None:
     publisher.kill()
 
     await_mapped(student, 0)
+
+
+def test_an_idle_reader_unmaps_slabs_of_the_host_that_a_killed_publisher_had(node: Node) -> None:
+    publisher = node.publisher(name="doomed", device=None)
+    student, _ = node.student(transports=("shared_memory",), settings={"prefetch": 0})
+    before = census(student)["slabs"]
+    publisher.ask("publish", 0)
+    student.ask("read", 0)
+    assert census(student)["slabs"] > before
+    publisher.kill()
+
+    await_true(lambda: census(student)["slabs"] == before)
+
+
+def test_an_idle_reader_closes_what_it_has_when_the_server_is_killed(
+    workers: Crew, tmp_path: Path
+) -> None:
+    """The publisher is there, and its memory is its own again once it has closed."""
+    with tl.testing.serve(pool_size="1MiB") as server:
+        node = Node(address=server.address, crew=workers, folder=tmp_path)
+        publisher = node.publisher(name="orphan")
+        student, _ = node.student(transports=("cuda_ipc",), settings={"prefetch": 0})
+        before = census(student)["slabs"]
+        publisher.ask("publish", 0)
+        student.ask("read", 0)
+    await_mapped(student, 0)
+    await_true(lambda: census(student)["slabs"] <= before)
+    publisher.kill()
+    node.assert_nothing_is_left(publisher.pid)
 
 
 def test_a_reader_that_still_reads_keeps_it_until_then(node: Node) -> None:
