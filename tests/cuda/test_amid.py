@@ -6,20 +6,25 @@ never freed. A call is held at a gate, and let go after the other's end.
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
-from tests.cuda.node import Terms
+from tests.cuda.censuses import await_mapped
+from tests.cuda.node import Node, Terms
 from tests.cuda.workers import WorkerError
 from tests.fake_cuda.faulty import Fault, gate, is_held, let_go
 from tests.fake_cuda.log import still_open
 from tests.processes.test_fifty_steps import await_true
+from tests.stopping import stop
+
+import teacher_logits_client as tl
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.cuda.node import Node
-    from tests.cuda.workers import Worker
+    from tests.cuda.workers import Crew, Worker
 
 ONLY_DEVICE: dict[str, Any] = {"transports": ("cuda_ipc",), "settings": {"prefetch": 0}}
 AT_THE_PROBE, AT_THE_SLAB = 0, 1
@@ -191,3 +196,34 @@ class TestADriverThatFailsToClose:
         assert publisher.ask("left_over") == 1
         student.kill()
         await_true(lambda: publisher.ask("left_over") == 0)
+
+
+class TestAServer:
+    @pytest.mark.parametrize("end", ["killed", "stopped"])
+    def test_that_ends_under_an_open_takes_nothing_from_the_reader(
+        self, workers: Crew, tmp_path: Path, shut: str, end: str
+    ) -> None:
+        with tl.testing.serve(pool_size="1MiB") as server:
+            node = Node(address=server.address, crew=workers, folder=tmp_path)
+            publisher = node.publisher(name="orphan")
+            student = held_reader(node, shut, "open", after=AT_THE_SLAB)
+            student.ask("open_session", node.teaching, **ONLY_DEVICE)
+            publisher.ask("publish", 0)
+            student.start("hold", 0)
+            await_true(lambda: is_held(shut))
+            if end == "killed":
+                os.kill(server.pid, signal.SIGKILL)
+            else:
+                stop(server.pid)
+            let_go(shut)
+            assert student.answer() == ["cuda_ipc"]
+            student.ask("check", 0)
+            student.ask("release", 0)
+            if end == "stopped":
+                os.kill(server.pid, signal.SIGCONT)
+                publisher.ask("close_publisher")
+                await_true(lambda: publisher.ask("left_over") == 0)
+        await_mapped(student, 0)
+        for worker in (student, publisher):
+            worker.kill()
+        node.assert_nothing_is_left(publisher.pid)
