@@ -69,7 +69,7 @@ def raw_ipc(rig: Rig) -> Numbers:
                 "first_open_us": opened["us"],
                 "cached_open_us": statistics.median(_number(each, "us") for each in again),
                 "last_close_us": closes[-1]["us"],
-                "digest": seen["digest"],
+                "digest_of_first_mib": seen["digest_of_first_mib"],
                 "kind": opened["kind"],
             }
             writer.ask("free", base=made["base"])
