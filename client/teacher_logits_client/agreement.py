@@ -104,7 +104,7 @@ def shake_hands(
     return Agreed(
         terms=terms,
         profile=asked,
-        refusals=_refusals(profile, terms),
+        refusals=_refusals(profile, asked, terms),
         line=line,
         resident=evidence.resident,
         nonce=opened.nonce,
@@ -221,8 +221,13 @@ def _asked(profile: StudentProfile, devices: Devices) -> StudentProfile:
     return replace(profile, hints=hints, transports=transports)
 
 
-def _refusals(profile: StudentProfile, terms: SessionTerms) -> tuple[Refusal, ...]:
-    """Return the server's refusals, and ours, in the order in which the student wanted them."""
+def _refusals(
+    profile: StudentProfile, asked: StudentProfile, terms: SessionTerms
+) -> tuple[Refusal, ...]:
+    """Return the server's refusals, and ours, in the order in which the student wanted them.
+
+    Where no writer is there any more nothing was settled, and of what was asked nothing refused.
+    """
     # What one writer does not offer says less than why another's was not to be had.
     refusals = [refusal for s in terms.settlements for refusal in s.refusals]
     refusals.sort(key=lambda refusal: refusal.reason is not RefusalReason.NOT_OFFERED)
@@ -231,7 +236,8 @@ def _refusals(profile: StudentProfile, terms: SessionTerms) -> tuple[Refusal, ..
     for transport in profile.transports:
         if transport in settled:
             break
-        found.setdefault(transport, not_openable(transport))
+        if transport not in asked.transports:
+            found.setdefault(transport, not_openable(transport))
     return tuple(found[t] for t in profile.transports if t in found)
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from teacher_logits.device_memory import PROBE_BYTES, DeviceError
-from teacher_logits.device_ranges import check_exported, outside_allocation
+from teacher_logits.device_ranges import outside_allocation
 from teacher_logits.errors import DeadlinePassedError, TransportFailure
 from teacher_logits.transport import Refusal, RefusalReason, Transport, proof_of
 from teacher_logits_client.openers.devices import before
@@ -156,7 +156,6 @@ class _Trial:
             why = f"{self.sides(probe)}: look at CUDA_VISIBLE_DEVICES and the container's devices"
             return _refusal(probe, reason, why)
         start, what = probe.memory.base_offset_bytes, f"the probe of writer {probe.writer_id}"
-        check_exported(what, probe.memory, PROBE_BYTES)
         base = memory.open(probe.memory.handle, device=device)
         try:
             there = memory.locate(base).allocation_bytes

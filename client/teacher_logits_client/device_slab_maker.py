@@ -1,7 +1,6 @@
 """The maker of a publisher's slabs on a device: the publisher allocates and exports.
 
-Promises: a device without memory shows as ``PoolFullError``, with the driver's own number and
-name; where the usual size cannot be had, a slab of just the size that is needed may do.
+Promises: as ``device_slabs``, whose budget is the publisher's pool.
 """
 
 from __future__ import annotations
@@ -9,15 +8,12 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING
 
-from teacher_logits.device_memory import DeviceError
 from teacher_logits.device_slab import DeviceSlab
-from teacher_logits.errors import PoolFullError
-from teacher_logits.layout import round_up
+from teacher_logits.device_slabs import DeviceSlabs
 from teacher_logits.payload_room import DeviceRoom
-from teacher_logits.pool import PAGE_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from teacher_logits.device_memory import Device, DeviceMemory
     from teacher_logits.layout import Column
@@ -38,41 +34,52 @@ class PublishedDeviceSlab(DeviceSlab):
 
 
 class DeviceSlabMaker:
-    """Makes slabs on one device, each with an id of its own. One thread at a time."""
+    """Makes slabs on one device, each with an id of its own. One thread at a time.
 
-    def __init__(self, memory: DeviceMemory, device: Device) -> None:
+    Args:
+        pool_size_bytes: most device memory of all of them.
+    """
+
+    def __init__(self, memory: DeviceMemory, device: Device, *, pool_size_bytes: int) -> None:
         self._memory = memory
-        self._device = device
         self._prefix = f"slab-{secrets.token_hex(6)}"
+        self._slabs = DeviceSlabs(
+            self._new,
+            device=device,
+            budget_bytes=pool_size_bytes,
+            budget_name="pool_size_bytes of open_publisher",
+            way_out="free memory there, or lower pool_size_bytes or slab_size_bytes of "
+            "open_publisher",
+        )
         #: Slabs that were made.
         self.count = 0
+
+    @property
+    def awaits_memory(self) -> bool:
+        """Whether memory of slabs that were dropped is yet to come back, from readers."""
+        return self._slabs.left_over_bytes > 0
+
+    def on_freed(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called, on any thread, when some has."""
+        self._slabs.on_freed(callback)
 
     def make(self, usual_bytes: int, least_bytes: int) -> PublishedDeviceSlab:
         """Return a new slab of the usual size, or with just enough room.
 
         Raises:
-            PoolFullError: the device, or the host for the control page, has no memory for it.
+            PoolFullError: see ``DeviceSlabs.make``.
         """
-        least = round_up(max(least_bytes, 1), PAGE_BYTES)
-        try:
-            slab = self._make(usual_bytes)
-        except (DeviceError, OSError):
-            try:
-                slab = self._make(least)
-            except (DeviceError, OSError) as error:
-                raise self._none_left(least, error) from error
+        slab = self._slabs.make(f"{self._prefix}-{self.count + 1}", usual_bytes, least_bytes)
         self.count += 1
         return slab
 
-    def _make(self, size_bytes: int) -> PublishedDeviceSlab:
+    def _new(
+        self, slab_id: str, size_bytes: int, when_freed: Callable[[], None]
+    ) -> PublishedDeviceSlab:
         return PublishedDeviceSlab(
-            f"{self._prefix}-{self.count + 1}", size_bytes, memory=self._memory, device=self._device
-        )
-
-    def _none_left(self, size_bytes: int, error: DeviceError | OSError) -> PoolFullError:
-        why = error.message if isinstance(error, DeviceError) else error.strerror
-        return PoolFullError(
-            f"device {self._device.uuid} gave no slab of {size_bytes} bytes ({why}): free memory "
-            "there, or lower pool_size_bytes or slab_size_bytes of open_publisher",
-            facts={"need_bytes": size_bytes, "device_uuid": self._device.uuid},
+            slab_id,
+            size_bytes,
+            memory=self._memory,
+            device=self._slabs.device,
+            when_freed=when_freed,
         )

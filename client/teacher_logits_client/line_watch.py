@@ -1,12 +1,14 @@
 """Line watch: what the server says of itself is heard, although nobody here waits for anything.
 
 A line is read by whoever waits for a reply on it, which costs no change of threads. An idle session
-so hears nothing, and that is fine but for one thing: slabs that are gone. A handle that stays open
-keeps their owner from freeing device memory. So a session that has opened such memory has its line
-watched, by a thread that takes what comes while nobody else does: what comes ahead of steps too,
-and writers of device memory, which are so proven before they are read.
+so hears nothing, and that is fine but for one thing: slabs that are gone. What stays mapped is
+memory of the machine that nobody else can have, and a handle that stays open keeps its owner from
+freeing device memory. So a session that has opened slabs has its line watched, by a thread that
+takes what comes while nobody else does: what comes ahead of steps too, and writers of device
+memory, which are so proven before they are read.
 
-Promises: it wakes for nothing but the line, and a busy line wakes it seldom. It ends with the line.
+Promises: it wakes for nothing but the line, and a busy line wakes it seldom. It ends with the line,
+and tells of that.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from teacher_logits.errors import TeacherLogitsError
 from teacher_logits_client.step_thread import StepThread
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from teacher_logits_client.line import Line
 
 _CALM_SECONDS = 0.05
@@ -27,10 +31,15 @@ _CALM_SECONDS = 0.05
 
 
 class LineWatch:
-    """Watches one session's line, from ``start`` to ``stop``."""
+    """Watches one session's line, from ``start`` to ``stop``.
 
-    def __init__(self, line: Line) -> None:
+    Args:
+        when_ended: a method, called once the line has ended; its object is not kept alive by that.
+    """
+
+    def __init__(self, line: Line, *, when_ended: Callable[[], None]) -> None:
         self._line = line
+        self._when_ended = weakref.WeakMethod(when_ended)
         self._lock = threading.Lock()
         self._bell = -1
         self._stopped = threading.Event()
@@ -61,5 +70,8 @@ class LineWatch:
             except TeacherLogitsError:
                 return
             if self._line.has_ended:
+                when_ended = self._when_ended()
+                if when_ended is not None:
+                    when_ended()
                 return
             self._stopped.wait(_CALM_SECONDS)

@@ -44,6 +44,7 @@ class OwnRoom:
         self._session_id = session_id
         self._line = line
         self._mail = mail
+        maker.on_freed(self._memory_freed)
 
     def find(self, payload_id: str, claim: Claim, *, until: float) -> Extent:
         """Return room for a claim, and bar readers from it.
@@ -73,7 +74,7 @@ class OwnRoom:
                 why = self.shelf.grow(answer.size_bytes, size, since=grown)
                 if why is not None:
                     with self.lock:
-                        self.table.note_no_growth()
+                        self.table.note_growth(has_memory=False)
             else:
                 why = self.table.full_error(size, step=claim.step, full=answer, place=claim.place)
             if why is not None and not self._line.wait(partial(self._has_news, news), until):
@@ -139,6 +140,13 @@ class OwnRoom:
     def _mark_free(self, extent: Extent | None) -> None:
         if extent is not None:
             self.shelf.mark(extent, extent.generation + 1)
+
+    def _memory_freed(self) -> None:
+        """Have whoever waits for room look again; never under the lock."""
+        with self.lock:
+            self.table.note_growth(has_memory=True)
+            self._mail.tell()
+        self._line.wake()
 
     def _has_news(self, since: object) -> bool:
         return self._mail.news is not since

@@ -108,9 +108,9 @@ class PublisherRoom:
         """Learn which is the lowest step that lacks a shard; None where that is not known."""
         self._lowest_open_step = step
 
-    def note_no_growth(self) -> None:
-        """Learn that there is no memory for one more slab, until one came or was dropped."""
-        self._grows = False
+    def note_growth(self, *, has_memory: bool) -> None:
+        """Learn whether there is memory for one more slab, until one comes or is dropped."""
+        self._grows = has_memory
 
     def want(self, step: int) -> None:
         """Note that a step waits for room."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from teacher_logits_client.openers.devices import Devices
     from teacher_logits_client.openers.stream import BufferPool
     from teacher_logits_client.returns import Returner
+    from teacher_logits_client.slab_shelf import MakesSlabs
 
 DEFAULT_POOL_BYTES = 1 << 30
 DEFAULT_SLAB_BYTES = 256 << 20
@@ -130,6 +131,11 @@ def _way_of(
     session_id = agreed.terms.session_id
     if agreed.line is None:  # what is streamed lies on the host
         return Uploads(session_id, registry=calls.registry, buffers=buffers)
+    maker: MakesSlabs = SlabMaker()
+    if probe is not None:
+        maker = DeviceSlabMaker(
+            probe.memory, probe.device, pool_size_bytes=settings.pool_size_bytes
+        )
     return OwnSlabs(
         session_id,
         line=agreed.line,
@@ -138,7 +144,7 @@ def _way_of(
         room=PublisherRoom(
             pool_size_bytes=settings.pool_size_bytes, slab_size_bytes=settings.slab_size_bytes
         ),
-        maker=SlabMaker() if probe is None else DeviceSlabMaker(probe.memory, probe.device),
+        maker=maker,
         host_copies=settings.host_copies,
         probe=probe,
     )

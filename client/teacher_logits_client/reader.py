@@ -13,11 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import (
-    DeadlinePassedError,
-    NotAvailable,
-    TeacherLogitsError,
-)
+from teacher_logits.errors import DeadlinePassedError, NotAvailable, TeacherLogitsError
 from teacher_logits.transport import Transport
 from teacher_logits_client.config import MapMode
 from teacher_logits_client.late_proofs import LateProofs
@@ -68,14 +64,14 @@ class Reader:
         check_digest: bool,
         devices: Devices,
     ) -> None:
-        self.line = agreed.line
+        self.line = line = agreed.line
         self._session_id = agreed.terms.session_id
         self._calls = calls
         self._returner = returner
         self._mode = mode
         self._check_digest = check_digest
         self._settled = {s.writer_id: s.transport for s in agreed.terms.settlements}
-        self._watch = None if agreed.line is None else LineWatch(agreed.line)
+        self._watch = None if line is None else LineWatch(line, when_ended=self.forget_slabs)
         self._late = LateProofs(agreed, calls=calls, devices=devices, settle=self.settle)
         self._openers = SessionOpeners(
             agreed,
@@ -113,9 +109,10 @@ class Reader:
         """Try the device memory of writers that have come, soon; returns at once."""
         self._late.try_probes(probes)
 
-    def forget_slabs(self, slab_ids: Sequence[str]) -> None:
+    def forget_slabs(self, slab_ids: Sequence[str] | None = None) -> None:
         """Let go of slabs that are gone, soon, and once no lease is on them; returns at once.
 
+        Of all of them where none is named, as with the line's end, after which nothing is granted.
         On the thread of the returns, since a device may have to be waited for.
         """
         self._returner.later(partial(self._openers.forget_slabs, slab_ids))
@@ -190,8 +187,6 @@ class Reader:
             for lease in leases:
                 memory, transport = self._open(lease, until, is_announced=is_announced)
                 opened.append(OpenedLease(lease=lease, memory=memory, transport=transport))
-                if transport is Transport.CUDA_IPC and self._watch is not None:
-                    self._watch.start()
                 if self._mode is MapMode.COPY:
                     own = OwnPayload(memory, lease.payload.columns)
                     opened[-1] = replace(opened[-1], memory=own)
@@ -209,9 +204,13 @@ class Reader:
     def _open(
         self, lease: LeaseTerms, until: float, *, is_announced: bool
     ) -> tuple[OpenedPayload, Transport]:
+        settled = self._settled.get(lease.writer_id)
+        has_slab = lease.extent is not None and settled is not Transport.LOCAL
+        if has_slab and self._watch is not None:
+            self._watch.start()
         if is_announced:
             return self._openers.open_announced(lease, until=until)
-        return self._openers.open(lease, settled=self._settled.get(lease.writer_id), until=until)
+        return self._openers.open(lease, settled=settled, until=until)
 
     def adopt(self, opened: OpenedLease) -> LeasedPayload:
         """Return the payload of an opened lease, which is its owner's from now on."""

@@ -149,8 +149,8 @@ class SessionOpeners:
             return self._device.has(slab_id)
         return transport is Transport.SHARED_MEMORY and self._shared.has(slab_id)
 
-    def forget_slabs(self, slab_ids: Sequence[str]) -> None:
-        """Let go of slabs that are gone, once no lease is on them."""
+    def forget_slabs(self, slab_ids: Sequence[str] | None) -> None:
+        """Let go of slabs that are gone, or of all, once no lease is on them."""
         if self._shared is not None:
             self._shared.forget(slab_ids)
 

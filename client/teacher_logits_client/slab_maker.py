@@ -58,6 +58,14 @@ class SlabMaker:
         #: Slabs that were made.
         self.count = 0
 
+    @property
+    def awaits_memory(self) -> bool:
+        """No: what readers still map of a dropped slab is the system's affair."""
+        return False
+
+    def on_freed(self, callback: Callable[[], None]) -> None:
+        """Do nothing: nobody waits for memory of the host."""
+
     def make(self, usual_bytes: int, least_bytes: int) -> HostSlab:
         """Return a new slab of the usual size, or with just enough room.
 

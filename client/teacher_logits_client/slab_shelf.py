@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from teacher_logits.errors import PoolFullError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from teacher_logits.device_memory import DeviceMemoryPart
     from teacher_logits.layout import Column
@@ -75,6 +75,13 @@ class PublisherSlab(Protocol):
 class MakesSlabs(Protocol):
     """What makes a publisher's slabs. One thread at a time."""
 
+    @property
+    def awaits_memory(self) -> bool:
+        """Whether memory of slabs that were dropped is yet to come back, from readers."""
+
+    def on_freed(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called, on any thread, when some has."""
+
     def make(self, usual_bytes: int, least_bytes: int) -> PublisherSlab:
         """Return a new slab of the usual size, or with just enough room.
 
@@ -127,7 +134,7 @@ class SlabShelf:
         """Make a slab and pass it to the server.
 
         ``since`` is how many there had ever been when its room was missed. Returns why there is no
-        memory for it now, while something is held that may be freed.
+        memory for it now, while something is held that may be freed, or was dropped and is open.
 
         Raises:
             PoolFullError: there is no memory for it, and waiting would not help.
@@ -135,12 +142,13 @@ class SlabShelf:
         with self._growing:
             if self.added != since:
                 return None  # another slab came meanwhile: there may be room
+            awaits_memory = self.maker.awaits_memory
             try:
                 slab = self.maker.make(usual_bytes, least_bytes)
             except PoolFullError as full:
                 with self._lock:
                     holds_some = bool(self._room.usage().extent_count)
-                if not holds_some:
+                if not (holds_some or awaits_memory):
                     raise
                 return full
             self._pass(slab)

@@ -18,12 +18,10 @@ whose memory is a memfd and which enforces CUDA's rules; every caller takes eith
 from __future__ import annotations
 
 import enum
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from teacher_logits.errors import RequestInvalidError, TransportFailure
-from teacher_logits.layout import ALIGNMENT_BYTES
+from teacher_logits.errors import TransportFailure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -199,42 +197,3 @@ def find_device(name: str, devices: Sequence[Device]) -> Device | None:
 def device_names(devices: Sequence[Device]) -> str:
     """Return what a message says of the devices that there are."""
     return ", ".join(f"cuda:{each.ordinal} ({each.uuid})" for each in devices) or "none"
-
-
-_UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/_-]{1,90}\Z")
-
-
-def check_claimed(memory: ExportedMemory, *, what: str, size_bytes: int = 1) -> ExportedMemory:
-    """Return what a peer says of memory that it exported, if it may be so.
-
-    ``size_bytes`` from the base offset on have to lie in the allocation; ``what`` names it.
-
-    Raises:
-        RequestInvalidError: a handle of another length, a UUID that is none, or numbers that
-            cannot be.
-    """
-    if len(memory.handle) != HANDLE_BYTES:
-        raise RequestInvalidError(
-            f"{what} has a handle of {len(memory.handle)} bytes; the driver's have {HANDLE_BYTES}",
-            facts={"handle_bytes": len(memory.handle)},
-        )
-    if not _UUID.match(memory.device_uuid):
-        raise RequestInvalidError(
-            f"{what} lies on device {memory.device_uuid[:96]!r}, which is no UUID as the driver's "
-            "tools print it: GPU-... or MIG-...",
-            facts={"device_uuid": memory.device_uuid[:96]},
-        )
-    base, allocated = memory.base_offset_bytes, memory.allocation_bytes
-    in_place = 0 <= base <= base + size_bytes <= allocated <= MAX_ALLOCATION_BYTES
-    if size_bytes < 1 or not in_place or base % ALIGNMENT_BYTES:
-        raise RequestInvalidError(
-            f"{what} has {size_bytes} bytes at {base} of an allocation of {allocated}: they lie in "
-            f"it, from a multiple of {ALIGNMENT_BYTES} on, and it has at most "
-            f"{MAX_ALLOCATION_BYTES}",
-            facts={
-                "size_bytes": size_bytes,
-                "base_offset_bytes": base,
-                "allocation_bytes": allocated,
-            },
-        )
-    return memory

@@ -4,18 +4,21 @@
     slab, device_bytes                  0 .... extent ................ device end
     column on the device                       0 ... column offset ... column end
 
-Python's integers do not overflow, and what does not fit 63 bits is refused: no driver is ever
-asked for an address that was made from an unchecked number. Columns over rows are none of the
+What a peer says of its memory is checked once, as it comes off the wire (``check_claimed``), and
+where a column lies when it is asked for; whether the allocation is as large as its writer says, the
+driver is asked. Python's integers do not overflow, and what no device has is refused: no driver is
+ever asked for an address that was made from an unchecked number. Columns over rows are none of the
 device's, and lie in the host twin.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
-from teacher_logits.device_memory import HANDLE_BYTES
-from teacher_logits.errors import SlabOpenError
-from teacher_logits.layout import is_on_device
+from teacher_logits.device_memory import HANDLE_BYTES, MAX_ALLOCATION_BYTES
+from teacher_logits.errors import RequestInvalidError, SlabOpenError
+from teacher_logits.layout import ALIGNMENT_BYTES, is_on_device
 
 if TYPE_CHECKING:
     from teacher_logits.device_memory import ExportedMemory
@@ -23,21 +26,43 @@ if TYPE_CHECKING:
     from teacher_logits.payload import Extent
 
 
-def check_exported(slab_id: str, exported: ExportedMemory, size_bytes: int) -> None:
-    """Refuse numbers of an exported slab that cannot be; sums cannot overflow here.
+_UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/_-]{1,90}\Z")
+
+
+def check_claimed(memory: ExportedMemory, *, what: str, size_bytes: int = 1) -> ExportedMemory:
+    """Return what a peer says of memory that it exported, if it may be so.
+
+    ``size_bytes`` from the base offset on have to lie in the allocation; ``what`` names it.
 
     Raises:
-        SlabOpenError: the handle is no handle, or the slab is not inside its allocation.
+        RequestInvalidError: a handle of another length, a UUID that is none, or numbers that
+            cannot be.
     """
-    if len(exported.handle) != HANDLE_BYTES:
-        raise SlabOpenError(
-            f"the handle of slab {slab_id} has {len(exported.handle)} bytes, and a handle has "
-            f"{HANDLE_BYTES}",
-            facts={"slab_id": slab_id, "handle_bytes": len(exported.handle)},
+    if len(memory.handle) != HANDLE_BYTES:
+        raise RequestInvalidError(
+            f"{what} has a handle of {len(memory.handle)} bytes; the driver's have {HANDLE_BYTES}",
+            facts={"handle_bytes": len(memory.handle)},
         )
-    start, whole = exported.base_offset_bytes, exported.allocation_bytes
-    if start < 0 or size_bytes < 1 or start + size_bytes > min(whole, (1 << 63) - 1):
-        raise outside_allocation(slab_id, exported, size_bytes, whole)
+    if not _UUID.match(memory.device_uuid):
+        raise RequestInvalidError(
+            f"{what} lies on device {memory.device_uuid[:96]!r}, which is no UUID as the driver's "
+            "tools print it: GPU-... or MIG-...",
+            facts={"device_uuid": memory.device_uuid[:96]},
+        )
+    base, allocated = memory.base_offset_bytes, memory.allocation_bytes
+    in_place = 0 <= base <= base + size_bytes <= allocated <= MAX_ALLOCATION_BYTES
+    if size_bytes < 1 or not in_place or base % ALIGNMENT_BYTES:
+        raise RequestInvalidError(
+            f"{what} has {size_bytes} bytes at {base} of an allocation of {allocated}: they lie in "
+            f"it, from a multiple of {ALIGNMENT_BYTES} on, and it has at most "
+            f"{MAX_ALLOCATION_BYTES}",
+            facts={
+                "size_bytes": size_bytes,
+                "base_offset_bytes": base,
+                "allocation_bytes": allocated,
+            },
+        )
+    return memory
 
 
 def check_device_column(extent: Extent, column: Column, *, device_bytes: int) -> int:

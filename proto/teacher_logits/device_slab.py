@@ -27,19 +27,12 @@ from teacher_logits.device_memory import DeviceMemoryPart
 from teacher_logits.device_ranges import check_device_column
 from teacher_logits.device_views import DeviceView
 from teacher_logits.layout import is_on_device, round_up
-from teacher_logits.left_over import (
-    Held,
-    LeftOver,
-    free_left_over,
-    is_locked,
-    leave_over,
-    open_lock,
-)
+from teacher_logits.left_over import Held, LeftOver, Views, is_locked, leave_over, open_lock
 from teacher_logits.pool import PAGE_BYTES
 from teacher_logits.slab import WriterSlab
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from teacher_logits.device_memory import Device, DeviceMemory, ExportedMemory
     from teacher_logits.layout import Column
@@ -68,23 +61,25 @@ class DeviceSlab:
         device: Device,
         address: int | None = None,
         row_bytes: int = 0,
+        when_freed: Callable[[], None] = lambda: None,
     ) -> None:
         """Allocate and export ``size_bytes`` of a device, or export those at an address.
 
         Args:
             address: of memory that its owner keeps until ``close`` and the last view.
             row_bytes: room for row columns behind the device's bytes, in the twin alone.
+            when_freed: called, on any thread, once memory of its own went back after ``close``.
 
         Raises:
             DeviceError: the driver has no such memory, or does not export it.
             OSError: the system gave no twin.
             SlabOpenError: there is no /proc, by which the twin is locked.
         """
-        free_left_over()
         self.slab_id = slab_id
         self.device = device
         self.device_bytes = size_bytes
         self._memory = memory
+        self._when_freed = when_freed
         own = memory.allocate(size_bytes, device=device) if address is None else address
         try:
             self.exported: ExportedMemory = memory.export(own)
@@ -204,13 +199,14 @@ class DeviceSlab:
         """Give the twin back, and the device memory once no view and no reader has it.
 
         To free it under a reader is undefined (CUDA C++ programming guide, "Interprocess
-        Communication"). So it waits for them: ``free_left_over`` tries again. What is ``in_use``
-        somebody may yet open; it stays allocated until this process ends. Memory of another
-        owner is left alone: see ``is_open_elsewhere``.
+        Communication"). So it goes when the last of them has let go (``left_over``), and this
+        waits for nobody. What is ``in_use`` somebody may yet open; it stays allocated until this
+        process ends. Memory of another owner is left alone: see ``is_open_elsewhere``.
         """
         if self._held is None:
             return
         self._twin.close(in_use=in_use)
+        views, self._held = Views(self._held), None
         if self._is_own and not in_use:
             leave_over(
                 LeftOver(
@@ -218,9 +214,8 @@ class DeviceSlab:
                     address=self.address,
                     device=self.device,
                     lock=os.dup(self._lock),
-                    views=weakref.ref(self._held),
+                    views=views,
+                    when_freed=self._when_freed,
                     pid=os.getpid(),
                 )
             )
-        self._held = None
-        free_left_over()

@@ -1,7 +1,8 @@
 """A device slab as a reader has it: its handle, opened once a session and device.
 
 The driver maps whole allocations; the slab is a part of one, and a payload a part of that. What
-the writer says of them is checked against what the driver says, before anybody reads.
+the writer says of them, checked as it came (``device_ranges``), is held against what the driver
+says before anybody reads.
 
 Promises: a handle stays open while a view of it, or a tensor over one, is there, and is then
 closed once the device has done its work. As long as it is open the twin is locked, so that the
@@ -17,7 +18,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from teacher_logits.device_memory import DeviceError
-from teacher_logits.device_ranges import check_device_column, check_exported, outside_allocation
+from teacher_logits.device_ranges import check_device_column, outside_allocation
 from teacher_logits.device_views import DeviceView
 from teacher_logits.errors import SlabOpenError
 from teacher_logits.left_over import Held, open_lock
@@ -52,14 +53,13 @@ class OpenedDevice:
         ``twin_fd`` is the twin's descriptor; it stays the caller's.
 
         Raises:
-            SlabOpenError: the numbers make no sense, or the driver says otherwise.
+            SlabOpenError: the writer has retired it, or the driver says otherwise of its size.
             DeviceError: the driver refused to open it.
         """
         self.slab_id = slab_id
         self.device = device
         self.device_bytes = size_bytes
         self._memory = memory
-        check_exported(slab_id, exported, size_bytes)
         lock = open_lock(twin_fd)
         try:
             fcntl.flock(lock, fcntl.LOCK_SH)

@@ -7,8 +7,8 @@ from teacher_logits.device_memory import (
     DeviceMemoryPart,
     DeviceProbe,
     ExportedMemory,
-    check_claimed,
 )
+from teacher_logits.device_ranges import check_claimed
 from teacher_logits.errors import RequestInvalidError
 from teacher_logits.transport import Refusal, RefusalReason, Settlement
 from teacher_logits.v1 import device_pb2, transport_pb2

@@ -95,6 +95,7 @@ class Core:
         )
         if self.device is not None:
             self.ledger.add_device(own_device(config, self.device))
+            self.device.on_freed(self.ledger.memory_freed)
         self.scorer: Scorer | None = None
         if engine is not None:
             self.scorer = Scorer(

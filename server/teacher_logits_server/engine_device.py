@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 from teacher_logits.device_memory import DeviceError, DeviceProbe, device_names, find_device
 from teacher_logits.device_probe import probe_of
 from teacher_logits.device_slab import DeviceSlab
-from teacher_logits.errors import ConfigError, PoolFullError
-from teacher_logits.layout import round_up
-from teacher_logits.left_over import free_left_over
-from teacher_logits.pool import PAGE_BYTES
+from teacher_logits.device_slabs import DeviceSlabs
+from teacher_logits.errors import ConfigError
 from teacher_logits_server.device_offers import DeviceOffer
 from teacher_logits_server.readers import size_setting
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from teacher_logits.device_memory import Device, DeviceMemory
     from teacher_logits_server.config import ServerConfig
 
@@ -43,6 +43,13 @@ class EngineDevice:
         """
         self.device = device
         self._memory = memory
+        self._slabs = DeviceSlabs(
+            self._new,
+            device=device,
+            budget_bytes=budget_bytes,
+            budget_name=_FLAG,
+            way_out=f"give the teacher less, or lower {_FLAG} or --slab-size",
+        )
         try:
             memory.free(memory.allocate(budget_bytes, device=device), device=device)
             self._probe = probe_of(memory, device)
@@ -73,32 +80,17 @@ class EngineDevice:
         """Return a new slab of the usual size, or with just enough room. On any thread.
 
         Raises:
-            PoolFullError: the device, or the host for the control page, has no memory for it.
+            PoolFullError: see ``DeviceSlabs.make``.
         """
-        least = round_up(max(least_bytes, 1), PAGE_BYTES)
-        try:
-            return self._make(slab_id, usual_bytes)
-        except (DeviceError, OSError):
-            try:
-                return self._make(slab_id, least)
-            except (DeviceError, OSError) as error:
-                raise self._none_left(least, error) from error
+        return self._slabs.make(slab_id, usual_bytes, least_bytes)
 
-    def _make(self, slab_id: str, size_bytes: int) -> DeviceSlab:
-        return DeviceSlab(slab_id, size_bytes, memory=self._memory, device=self.device)
+    def on_freed(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called when readers have let go of memory; see ``DeviceSlabs``."""
+        self._slabs.on_freed(callback)
 
-    def _none_left(self, size_bytes: int, error: DeviceError | OSError) -> PoolFullError:
-        why = error.message if isinstance(error, DeviceError) else error.strerror
-        waiting = free_left_over()
-        return PoolFullError(
-            f"device {self.device.uuid} gave no slab of {size_bytes} bytes ({why}; {waiting} slabs "
-            f"that were given up are still open in readers): give the teacher less, or lower "
-            f"{_FLAG} or --slab-size",
-            facts={
-                "need_bytes": size_bytes,
-                "device_uuid": self.device.uuid,
-                "left_over_slabs": waiting,
-            },
+    def _new(self, slab_id: str, size_bytes: int, when_freed: Callable[[], None]) -> DeviceSlab:
+        return DeviceSlab(
+            slab_id, size_bytes, memory=self._memory, device=self.device, when_freed=when_freed
         )
 
 

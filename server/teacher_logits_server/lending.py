@@ -126,6 +126,10 @@ class Lending:
         """Return where the bytes of the budget of host memory are."""
         return self._pool.usage()
 
+    def note_memory_freed(self) -> None:
+        """Note that memory came free outside of the pools, for slabs that they lack."""
+        self._freed = True
+
     def take_freed(self) -> bool:
         """Say whether room came free since this was last asked."""
         freed, self._freed = self._freed, False

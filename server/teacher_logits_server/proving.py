@@ -87,6 +87,21 @@ class Proving(Admitting):
             self._pass_over(session)
             return self._terms(session)
 
+    def lacks_writers(self, session_id: str) -> bool:
+        """Whether all whose rows a student is to read died while it was being admitted.
+
+        Settled on nothing it would be streamed to for good, whatever it has proven.
+
+        Raises:
+            SessionExpiredError: the session has ended.
+        """
+        with self._step() as now:
+            session = self._living(session_id, now)
+            published = self._publishers.find(session.teacher_id)
+            if published is None or session.is_publisher or session.phase is not Phase.OPENING:
+                return False
+            return published.profile.batch_grid is not None and not self._needed(session)
+
     def _prove_more(
         self, session: Session, proofs: Mapping[str, bytes], failures: Sequence[Refusal]
     ) -> None:

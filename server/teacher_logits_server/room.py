@@ -150,6 +150,11 @@ class Room:
         with self._step():
             self._lending.give_back(extent)
 
+    def memory_freed(self) -> None:
+        """Learn that there may be memory for one more slab: whoever waits for room looks again."""
+        with self._step():
+            self._lending.note_memory_freed()
+
     def _check_draining(self) -> None:
         if self._draining:
             raise DrainingError(

@@ -39,6 +39,7 @@ def on_a_device(
     folder: Path,
     *,
     pages: int = 8,
+    slab_pages: int | None = None,
     memory_bytes: int | None = None,
     host_copies: HostCopies = HostCopies.AS_NEEDED,
 ) -> Iterator[tuple[OwnSlabs, Desk, FakeCuda]]:
@@ -46,7 +47,9 @@ def on_a_device(
     node.mkdir()
     memory = FakeCuda(node, memory_bytes=memory_bytes)
     probe = probe_of(memory, memory.devices()[0])
-    with slabs(folder, pages=pages, probe=probe, host_copies=host_copies) as (way, desk):
+    with slabs(
+        folder, pages=pages, slab_pages=slab_pages, probe=probe, host_copies=host_copies
+    ) as (way, desk):
         yield way, desk, memory
 
 

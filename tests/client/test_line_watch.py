@@ -27,10 +27,20 @@ def thread_of(watch: LineWatch) -> StepThread:
     return watch._thread
 
 
+class Owner:
+    """Who is told of the end."""
+
+    def __init__(self) -> None:
+        self.told: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def note_end(self) -> None:
+        self.told.put(None)
+
+
 def test_mail_is_handed_on_while_nobody_calls(tmp_path: Path) -> None:
     got: queue.SimpleQueue[Mail] = queue.SimpleQueue()
     with a_line(tmp_path, on_mail=got.put) as (line, broker):
-        watch = LineWatch(line)
+        watch = LineWatch(line, when_ended=Owner().note_end)
         watch.start()
         watch.start()
         for slab_id in ("one", "other"):
@@ -44,7 +54,7 @@ def test_mail_is_handed_on_while_nobody_calls(tmp_path: Path) -> None:
 def test_calls_are_answered_beside_it(tmp_path: Path) -> None:
     got: queue.SimpleQueue[Mail] = queue.SimpleQueue()
     with a_line(tmp_path, on_mail=got.put) as (line, broker), ThreadPoolExecutor() as threads:
-        watch = LineWatch(line)
+        watch = LineWatch(line, when_ended=Owner().note_end)
         watch.start()
         for number in range(20):
             call = threads.submit(line.release, "s-1", "l-1", timeout=LONG)
@@ -56,19 +66,47 @@ def test_calls_are_answered_beside_it(tmp_path: Path) -> None:
         watch.stop()
 
 
-def test_it_ends_with_the_line(tmp_path: Path) -> None:
+def test_it_ends_with_the_line_and_tells_of_that(tmp_path: Path) -> None:
+    owner = Owner()
     with a_line(tmp_path) as (line, broker):
-        watch = LineWatch(line)
+        watch = LineWatch(line, when_ended=owner.note_end)
         watch.start()
         broker.socket.close()
+        owner.told.get(timeout=LONG)
         thread_of(watch).join(LONG)
 
         assert not thread_of(watch)._thread.is_alive()
 
 
+def test_it_keeps_nobody_alive_who_would_be_told(tmp_path: Path) -> None:
+    owner = Owner()
+    told = owner.told
+    with a_line(tmp_path) as (line, broker):
+        watch = LineWatch(line, when_ended=owner.note_end)
+        watch.start()
+        del owner
+        broker.socket.close()
+        thread_of(watch).join(LONG)
+
+        assert not thread_of(watch)._thread.is_alive()
+        assert told.empty()
+
+
+def test_stopped_it_tells_of_no_end(tmp_path: Path) -> None:
+    owner = Owner()
+    with a_line(tmp_path) as (line, _):
+        watch = LineWatch(line, when_ended=owner.note_end)
+        watch.start()
+        watch.stop()
+        thread_of(watch).join(LONG)
+        line.close()
+
+        assert owner.told.empty()
+
+
 def test_stopped_before_its_start_it_never_begins(tmp_path: Path) -> None:
     with a_line(tmp_path) as (line, _):
-        watch = LineWatch(line)
+        watch = LineWatch(line, when_ended=Owner().note_end)
         watch.stop()
         watch.start()
 

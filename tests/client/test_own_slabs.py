@@ -141,7 +141,7 @@ def slabs(
             maker=(
                 SlabMaker(check_memory=check_memory)
                 if probe is None
-                else DeviceSlabMaker(probe.memory, probe.device)
+                else DeviceSlabMaker(probe.memory, probe.device, pool_size_bytes=pages * PAGE_BYTES)
             ),
             host_copies=host_copies,
             probe=probe,

@@ -7,7 +7,8 @@ import dataclasses
 import fcntl
 import gc
 import os
-from typing import TYPE_CHECKING
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from teacher_logits.device_ranges import check_device_column
 from teacher_logits.device_slab import DeviceSlab
 from teacher_logits.errors import PoolFullError, SlabOpenError
 from teacher_logits.layout import Column, ColumnKind, ElementType
-from teacher_logits.left_over import free_left_over, open_lock
+from teacher_logits.left_over import left_over_count, open_lock
 from teacher_logits.payload import Extent
 from teacher_logits.tensors import column_tensor
 
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from teacher_logits.device_memory import Device
+
+LONG = 30.0
 PAGE = 4096
 SIZE = 64 * PAGE
 EXTENT = Extent(slab_id="slab", offset_bytes=PAGE, size_bytes=2 * PAGE, slot=3, generation=2)
@@ -47,7 +51,7 @@ def cuda(tmp_path: Path) -> FakeCuda:
     return FakeCuda(tmp_path)
 
 
-def made(cuda: FakeCuda, size: int = SIZE, **more: int) -> DeviceSlab:
+def made(cuda: FakeCuda, size: int = SIZE, **more: Any) -> DeviceSlab:
     return DeviceSlab("slab", size, memory=cuda, device=cuda.devices()[0], **more)
 
 
@@ -224,7 +228,9 @@ class TestClosing:
         assert slab.fd == -1
         assert len(done(cuda.log.operations, "free")) == 1
 
-    def test_waits_for_the_last_view(self, cuda: FakeCuda, slab: DeviceSlab) -> None:
+    def test_waits_for_the_last_view_and_says_when_the_memory_is_free(self, cuda: FakeCuda) -> None:
+        freed: SimpleQueue[None] = SimpleQueue()
+        slab = made(cuda, when_freed=lambda: freed.put(None))
         tensor = column_tensor(slab.device_view(EXTENT, IDS), IDS)
         slab.close()
         assert not done(cuda.log.operations, "free")
@@ -233,28 +239,66 @@ class TestClosing:
         del tensor
         gc.collect()
 
-        assert free_left_over() == 0
+        freed.get(timeout=LONG)
         assert len(done(cuda.log.operations, "free")) == 1
 
-    def test_waits_for_the_readers(self, cuda: FakeCuda, slab: DeviceSlab) -> None:
-        reader = open_lock(slab.fd)
-        fcntl.flock(reader, fcntl.LOCK_SH)
+    def test_waits_for_the_readers_and_says_when_the_memory_is_free(self, cuda: FakeCuda) -> None:
+        freed: SimpleQueue[None] = SimpleQueue()
+        slab = made(cuda, when_freed=lambda: freed.put(None))
+        readers = [open_lock(slab.fd) for _ in range(2)]
+        for reader in readers:
+            fcntl.flock(reader, fcntl.LOCK_SH)
         slab.close()
+        os.close(readers[0])
+        assert left_over_count() == 1
         assert not done(cuda.log.operations, "free")
 
-        os.close(reader)
+        os.close(readers[1])
 
-        assert free_left_over() == 0
+        freed.get(timeout=LONG)
+        assert left_over_count() == 0
         assert len(done(cuda.log.operations, "free")) == 1
         assert not faults(cuda.log.operations)
+
+    def test_says_at_once_that_the_memory_is_free_where_nobody_had_it(self, cuda: FakeCuda) -> None:
+        freed: SimpleQueue[None] = SimpleQueue()
+        made(cuda, when_freed=lambda: freed.put(None)).close()
+
+        freed.get_nowait()
+
+    def test_is_not_said_to_be_free_where_the_driver_keeps_it(
+        self, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(address: int, *, device: Device) -> None:
+            raise DeviceError("no", number=999, name="UNKNOWN", call="free")
+
+        freed: SimpleQueue[None] = SimpleQueue()
+        slab = made(cuda, when_freed=lambda: freed.put(None))
+        monkeypatch.setattr(cuda, "free", refuse)
+
+        slab.close()
+
+        assert freed.empty()
 
     def test_leaves_alone_what_somebody_may_yet_open(
         self, cuda: FakeCuda, slab: DeviceSlab
     ) -> None:
         slab.close(in_use=True)
 
-        assert free_left_over() == 0
+        assert left_over_count() == 0
         assert not done(cuda.log.operations, "free")
+
+    def test_in_a_fork_is_none_of_its_business(self, slab: DeviceSlab) -> None:
+        reader = open_lock(slab.fd)
+        fcntl.flock(reader, fcntl.LOCK_SH)
+        slab.close()
+        child_pid = os.fork()
+        if not child_pid:
+            os._exit(left_over_count())
+
+        assert os.waitstatus_to_exitcode(os.waitpid(child_pid, 0)[1]) == 0
+        assert left_over_count() == 1
+        os.close(reader)
 
     def test_leaves_registered_memory_to_its_owner_and_says_when_it_is_read(
         self, cuda: FakeCuda

@@ -15,7 +15,9 @@ from teacher_logits.device_memory import (
     DeviceProbe,
     ExportedMemory,
 )
+from teacher_logits.device_ranges import check_claimed
 from teacher_logits.errors import RequestInvalidError
+from teacher_logits.layout import ALIGNMENT_BYTES
 from teacher_logits.transport import Refusal, RefusalReason, Settlement, Transport
 from teacher_logits.v1 import device_pb2, transport_pb2
 from teacher_logits.wire_transport import (
@@ -130,6 +132,31 @@ def test_device_memory_that_cannot_be_is_refused(part: DeviceMemoryPart, words: 
 
     assert words in refused.value.message
     assert refused.value.message.startswith("the device memory of slab 'mine' ")
+
+
+@given(
+    start=st.integers(-1, 2**64) | st.integers(0, 40).map(lambda count: count * ALIGNMENT_BYTES),
+    size=st.integers(-1, 2**64) | st.integers(-1, 4096),
+    whole=st.integers(-1, 2**64) | st.integers(-1, 2 * MAX_ALLOCATION_BYTES),
+    handle_bytes=st.sampled_from([0, 63, 64, 65]),
+)
+def test_what_a_peer_says_is_taken_where_it_lies_in_its_allocation(
+    start: int, size: int, whole: int, handle_bytes: int
+) -> None:
+    said = replace(
+        MEMORY,
+        base_offset_bytes=start,
+        allocation_bytes=whole,
+        handle=bytes(handle_bytes),
+    )
+    is_aligned = start >= 0 and not start % ALIGNMENT_BYTES
+    is_fine = handle_bytes == 64 and is_aligned and 0 < size <= whole - start and whole <= 2**46
+    try:
+        check_claimed(said, what="it", size_bytes=size)
+    except RequestInvalidError:
+        assert not is_fine
+    else:
+        assert is_fine
 
 
 def test_a_probe_needs_room_for_its_challenge() -> None:

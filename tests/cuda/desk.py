@@ -16,7 +16,7 @@ from tests.cuda.teaching import Teaching
 from tests.fake_cuda.spec import Spec
 
 import teacher_logits_client as tl
-from teacher_logits.left_over import free_left_over
+from teacher_logits.left_over import left_over_count
 
 if TYPE_CHECKING:
     import torch
@@ -51,10 +51,10 @@ class Desk:
             tl.connect(address, **given)  # type: ignore[arg-type]
         )
 
-    def sweep(self) -> int:
-        """Free what waited for its readers; return how many wait on."""
+    def left_over(self) -> int:
+        """Return how many slabs that were given up wait for their readers."""
         gc.collect()
-        return free_left_over()
+        return left_over_count()
 
     def settle(self) -> None:
         """Wait until all that is to be given back was."""

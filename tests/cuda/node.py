@@ -11,11 +11,11 @@ from tests.fake_cuda.log import (
     Operation,
     done,
     faults,
-    leaked,
+    holders,
     read_log,
-    still_open,
 )
 from tests.fake_cuda.spec import Spec
+from tests.processes.test_fifty_steps import await_true
 from tests.reports.raw import connect_raw
 
 if TYPE_CHECKING:
@@ -95,10 +95,8 @@ class Node:
 
     def assert_nothing_is_left(self, *dead: int) -> None:
         """No memory is open or allocated, but of the processes that died; no rule was broken."""
-        log = self.log()
-        assert faults(log) == []
-        assert {pid for pid, _ in still_open(log)} <= set(dead)
-        assert {pid for pid, _ in leaked(log)} <= set(dead)
+        await_true(lambda: holders(self.log()) <= set(dead))
+        assert faults(self.log()) == []
 
 
 class Terms:

@@ -125,6 +125,10 @@ class Reading(Desk):
             timeout=PATIENCE_SECONDS,
         )
 
+    def acquire_within(self, step: int, seconds: float) -> None:
+        """Acquire a step before a deadline, and close it."""
+        self.session.acquire(step=step, timeout=seconds).close()
+
     def _acquire_blindly(self, step: int) -> tl.Batch:
         return self.session.acquire(step=step, timeout=PATIENCE_SECONDS)
 

@@ -60,7 +60,7 @@ def test_handles_are_as_many_as_slabs_however_many_payloads_there_are(
         reader.ask("close_session")
     publisher.ask("close_publisher")
     await_true(lambda: not still_open(node.log()))
-    await_true(lambda: publisher.ask("sweep") == 0)
+    await_true(lambda: publisher.ask("left_over") == 0)
     assert leaked(node.log()) == set()
     pids = {reader.pid for reader in readers}
     assert {each.pid for each in node.log() if each.call == "open"} == pids

@@ -17,9 +17,10 @@ from tests.cuda.engine_server import serve_engine
 from tests.cuda.node import Terms
 from tests.cuda.workers import WorkerError
 from tests.fake_cuda.faulty import Fault
-from tests.fake_cuda.log import done, faults, leaked, read_log, still_open
+from tests.fake_cuda.log import done, faults, holders, read_log
 from tests.fake_cuda.spec import Spec
 from tests.fake_cuda.visible import OTHER_GPU
+from tests.processes.test_fifty_steps import await_true
 from tests.reports.raw import connect_raw
 
 if TYPE_CHECKING:
@@ -64,11 +65,8 @@ class Service:
         self.crew.reset()
         os.kill(self.server.pid, signal.SIGTERM)
         assert self.server.wait(PATIENCE_SECONDS) == 0, self.server.log_text()
-        log = read_log(self.folder)
-        dead = set(self.crew.dead)
-        assert faults(log) == []
-        assert {pid for pid, _ in still_open(log)} <= dead
-        assert {pid for pid, _ in leaked(log)} == set()
+        await_true(lambda: holders(read_log(self.folder)) <= set(self.crew.dead))
+        assert faults(read_log(self.folder)) == []
 
 
 @pytest.fixture(scope="module")

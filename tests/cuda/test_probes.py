@@ -48,7 +48,7 @@ def test_the_next_publisher_of_a_process_shows_the_same(node: Node) -> None:
         student.ask("close_session")
         publisher.ask("close_publisher")
 
-    await_true(lambda: publisher.ask("sweep") == 0)
+    await_true(lambda: publisher.ask("left_over") == 0)
     log = node.log()
     assert len(probes(log)) == 1
     assert still_allocated(log) == probes(log)

@@ -37,5 +37,5 @@ def test_an_arena_that_grows_five_times_leaves_no_old_slab_mapped(node: Node) ->
         return opens == Counter(each.serial for each in node.done("close", worker=student))
 
     await_true(is_all_closed)
-    await_true(lambda: publisher.ask("sweep") == 0)
+    await_true(lambda: publisher.ask("left_over") == 0)
     assert leaked(node.log()) == set()

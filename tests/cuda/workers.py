@@ -206,7 +206,7 @@ class Crew:
             if not worker.is_alive:
                 self.dead.append(self._workers.pop(name).pid)
         # Readers first: what a publisher leaves unread is kept for whoever may yet come.
-        for call in ("stop_reading", "stop_writing", "reset", "sweep"):
+        for call in ("stop_reading", "stop_writing", "reset"):
             for worker in self._workers.values():
                 worker.start(call)
             for worker in self._workers.values():

@@ -119,6 +119,11 @@ def leaked(operations: Sequence[Operation]) -> set[tuple[int, str]]:
     return still_allocated(operations) - probes(operations)
 
 
+def holders(operations: Sequence[Operation]) -> set[int]:
+    """Return the processes that have memory open, or allocated but for probes."""
+    return {pid for pid, _ in (*still_open(operations), *leaked(operations))}
+
+
 def probes(operations: Sequence[Operation]) -> set[tuple[int, str]]:
     """Return (pid, serial) of what was allocated for readers to open on trial."""
     allocated = done(operations, "allocate")

@@ -69,7 +69,7 @@ def raw_ipc(rig: Rig) -> Numbers:
                 "first_open_us": opened["us"],
                 "cached_open_us": statistics.median(_number(each, "us") for each in again),
                 "last_close_us": closes[-1]["us"],
-                "digest": seen["digest"],
+                "digest_of_first_mib": seen["digest_of_first_mib"],
                 "kind": opened["kind"],
             }
             writer.ask("free", base=made["base"])
@@ -168,8 +168,6 @@ def allocators(rig: Rig) -> Numbers:
     found: Numbers = {}
     wrong = []
     for name, (kind, setting) in wanted.items():
-        environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": setting}
-        environment["PYTORCH_ALLOC_CONF"] = setting  # its newer name
         done = subprocess.run(
             [
                 sys.executable,
@@ -180,7 +178,7 @@ def allocators(rig: Rig) -> Numbers:
                 name,
             ],
             cwd=ROOT,
-            env=environment,
+            env=allocator_environment(setting),
             capture_output=True,
             text=True,
             timeout=120,
@@ -192,6 +190,12 @@ def allocators(rig: Rig) -> Numbers:
     if wrong:
         raise Failed(f"told wrongly: {', '.join(wrong)}", **found)
     return found
+
+
+def allocator_environment(setting: str) -> dict[str, str]:
+    """Return an environment in which torch's allocator has a setting, under both of its names."""
+    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+    return {**os.environ, **dict.fromkeys(names, setting)}
 
 
 def bandwidth(rig: Rig) -> Numbers:

@@ -98,7 +98,7 @@ class Worker:
         self._memory.copy_to_host(memoryview(started), address, device=self._device)
         return {
             "wrong_words": wrong_words(words, seed=seed),
-            "digest": hashlib.sha256(started).hexdigest(),
+            "digest_of_first_mib": hashlib.sha256(started).hexdigest(),
         }
 
     def bandwidth(self, address: int, size_bytes: int, rounds: int) -> Numbers:

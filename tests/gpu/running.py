@@ -114,7 +114,7 @@ def _run(stage: Stage, argv: list[str], until: float) -> Numbers:
     started = time.monotonic()
     seconds = min(stage.budget_seconds, until - started)
     if seconds < LEAST_SECONDS:
-        return {"result": "skipped", "why": "no time was left (--seconds)"}
+        return {"result": "failed", "why": "no time was left (--seconds)", "seconds": 0.0}
     sys.stderr.write(f"{stage.name} ...")
     sys.stderr.flush()
     process = subprocess.Popen(

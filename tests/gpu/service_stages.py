@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import subprocess
 import sys
 import time
 
 import torch
-from tests.gpu.driver_stages import keep_busy
+from tests.gpu.driver_stages import allocator_environment, keep_busy
 from tests.gpu.rig import MIB, ROOT, Failed, Numbers, Rig, Skipped
 from tests.gpu.service_rig import PATIENCE_SECONDS, check_step, join, publish, service
 from tests.gpu.student import IN_HAND, digest
@@ -182,7 +181,7 @@ def registration(rig: Rig) -> Numbers:
             done = subprocess.run(
                 [*command, str(rig.device.ordinal), here.server.address, name],
                 cwd=ROOT,
-                env={**os.environ, "PYTORCH_CUDA_ALLOC_CONF": setting},
+                env=allocator_environment(setting),
                 capture_output=True,
                 text=True,
                 timeout=100,

@@ -130,6 +130,16 @@ def test_reports_each_stage_and_goes_on_behind_one_that_fails(spec: Spec) -> Non
     assert "--other-python" in stages["torch_versions"]["why"]
 
 
+def test_does_not_pass_where_no_time_was_left_for_a_stage(
+    spec: Spec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--driver", spec.dumps(), "--only", "cycles", "--seconds", "1"]) == 1
+
+    report = json.loads(capsys.readouterr().out)
+    assert report["result"] == report["stages"]["cycles"]["result"] == "failed"
+    assert "--seconds" in report["stages"]["cycles"]["why"]
+
+
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "stage",

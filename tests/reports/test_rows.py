@@ -62,10 +62,12 @@ LEDGER = "server/test_registered.py"
 BULK = "server/test_bulk.py"
 EXPORTERS = "server/test_exporters.py"
 DEVICE_BUFFERS = "cuda/test_buffers.py"
+DEVICE_BYTES = "contract/test_device_bytes.py"
 DEVICE_COUNTS = "cuda/test_counts.py"
 DEVICE_ORDER = "cuda/test_order.py"
 DEVICE_REFUSALS = "cuda/test_refusals.py"
 DEVICE_ROOMS = "cuda/test_rooms.py"
+GPU_CHECK = "gpu/test_check.py"
 BULK_BENCH = "bench/test_bulk_bench.py"
 REPORTS_BENCH = "bench/test_reports_bench.py"
 
@@ -300,6 +302,11 @@ ROWS: dict[str, list[tuple[str, str]]] = {
             "test_t08_other_namespaces_and_another_boot_id_keep_nobody_from_memory_that_is_shared",
         ),
     ],
+    # An allocator whose memory few can open.
+    "R38": [
+        (DEVICE_BUFFERS, "test_a_teacher_of_such_memory_hands_over_by_slabs_all_the_same"),
+        (GPU_CHECK, "test_runs_over_the_fake_and_does_nothing_undefined"),
+    ],
     # A topology on which no handle opens.
     "R39": [
         (DEVICE_REFUSALS, "test_under_prefer_the_rank_is_streamed_to_and_told_why"),
@@ -422,6 +429,12 @@ ROWS: dict[str, list[tuple[str, str]]] = {
             DEVICE_BUFFERS,
             "test_memory_that_cannot_be_handed_over_is_refused_with_the_setting_to_change",
         ),
+    ],
+    # A handle "from a future version of torch".
+    "T16": [
+        (DEVICE_BYTES, "test_a_slab_that_is_passed_to_a_reader"),
+        (DEVICE_BYTES, "test_a_slab_that_a_publisher_hands_over"),
+        (DEVICE_BYTES, "test_it_is_read_where_torch_cannot_even_be_imported"),
     ],
     # Memory that was received, and sent on.
     "T18": [

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import random
 from contextlib import contextmanager
 from dataclasses import replace
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,6 +30,7 @@ from teacher_logits.errors import (
 )
 from teacher_logits.grid import BatchGrid
 from teacher_logits.layout import ElementType, RowStatus, is_on_device
+from teacher_logits.left_over import open_lock
 from teacher_logits.payload_room import DeviceRoom
 from teacher_logits.profiles import PROTOCOL_VERSION, StudentProfile, TeacherProfile
 from teacher_logits.tensors import column_tensors
@@ -45,7 +49,9 @@ if TYPE_CHECKING:
 
     from tests.server.test_scorer import Columns
 
+    from teacher_logits.device_slab import DeviceSlab
     from teacher_logits.terms import LeaseTerms
+    from teacher_logits_server.scorer.queue import LeaseFuture
 
 PAGE = 4096
 LINE_CHALLENGE = b"what the broker wrote"
@@ -136,18 +142,15 @@ def test_a_pool_is_written_in_messages_as_its_flag_takes_it(tmp_path: Path) -> N
     assert caught.value.facts["value"] == 64 << 20
 
 
-class TestItsSlabs:
-    def test_may_be_just_large_enough_where_the_device_is_nearly_full(self, tmp_path: Path) -> None:
-        device = made(tmp_path, budget=2 * PAGE, memory_bytes=3 * PAGE)
-        slab = device.make("slab", 4 * PAGE, PAGE + 1)
-        assert slab.device_bytes == 2 * PAGE
-        slab.close()
-
-    def test_that_cannot_be_had_are_a_full_pool_with_the_numbers(self, tmp_path: Path) -> None:
-        device = made(tmp_path, budget=PAGE, memory_bytes=2 * PAGE)
-        with pytest.raises(PoolFullError, match="OUT_OF_MEMORY") as caught:
-            device.make("slab", 4 * PAGE, 3 * PAGE)
-        assert caught.value.facts["need_bytes"] == 3 * PAGE
+def test_a_device_that_fills_up_later_is_a_full_pool_that_names_the_flags(tmp_path: Path) -> None:
+    memory = Spec(folder=str(tmp_path), memory_bytes=5 * PAGE).memory()
+    device = EngineDevice(memory, memory.devices()[0], budget_bytes=4 * PAGE)
+    taken = device.make("taken", 2 * PAGE, PAGE)
+    memory.allocate(2 * PAGE, device=device.device)  # as the teacher may
+    with pytest.raises(PoolFullError, match=r"OUT_OF_MEMORY.*--device-pool-size") as caught:
+        device.make("slab", 2 * PAGE, 2 * PAGE)
+    assert caught.value.facts["need_bytes"] == 2 * PAGE
+    taken.close()
 
 
 class Service:
@@ -185,6 +188,7 @@ class Service:
                 slab_size_bytes=self.config.slab_size_bytes,
             )
         )
+        device.on_freed(self.ledger.memory_freed)
         self.scorer = Scorer(
             engine=self.teacher,
             ledger=self.ledger,
@@ -315,6 +319,54 @@ class TestASessionThatReadsDeviceMemory:
             assert large.extent.size_bytes == 2 * PAGE
             sizes = [each.size_bytes for each in service.ledger.view().registered.device_slabs]
             assert sizes == [2 * PAGE]
+
+    def test_waits_for_memory_that_readers_have_open_until_they_let_go(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nothing else happens that might have it look again."""
+        with running(tmp_path, device_pool_size_bytes=2 * PAGE, slab_size_bytes=PAGE) as service:
+            waiting, reader = self.wait_behind_a_reader(service, monkeypatch)
+            os.close(reader)
+            lease = waiting.result(PATIENCE)
+            assert lease.extent is not None
+            assert lease.extent.size_bytes == 2 * PAGE
+
+    def test_is_told_that_readers_have_the_memory_open(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with running(tmp_path, device_pool_size_bytes=2 * PAGE, slab_size_bytes=PAGE) as service:
+            waiting, reader = self.wait_behind_a_reader(service, monkeypatch)
+            service.clock.advance(61.0)
+            service.score(service.session(Transport.SHARED_MEMORY))  # wakes it to see the time
+            with pytest.raises(PoolFullError, match="given up are still open in readers") as caught:
+                waiting.result(PATIENCE)
+            assert caught.value.facts["left_over_bytes"] == PAGE
+            os.close(reader)
+
+    def wait_behind_a_reader(
+        self, service: Service, monkeypatch: pytest.MonkeyPatch
+    ) -> tuple[LeaseFuture, int]:
+        """Return a request that was refused memory, and what to close for it to be there."""
+        refused: SimpleQueue[None] = SimpleQueue()
+        make = service.device.make
+
+        def make_and_tell(slab_id: str, usual_bytes: int, least_bytes: int) -> DeviceSlab:
+            try:
+                return make(slab_id, usual_bytes, least_bytes)
+            except PoolFullError:
+                refused.put(None)
+                raise
+
+        session = service.session()
+        first = service.score(session)
+        assert first.extent is not None
+        reader = open_lock(service.slabs.find_on_device(first.extent.slab_id).fd)
+        fcntl.flock(reader, fcntl.LOCK_SH)
+        service.ledger.release(session, first.lease_id)
+        monkeypatch.setattr(service.device, "make", make_and_tell)
+        waiting = service.scorer.submit(service.job(session, [[1] * 60]))
+        refused.get(timeout=PATIENCE)
+        return waiting, reader
 
     def test_is_refused_what_can_never_fit(self, tmp_path: Path) -> None:
         with running(tmp_path, device_pool_size_bytes=PAGE, slab_size_bytes=PAGE) as service:

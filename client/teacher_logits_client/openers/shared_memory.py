@@ -169,10 +169,11 @@ class SharedMemoryOpener:
         slab.watch(self._watch)
         return partial(slab.holds, extent)
 
-    def forget(self, slab_ids: Collection[str]) -> None:
-        """Let go of slabs that are gone, as soon as no lease is on them."""
+    def forget(self, slab_ids: Collection[str] | None) -> None:
+        """Let go of slabs that are gone, or of all, as soon as no lease is on them."""
         with self._lock:
-            self._gone |= {each for each in slab_ids if each in self._slabs or each in self._asked}
+            known = self._slabs.keys() | self._asked
+            self._gone |= known if slab_ids is None else known.intersection(slab_ids)
             forgotten = self._forget_retired()
         self._say_forgotten(forgotten)
 

@@ -107,17 +107,26 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
         request: messages.ProveLocalityRequest,
         context: ServicerContext[messages.ProveLocalityRequest, messages.ProveLocalityResponse],
     ) -> messages.ProveLocalityResponse:
-        """Settle the session's transports by what was proven."""
+        """Settle the session's transports by what was proven, once there is who writes for it."""
         who = self._ledger.describe(request.session_id)
         check_count(request.failures, MAX_FAILURES, field="failures")
         check_count(request.proofs, MAX_FAILURES, field="proofs")
         proofs, device_proofs = _proofs(request)
+        failures = [refusal_from_wire(failure) for failure in request.failures]
+
+        async def look() -> SessionTerms | None:
+            if self._ledger.lacks_writers(request.session_id):
+                return None
+            return self._ledger.prove_locality(
+                request.session_id, proofs=proofs, failures=failures, device_proofs=device_proofs
+            )
+
         try:
-            terms = self._ledger.prove_locality(
-                request.session_id,
-                proofs=proofs,
-                failures=[refusal_from_wire(failure) for failure in request.failures],
-                device_proofs=device_proofs,
+            terms = await self._waiting.until(
+                look,
+                bell=self._waiting.teachers,
+                seconds=self._waiting.seconds_for(context),
+                too_late=_writers_died,
             )
         except (SessionRefusedError, NoCommonTransportError) as error:
             _log_refused(who, error)
@@ -237,6 +246,14 @@ def _proofs(
         else:
             proofs[transport] = proof.mac
     return proofs, device_proofs
+
+
+def _writers_died(waited: float) -> DeadlinePassedError:
+    return DeadlinePassedError(
+        "the publishers of all rows of this rank died while it was being admitted, and none has "
+        f"come back after {span_text(waited)}: start them, or allow more time",
+        facts={"waited_seconds": waited},
+    )
 
 
 def _student(profile: StudentProfile) -> dict[str, str | int]:

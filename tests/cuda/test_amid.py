@@ -1,0 +1,229 @@
+"""Amid a call into the driver: a process is killed while it, or another, is inside one.
+
+Whoever lives goes on, what the dead one had is free once nobody has it open, and what is open is
+never freed. A call is held at a gate, and let go after the other's end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from tests.cuda.censuses import await_mapped
+from tests.cuda.node import Node, Terms
+from tests.cuda.workers import WorkerError
+from tests.fake_cuda.faulty import Fault, gate, is_held, let_go
+from tests.fake_cuda.log import still_open
+from tests.processes.test_fifty_steps import await_true
+from tests.stopping import stop
+
+import teacher_logits_client as tl
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cuda.workers import Crew, Worker
+
+ONLY_DEVICE: dict[str, Any] = {"transports": ("cuda_ipc",), "settings": {"prefetch": 0}}
+AT_THE_PROBE, AT_THE_SLAB = 0, 1
+
+
+@pytest.fixture
+def shut(tmp_path: Path) -> str:
+    return gate(tmp_path / "gate")
+
+
+def impatient_publisher(node: Node) -> Worker:
+    """A publisher whose close waits a moment alone for those that read."""
+    publisher = node.crew["doomed"]
+    publisher.ask("connect", node.address, node.spec().dumps(), timeout=0.5)
+    publisher.ask("open_publisher", node.teaching)
+    return publisher
+
+
+def held_reader(node: Node, shut: str, call: str, *, after: int) -> Worker:
+    """A student whose driver will be held in its call."""
+    fault = Fault(call=call, hang=shut, after=after, times=1)
+    return node.worker("held", node.spec(faults=(fault,)))
+
+
+def refused_with(worker: Worker) -> str:
+    """The kind of error that a worker answers with."""
+    with pytest.raises(WorkerError) as caught:
+        worker.answer()
+    return caught.value.told.kind
+
+
+class TestAPublisherThatIsKilled:
+    def test_under_a_trial_has_the_student_wait_for_its_successor(
+        self, node: Node, shut: str
+    ) -> None:
+        """It has proven that it shares memory with the node, and is not streamed to for good."""
+        publisher = node.publisher(name="doomed")
+        student = held_reader(node, shut, "open", after=AT_THE_PROBE)
+        student.start("open_session", node.teaching)
+        await_true(lambda: is_held(shut))
+        publisher.kill()
+        await_true(lambda: {each.kind for each in node.inspect().sessions} == {"student"})
+        let_go(shut)
+        successor = node.publisher()
+        terms = Terms(cast("dict[str, object]", student.answer()))
+        assert list(terms.transports.values()) != ["stream"]
+        successor.ask("publish", 0)
+        assert student.ask("read", 0) != ["stream"]
+
+    def test_under_a_trial_is_named_where_nobody_comes_in_its_place(
+        self, node: Node, shut: str
+    ) -> None:
+        publisher = node.publisher(name="doomed")
+        student = held_reader(node, shut, "open", after=AT_THE_PROBE)
+        student.start("open_session", node.teaching, settings={"timeout": 2.0})
+        await_true(lambda: is_held(shut))
+        publisher.kill()
+        await_true(lambda: {each.kind for each in node.inspect().sessions} == {"student"})
+        let_go(shut)
+        with pytest.raises(WorkerError, match="died while it was being admitted"):
+            student.answer()
+
+    def test_under_an_open_loses_its_step_to_the_reader_alone(self, node: Node, shut: str) -> None:
+        publisher = node.publisher(name="doomed")
+        student = held_reader(node, shut, "open", after=AT_THE_SLAB)
+        student.ask("open_session", node.teaching, **ONLY_DEVICE)
+        publisher.ask("publish", 0)
+        student.start("hold", 0)
+        await_true(lambda: is_held(shut))
+        publisher.kill()
+        let_go(shut)
+        assert refused_with(student) == "SlabOpenError"
+
+
+class TestAPublisherThatEnds:
+    def test_under_an_open_keeps_its_memory_for_the_reader(self, node: Node, shut: str) -> None:
+        publisher = impatient_publisher(node)
+        student = held_reader(node, shut, "open", after=AT_THE_SLAB)
+        student.ask("open_session", node.teaching, **ONLY_DEVICE)
+        publisher.ask("publish", 0)
+        student.start("hold", 0)
+        await_true(lambda: is_held(shut))
+        publisher.ask("close_publisher")
+        let_go(shut)
+        assert student.answer() == ["cuda_ipc"]
+        student.ask("check", 0)
+        student.ask("stop_reading")
+        publisher.kill()  # its memory was somebody's to read: it keeps it to its end
+
+    @pytest.mark.parametrize("call", ["synchronise", "close"])
+    @pytest.mark.parametrize("end", ["let go", "killed"])
+    def test_under_a_close_is_given_its_memory_back_behind_it(
+        self, node: Node, shut: str, call: str, end: str
+    ) -> None:
+        publisher = node.publisher()
+        after = AT_THE_SLAB if call == "close" else 0
+        student = held_reader(node, shut, call, after=after)
+        student.ask("open_session", node.teaching, **ONLY_DEVICE)
+        publisher.ask("publish", 0)
+        assert student.ask("read", 0) == ["cuda_ipc"]
+        publisher.ask("close_publisher")
+        await_true(lambda: is_held(shut))
+        assert publisher.ask("left_over") == 1
+        if end == "let go":
+            let_go(shut)
+        else:
+            student.kill()
+        await_true(lambda: publisher.ask("left_over") == 0)
+
+
+class TestAReaderThatIsKilled:
+    def test_in_a_trial_keeps_nobody_waiting(self, node: Node, shut: str) -> None:
+        publisher = node.publisher()
+        student = held_reader(node, shut, "open", after=AT_THE_PROBE)
+        student.start("open_session", node.teaching)
+        await_true(lambda: is_held(shut))
+        student.kill()
+        other, _ = node.student(**ONLY_DEVICE)
+        publisher.ask("publish", 0)
+        assert other.ask("read", 0) == ["cuda_ipc"]
+
+    @pytest.mark.parametrize(("call", "after"), [("open", AT_THE_SLAB), ("record", 0)])
+    def test_in_a_call_gives_its_room_back(
+        self, node: Node, shut: str, call: str, after: int
+    ) -> None:
+        """The pool holds one step, which the doomed one opens, or has read."""
+        publisher = node.publisher(pool_size_bytes=4096, slab_size_bytes=4096)
+        student = held_reader(node, shut, call, after=after)
+        student.ask("open_session", node.teaching, **ONLY_DEVICE)
+        other, _ = node.student(student_id="other", **ONLY_DEVICE)
+        publisher.ask("publish", 0)
+        student.start("read", 0)
+        await_true(lambda: is_held(shut))
+        other.ask("read", 0)
+        publisher.start("publish", 1)
+        student.kill()
+        publisher.answer()
+        assert other.ask("read", 1) == ["cuda_ipc"]
+
+
+class TestAnOpenThatIsSlow:
+    def test_is_given_up_at_the_deadline_and_undone_when_it_comes(
+        self, node: Node, shut: str
+    ) -> None:
+        publisher = node.publisher()
+        student = held_reader(node, shut, "open", after=AT_THE_SLAB)
+        student.ask("open_session", node.teaching, **ONLY_DEVICE)
+        publisher.ask("publish", 0)
+        student.start("acquire_within", 0, 1.0)
+        assert refused_with(student) == "DeadlinePassedError"
+        let_go(shut)
+        await_true(lambda: not still_open(node.log()))
+        assert student.ask("read", 0) == ["cuda_ipc"]
+
+
+class TestADriverThatFailsToClose:
+    @pytest.mark.parametrize("call", ["synchronise", "close"])
+    def test_keeps_the_memory_from_being_freed_until_its_process_ends(
+        self, node: Node, call: str
+    ) -> None:
+        publisher = node.publisher()
+        after = AT_THE_SLAB if call == "close" else 0
+        spec = node.spec(faults=(Fault(call=call, error=999, after=after),))
+        student, _ = node.student(name="broken", spec=spec, **ONLY_DEVICE)
+        publisher.ask("publish", 0)
+        student.ask("read", 0)
+        student.ask("close_session")
+        publisher.ask("close_publisher")
+        assert publisher.ask("left_over") == 1
+        student.kill()
+        await_true(lambda: publisher.ask("left_over") == 0)
+
+
+class TestAServer:
+    @pytest.mark.parametrize("end", ["killed", "stopped"])
+    def test_that_ends_under_an_open_takes_nothing_from_the_reader(
+        self, workers: Crew, tmp_path: Path, shut: str, end: str
+    ) -> None:
+        with tl.testing.serve(pool_size="1MiB") as server:
+            node = Node(address=server.address, crew=workers, folder=tmp_path)
+            publisher = node.publisher(name="orphan")
+            student = held_reader(node, shut, "open", after=AT_THE_SLAB)
+            student.ask("open_session", node.teaching, **ONLY_DEVICE)
+            publisher.ask("publish", 0)
+            student.start("hold", 0)
+            await_true(lambda: is_held(shut))
+            if end == "killed":
+                os.kill(server.pid, signal.SIGKILL)
+            else:
+                stop(server.pid)
+            let_go(shut)
+            assert student.answer() == ["cuda_ipc"]
+            student.ask("check", 0)
+            student.ask("release", 0)
+            if end == "stopped":
+                os.kill(server.pid, signal.SIGCONT)
+                publisher.ask("close_publisher")
+                await_true(lambda: publisher.ask("left_over") == 0)
+        await_mapped(student, 0)
+        for worker in (student, publisher):
+            worker.kill()
+        node.assert_nothing_is_left(publisher.pid)
