@@ -310,7 +310,7 @@ def told_of_failure(group: dist.ProcessGroup, rank: int, case: Case, with_head: 
         logits = losses.from_hidden(hidden, weight[begin:end], bias[begin:end])
     teacher = case.teacher()[:, begin:end]
     try:
-        with _FailsAtPowers() if rank == 1 else nullcontext():
+        with _FailsAtPowers() if rank == 1 else nullcontext():  # type: ignore[no-untyped-call]
             case.loss(logits, teacher, shard)  # type: ignore[arg-type]
     except (TeacherLogitsError, MemoryError) as error:
         return f"{type(error).__name__}: {error}".partition(" of this loss")[0]

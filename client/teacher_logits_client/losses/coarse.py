@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import torch
-from torch.autograd.function import FunctionCtx
 
 from teacher_logits.complement import complement_sums, computing_type, rows_at_once, without
 from teacher_logits_client.losses.derivatives import first_only, save, saved
@@ -37,6 +36,8 @@ from teacher_logits_client.targets import ABSENT_LOGPROB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from torch.autograd.function import FunctionCtx
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

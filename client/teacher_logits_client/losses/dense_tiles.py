@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import torch
-from torch.autograd.function import FunctionCtx
 
 from teacher_logits.complement import rows_at_once
 from teacher_logits.errors import PayloadInvalidError
@@ -25,6 +24,8 @@ from teacher_logits_client.losses.streaming import StreamedSums, powers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from torch.autograd.function import FunctionCtx
 
     from teacher_logits_client.losses.sharding import VocabShard
 

@@ -12,12 +12,13 @@ from functools import wraps
 from typing import TYPE_CHECKING, cast
 
 import torch
-from torch.autograd.function import FunctionCtx
 
 from teacher_logits.errors import RequestInvalidError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from torch.autograd.function import FunctionCtx
 
     Gradients = tuple[torch.Tensor | None, ...]
     Backward = Callable[[FunctionCtx, torch.Tensor], Gradients]

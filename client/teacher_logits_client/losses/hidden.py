@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import torch
-from torch.autograd.function import FunctionCtx
 
 from teacher_logits_client.losses.derivatives import first_only, save, saved
 from teacher_logits_client.losses.head_gradients import HeadGradients
@@ -37,6 +36,8 @@ from teacher_logits_client.losses.weighing import Inputs, weigh
 from teacher_logits_client.targets import ABSENT_LOGPROB
 
 if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
+
     from teacher_logits_client.losses.tiled_head import Columns
     from teacher_logits_client.losses.tiles import Tile
 

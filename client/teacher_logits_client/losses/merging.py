@@ -28,7 +28,8 @@ def over_shards(
 
     ``coarse`` has this rank's logits over temperature, at the ids that it has a column for, and
     its own log-sum-exp of everything else last; ``entropy`` is that of the ids in it, where a
-    floor needs it. Without a shard, they are all there is. ``count`` is how many positions the logits have.
+    floor needs it. Without a shard, they are all there is. ``count`` is how many positions the
+    logits have.
 
     Raises:
         RequestInvalidError: see there.

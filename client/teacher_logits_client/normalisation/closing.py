@@ -116,7 +116,7 @@ def reduce_step(
 def _undivided(loss: StepLoss, *, are_trained: bool, step: int, ranks: float) -> ConfigError:
     names = "no loss was given"
     if are_trained:
-        names = f"none of the {len(loss.parameters)} parameters that it was given has one"
+        names = f"none of the {len(list(loss.parameters))} parameters that it was given has one"
     return ConfigError(
         f"backward was called on sums of the loss {loss.name!r} in step {step}, and on "
         f"{ranks:.0f} ranks its gradients would stay undivided: {names}; give "
