@@ -6,6 +6,7 @@ columns; behind them may lie padding, which is NaN.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -280,3 +281,37 @@ def made(
         return VocabShard(*bounds[rank], group=group).vocabulary_size
     except TeacherLogitsError as error:
         return refused(error)
+
+
+def sum_of(group: dist.ProcessGroup, rank: int, case: Case) -> float:
+    """The sum alone, of many positions."""
+    begin, end = case.bounds(rank)
+    shard = VocabShard(begin, end, group=group)
+    loss, _ = case.loss(case.student()[:, begin:end], case.teacher()[:, begin:end], shard)
+    return float(loss)
+
+
+class _FailsAtPowers(TorchDispatchMode):
+    """Has no memory for powers, which come once tiles of logits do."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if "exp2" in str(func.overloadpacket):
+            raise MemoryError("of rank 1")
+        return func(*args, **(kwargs or {}))
+
+
+def told_of_failure(group: dist.ProcessGroup, rank: int, case: Case, with_head: bool) -> str:
+    """The beginning of what a rank hears where rank 1 fails in the middle of its columns."""
+    begin, end = case.bounds(rank)
+    shard = VocabShard(begin, end, group=group)
+    hidden, weight, bias = (each.detach() for each in head_of(case))
+    logits: object = case.student()[:, begin:end]
+    if with_head:
+        logits = losses.from_hidden(hidden, weight[begin:end], bias[begin:end])
+    teacher = case.teacher()[:, begin:end]
+    try:
+        with _FailsAtPowers() if rank == 1 else nullcontext():  # type: ignore[no-untyped-call]
+            case.loss(logits, teacher, shard)  # type: ignore[arg-type]
+    except (TeacherLogitsError, MemoryError) as error:
+        return f"{type(error).__name__}: {error}".partition(" of this loss")[0]
+    return "nothing"

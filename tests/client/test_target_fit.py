@@ -34,6 +34,13 @@ WIDTH = 9
         ({"topk_logprobs": [[0.0] * 3] * 4}, "topk_logprobs of the targets is a list"),
         ({"row_offsets": [0, 4]}, "row_offsets of the targets is a list"),
         ({"row_offsets": torch.zeros((), dtype=torch.int64)}, r"row_offsets .* shape \(\)"),
+        ({"row_firsts": [0]}, "row_firsts of the targets is a list"),
+        ({"row_firsts": torch.zeros(1)}, "row_firsts of the targets is a torch.float32"),
+        ({"row_firsts": torch.zeros(2, dtype=torch.int64)}, r"shape \(2,\) and there are 1 rows"),
+        ({"entropy": torch.zeros(3)}, r"entropy of the targets has shape \(3,\)"),
+        ({"log_tail": torch.zeros(4, device="meta")}, "log_tail of the targets is on meta"),
+        ({"log_tail": torch.ones(4).to_sparse()}, "log_tail of the targets is"),
+        ({"topk_ids": torch.tensor([[1, 0, 1]] * 4)}, r"name an id twice at position 0 \(4 such"),
     ],
 )
 def test_targets_that_do_not_fit_together_are_refused_by_name(
@@ -74,3 +81,24 @@ def test_packed_labels_are_made_of_tensors() -> None:
         next_token_labels(ids, bounds, token_mask=torch.ones(2))
     with pytest.raises(PayloadInvalidError, match="token_mask is of shape or type list"):
         position_mask([1, 1, 0], bounds)  # type: ignore[arg-type]
+
+
+def test_a_row_is_nowhere_in_front_of_its_logits() -> None:
+    targets = replace(
+        targets_of(normal(4, WIDTH, seed=1), k=3),
+        row_offsets=torch.tensor([0, 1, 4]),
+        row_firsts=torch.tensor([0, -2]),
+    )
+    with pytest.raises(PayloadInvalidError, match="row 1 of 2 has 3 positions from -2 on"):
+        forward_kl(torch.zeros(2, 5, WIDTH), targets)
+
+
+def test_an_id_may_stand_twice_where_nothing_counts() -> None:
+    targets = targets_of(normal(4, WIDTH, seed=1), k=3)
+    ids = targets.topk_ids.clone()
+    ids[2] = 5
+    mask = torch.tensor([True, True, False, True])
+
+    loss, count = forward_kl(torch.zeros(4, WIDTH), replace(targets, topk_ids=ids), mask)
+
+    assert (loss, count) == forward_kl(torch.zeros(4, WIDTH), targets, mask)

@@ -33,9 +33,19 @@ def test_batches_come_in_order_and_some_are_read_ahead() -> None:
     assert ahead.take(2) == ["0", "1"]
     assert read == [0, 1, 2, 3]
     assert ahead.take(2) == ["2", "3"]
-    assert ahead.take(9) == ["4", "5", "6"]
+    assert ahead.left == []
+    assert ahead.take(3) == ["4", "5", "6"]
     assert ahead.take(1) == []
     assert read == list(range(7))
+
+
+def test_batches_too_few_for_a_step_are_left_for_the_next_epoch() -> None:
+    first: ReadAhead[int, int] = ReadAhead(iter([1, 2, 3]), abs, ahead=1)
+
+    assert first.take(2) == [1, 2]
+    assert first.take(2) == []
+    second: ReadAhead[int, int] = ReadAhead(iter([4, 5, 6]), abs, ahead=1, first=first.left)
+    assert [second.take(2), second.take(2), second.take(2)] == [[3, 4], [5, 6], []]
 
 
 class Loader:

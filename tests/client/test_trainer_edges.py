@@ -190,6 +190,7 @@ def test_a_micro_batch_without_a_label_in_a_step_with_some_is_nothing_to_warn_of
         ({"top_k": None}, "top_k is None"),
         ({"top_k": 0}, "top_k is 0"),
         ({"top_k": 16.0}, "top_k is 16.0"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
         ({"vocabulary_policy": "cut"}, "vocabulary_policy is 'cut': give 'strict', or 'truncate'"),
         ({"teacher_timeout": -1.0}, "teacher_timeout has a timeout of -1.0 s"),
     ],

@@ -132,6 +132,16 @@ def test_a_packed_line_is_its_rows(case: Case) -> None:
     assert float(loss) / max(int(count), 1) == pytest.approx(case.wanted()[0], abs=1e-9)
 
 
+@pytest.mark.parametrize("positions", [[2, 3, 4, 5, 6], [3, 4, 0, 1, 2]])
+def test_packed_rows_start_at_their_first_token(positions: list[int]) -> None:
+    """Neither where positions are shifted, nor where a line starts in the middle of a row."""
+    ids = torch.tensor([[5, 6, 7, 8, 9]])
+    batch = {"input_ids": ids, "labels": ids, "position_ids": torch.tensor([positions])}
+
+    with pytest.raises(PayloadInvalidError, match=f"position_ids start at {positions[0]}"):
+        rows_of(batch)
+
+
 def test_a_gap_in_a_row_is_refused_with_its_place() -> None:
     tokens = torch.tensor([[1, 1, 1], [1, 0, 1]])
 

@@ -22,7 +22,9 @@ from tests.client.shard_stories import (
     made,
     sharded,
     sharded_head,
+    sum_of,
     told,
+    told_of_failure,
     told_of_scales,
     told_of_whole_logits,
 )
@@ -195,6 +197,28 @@ class TestHeads:
         assert biases == pytest.approx(bias.tolist(), abs=1e-12)
 
 
+@pytest.mark.parametrize("name", ["forward_kl", "dense_forward_kl"])
+def test_more_positions_than_the_first_reduction_has_room_for_add_up(
+    ranks: Ranks, name: str
+) -> None:
+    case = Case(name=name, positions=66_000, cuts=(0, 2, 4), k=2)
+    loss, _ = case.loss(case.student(), case.teacher(), None)
+
+    assert ranks.run(2, sum_of, case) == [pytest.approx(float(loss), rel=1e-9)] * 2
+
+
+@pytest.mark.parametrize("name", ["forward_kl", "dense_forward_kl"])
+@pytest.mark.parametrize("with_head", [False, True])
+def test_a_rank_that_fails_over_its_columns_leaves_none_waiting(
+    ranks: Ranks, name: str, with_head: bool
+) -> None:
+    """Such as for want of memory, where a mistake of the caller's was not to be seen."""
+    own, other = ranks.run(2, told_of_failure, Case(name=name), with_head and name == "forward_kl")
+
+    assert own == "RequestInvalidError: rank 1 of the vocabulary's shards refused its part"
+    assert other == "MemoryError: of rank 1"
+
+
 class TestRanksThatDisagree:
     """They hear of it in the first reduction, whatever the difference; none is left waiting."""
 
@@ -203,6 +227,7 @@ class TestRanksThatDisagree:
         [
             {"positions": 3},
             {"positions": 300},
+            {"positions": 66_000},
             {"seed": 1},
             {"k": 4},
             {"temperature": 2.0},

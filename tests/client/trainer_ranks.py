@@ -71,6 +71,8 @@ def train(address: str, folder: Path, rank: int, with_trl: bool) -> None:
             gradient_accumulation_steps=accumulation,
             ddp_backend="gloo",
             ddp_find_unused_parameters=False,
+            # The second cut takes its loss from hidden states, which DDP sees nothing of.
+            **({} if with_trl else {"loss_from_hidden": accumulation > 1}),
         )
         evaluated = trainer.evaluate()["eval_loss"]
         step = rig.step_of(trainer)

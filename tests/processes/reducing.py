@@ -85,7 +85,10 @@ def run(rank: int, folder: Path) -> None:
     found["averaged"] = averaged(rank)
     found["nothing"] = nothing(rank)
     found["disagreeing"] = disagreeing(rank)
-    found["other bins"] = other_bins(rank)
+    found["other bins"] = other_bins(rank, 90)
+    found["many more bins"] = other_bins(rank, 1000)
+    found["as many bins"] = many_bins(rank)
+    found["another model"] = another_model(rank)
     found["no groups"] = [refusal(two), refusal([0, 1])]
     found["retried"] = retried(rank)
     found["norms"] = norms(rank)
@@ -163,9 +166,33 @@ def refusal(group: object) -> str:
     return "reduced"
 
 
-def other_bins(rank: int) -> str:
+def many_bins(rank: int) -> list[float]:
+    """More bins than one reduction has room for: the first and the last of the reduced counts."""
+    bins = 300
+    normaliser = StepNormaliser(StepLoss(bin_weights=(1.0,) * bins), reduction=GroupReduction())
+    step = normaliser.begin(step=4)
+    step.microbatch(0, torch.zeros(bins), torch.arange(bins) * rank)
+    (loss,) = step.finish().losses.values()
+    return [loss.counts[0], loss.counts[-1]]
+
+
+def another_model(rank: int) -> str:
+    """One rank names the parameters of a model that it does not train: all hear of it."""
+    model = a_model()
+    named = a_model() if rank == 2 else model
+    normaliser = StepNormaliser(StepLoss(parameters=named.parameters()), reduction=GroupReduction())
+    step = normaliser.begin(step=4)
+    step.microbatch(0, *sum_and_count(model, *tokens(rank, 0, 3))).backward()
+    try:
+        step.finish()
+    except ConfigError as refused:
+        return str(refused.facts["ranks"])
+    return "finished"
+
+
+def other_bins(rank: int, bins: int) -> str:
     """One rank has many more bins than the others: all hear of it, and none waits."""
-    weights = (1.0,) * (90 if rank == 1 else 1)
+    weights = (1.0,) * (bins if rank == 1 else 1)
     normaliser = StepNormaliser(StepLoss(bin_weights=weights), reduction=GroupReduction())
     try:
         normaliser.begin(step=4).finish()

@@ -95,6 +95,15 @@ def test_ranks_that_are_at_different_steps_hear_of_it_together(said: list[Said])
 
 def test_ranks_whose_losses_have_other_bins_hear_of_it_together(said: list[Said]) -> None:
     assert [found["other bins"] for found in said] == ["REQUEST_INVALID"] * RANKS
+    assert [found["many more bins"] for found in said] == ["REQUEST_INVALID"] * RANKS
+
+
+def test_more_bins_than_one_reduction_has_room_for_are_summed_alike(said: list[Said]) -> None:
+    assert [found["as many bins"] for found in said] == [[0.0, 299.0 * (0 + 1 + 2 + 3)]] * RANKS
+
+
+def test_ranks_hear_of_one_that_names_another_models_parameters(said: list[Said]) -> None:
+    assert [found["another model"] for found in said] == ["1"] * RANKS
 
 
 def test_a_group_is_one_that_the_rank_is_in(said: list[Said]) -> None:

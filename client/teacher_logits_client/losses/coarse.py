@@ -24,17 +24,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import torch
-from torch.autograd.function import FunctionCtx, once_differentiable
 
 from teacher_logits.complement import complement_sums, computing_type, rows_at_once, without
+from teacher_logits_client.losses.derivatives import first_only, save, saved
 from teacher_logits_client.losses.floor import outside_entropy
 from teacher_logits_client.losses.merging import over_shards
+from teacher_logits_client.losses.sharding import refused_together
 from teacher_logits_client.losses.tails import Tail
 from teacher_logits_client.losses.weighing import Inputs, weigh
 from teacher_logits_client.targets import ABSENT_LOGPROB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from torch.autograd.function import FunctionCtx
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -78,18 +81,19 @@ class _CoarseLoss(torch.autograd.Function):
             temperature=inputs.temperature,
             tail=inputs.tail,
         )
-        coarse = _coarse_student(logits, kept)
-        entropy = _outside_entropy(logits, kept, coarse[:, -1:])
-        coarse, entropy = over_shards(coarse, entropy, inputs, at, room=len(logits))
+        with refused_together(inputs.shard, logits):
+            coarse = _coarse_student(logits, kept)
+            entropy = _outside_entropy(logits, kept, coarse[:, -1:])
+        coarse, entropy = over_shards(coarse, entropy, inputs, at, count=len(logits))
         weighed = weigh(coarse, entropy, inputs, at)
-        ctx.save_for_backward(logits, coarse[:, -1], weighed.pulls, weighed.of_logs)
+        save(ctx, logits, coarse[:, -1], weighed.pulls, weighed.of_logs)
         ctx.kept = kept  # type: ignore[attr-defined]
         return weighed.loss
 
     @staticmethod
-    @once_differentiable
+    @first_only
     def backward(ctx: FunctionCtx, upstream: torch.Tensor) -> tuple[torch.Tensor, None]:
-        logits, log_outside, pulls, of_logs = ctx.saved_tensors  # type: ignore[attr-defined]
+        logits, log_outside, pulls, of_logs = saved(ctx)
         kept: _Kept = ctx.kept  # type: ignore[attr-defined]
         pulls = pulls * upstream
         whole = len(kept.rows) == len(logits)

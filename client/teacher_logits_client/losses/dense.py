@@ -19,15 +19,13 @@ import torch
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.grid import is_size
 from teacher_logits_client.losses.dense_tiles import DenseInputs, dense_loss
-from teacher_logits_client.losses.fitting import check_temperature_above_zero
+from teacher_logits_client.losses.fitting import check_temperature_above_zero, is_dense
 from teacher_logits_client.losses.positions import check_mask, weights_and_count
 from teacher_logits_client.losses.sharding import check_columns, refused_together
 
 if TYPE_CHECKING:
     from teacher_logits_client.losses.sharding import VocabShard
 
-# Two maxima a position travel over a shard's ranks.
-_MAXIMA = 2
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -127,7 +125,7 @@ def _sums_and_counts(
     settings: _Settings,
     shard: VocabShard | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    with refused_together(shard, student_logits, each=_MAXIMA):
+    with refused_together(shard, student_logits):
         check_temperature_above_zero(settings.temperature)
         _check_sizes(bins=bins, tile=settings.tile)
         _check_logits("student", student_logits)
@@ -233,11 +231,11 @@ def _check_logits(whose: str, logits: object) -> None:
         raise PayloadInvalidError(
             f"{whose} logits are a {given}: give a tensor of floats", facts={whose: given}
         )
-    if logits.layout is not torch.strided or logits.dim() < 2:
+    if not is_dense(logits) or logits.dim() < 2:
+        shape = "nested rows" if logits.is_nested else f"shape {tuple(logits.shape)}"
         raise PayloadInvalidError(
-            f"{whose} logits have shape {tuple(logits.shape)} ({logits.layout}): give dense ones, "
-            "[P,V] or [N,S,V]",
-            facts={whose: str(tuple(logits.shape))},
+            f"{whose} logits have {shape} ({logits.layout}): give dense ones, [P,V] or [N,S,V]",
+            facts={whose: shape},
         )
 
 

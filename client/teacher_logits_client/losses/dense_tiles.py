@@ -15,15 +15,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import torch
-from torch.autograd.function import FunctionCtx, once_differentiable
 
 from teacher_logits.complement import rows_at_once
 from teacher_logits.errors import PayloadInvalidError
-from teacher_logits_client.losses.sharding import checksums
+from teacher_logits_client.losses.derivatives import first_only, save, saved
+from teacher_logits_client.losses.sharding import checksums, refused_together
 from teacher_logits_client.losses.streaming import StreamedSums, powers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from torch.autograd.function import FunctionCtx
 
     from teacher_logits_client.losses.sharding import VocabShard
 
@@ -104,9 +106,10 @@ class _DenseLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, logits: torch.Tensor, inputs: DenseInputs) -> torch.Tensor:
         teacher, tiles = inputs.teacher, _cut(logits, inputs)
-        sums = _streamed(logits, teacher, tiles)
+        with refused_together(inputs.shard, logits):
+            sums = _streamed(logits, teacher, tiles)
         if inputs.shard is not None:
-            sums.merge(inputs.shard, room=2 * len(logits), agreed=_said(tiles, inputs))
+            sums.merge(inputs.shard, agreed=_said(tiles, inputs))
         _check_teacher(sums.teacher_sum, tiles.rows)
         values = sums.cross_entropy()
         if inputs.less_entropy:
@@ -120,15 +123,14 @@ class _DenseLoss(torch.autograd.Function):
         if tiles.are_one() and ctx.needs_input_grad[0]:  # type: ignore[attr-defined]
             ((_, _, direction),) = _directions(logits, teacher, normalisers, tiles)
             kept = (direction, direction)
-        ctx.save_for_backward(*kept, normalisers, weights, bins)
+        save(ctx, *kept, normalisers, weights, bins)
         ctx.tiles, ctx.shape, ctx.dtype = tiles, logits.shape, logits.dtype  # type: ignore[attr-defined]
         return _by_bin(values * weights, bins, inputs.bin_count) * tiles.temperature
 
     @staticmethod
-    @once_differentiable
+    @first_only
     def backward(ctx: FunctionCtx, upstream: torch.Tensor) -> tuple[torch.Tensor, None]:
-        saved: tuple[torch.Tensor, ...] = ctx.saved_tensors  # type: ignore[attr-defined]
-        logits, teacher, normalisers, weights, bins = saved
+        logits, teacher, normalisers, weights, bins = saved(ctx)
         tiles: _Tiles = ctx.tiles  # type: ignore[attr-defined]
         shape, dtype = ctx.shape, ctx.dtype  # type: ignore[attr-defined]
         scale = (weights * upstream[bins]).unsqueeze(1)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from teacher_logits.entry_invariants import stands_twice
 from teacher_logits.errors import PayloadInvalidError
 
 if TYPE_CHECKING:
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 
 # Well above 1: log-probabilities of 16 bits add up to a few hundredths more or less.
 _MOST_MASS = 1.25
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is one array, neither sparse nor nested."""
+    return tensor.layout is torch.strided and not tensor.is_nested
 
 
 def check_targets(targets: Targets, device: torch.device) -> None:
@@ -39,7 +45,12 @@ def check_targets(targets: Targets, device: torch.device) -> None:
         "log_tail": (targets.log_tail, "floats"),
         "valid": (targets.valid, "truth values"),
         "row_offsets": (targets.row_offsets, "whole numbers"),
+        "row_firsts": (targets.row_firsts, "whole numbers"),
+        "entropy": (targets.entropy, "floats"),
     }
+    for name in ("row_firsts", "entropy"):
+        if getattr(targets, name) is None:
+            del columns[name]
     for name, (column, kind) in columns.items():
         if not isinstance(column, torch.Tensor) or _kind(column) != kind:
             given = column.dtype if isinstance(column, torch.Tensor) else type(column).__name__
@@ -48,6 +59,7 @@ def check_targets(targets: Targets, device: torch.device) -> None:
                 facts={"column": name, "given": str(given)},
             )
     _check_shapes(targets)
+    _check_one_device(targets)
     if ids.device != device:
         raise PayloadInvalidError(
             f"the targets are on {ids.device} and the student's logits on {device}; give "
@@ -76,6 +88,23 @@ def check_mass(log_teacher: torch.Tensor, weights: torch.Tensor) -> None:
                 "mass": float(masses[position]),
                 "wrong_positions": len(wrong),
             },
+        )
+
+
+def check_named_once(ids: torch.Tensor, weights: torch.Tensor) -> None:
+    """Let ids [P,K] pass that a position names once, where ``weights`` [P] is not 0.
+
+    Raises:
+        PayloadInvalidError: one is named twice; the student's mass there would count twice.
+    """
+    wrong = (stands_twice(ids) & (weights != 0)).nonzero()
+    if len(wrong):
+        position = int(wrong[0])
+        raise PayloadInvalidError(
+            f"topk_ids of the targets name an id twice at position {position} ({len(wrong)} such "
+            "positions count), and its mass would count twice; name each once, and put -1 and "
+            "ABSENT_LOGPROB in the other's stead",
+            facts={"position": position, "wrong_positions": len(wrong)},
         )
 
 
@@ -117,11 +146,13 @@ def _check_shapes(targets: Targets) -> None:
         "log_tail": (targets.log_tail, shape[:-1]),
         "valid": (targets.valid, shape[:-1]),
     }
+    if targets.entropy is not None:
+        wanted["entropy"] = (targets.entropy, shape[:-1])
     for name, (column, fitting) in wanted.items():
         if len(shape) < 2 or tuple(column.shape) != fitting:
             raise PayloadInvalidError(
                 f"{name} of the targets has shape {tuple(column.shape)} and topk_ids {shape}; with "
-                "ids [P,K] the log-probabilities are [P,K], log_tail and valid [P]",
+                "ids [P,K] the log-probabilities are [P,K], log_tail, valid and entropy [P]",
                 facts={"column": name, "shape": str(tuple(column.shape)), "ids": str(shape)},
             )
     offsets = targets.row_offsets
@@ -130,6 +161,13 @@ def _check_shapes(targets: Targets) -> None:
             f"row_offsets of the targets has shape {tuple(offsets.shape)}; N rows have N+1 of "
             "them, in one dimension",
             facts={"column": "row_offsets", "shape": str(tuple(offsets.shape))},
+        )
+    firsts = targets.row_firsts
+    if firsts is not None and tuple(firsts.shape) != (len(offsets) - 1,):
+        raise PayloadInvalidError(
+            f"row_firsts of the targets has shape {tuple(firsts.shape)} and there are "
+            f"{len(offsets) - 1} rows; give one a row, or None where all start at 0",
+            facts={"column": "row_firsts", "shape": str(tuple(firsts.shape))},
         )
     positions = targets.valid.numel()
     first, last, falls = torch.stack([offsets[0], offsets[-1], (offsets.diff() < 0).sum()]).tolist()
@@ -141,7 +179,28 @@ def _check_shapes(targets: Targets) -> None:
         )
 
 
+def _check_one_device(targets: Targets) -> None:
+    """Let columns pass that lie together; those of rows may lie elsewhere, together too."""
+    ids, offsets = targets.topk_ids, targets.row_offsets
+    for name, other in {
+        "topk_logprobs": ids,
+        "log_tail": ids,
+        "valid": ids,
+        "entropy": ids,
+        "row_firsts": offsets,
+    }.items():
+        column = getattr(targets, name)
+        if column is not None and column.device != other.device:
+            raise PayloadInvalidError(
+                f"{name} of the targets is on {column.device}, and what it goes with on "
+                f"{other.device}; give targets.to(logits.device), which takes all of them along",
+                facts={"column": name, "device": str(column.device)},
+            )
+
+
 def _kind(column: torch.Tensor) -> str:
+    if not is_dense(column):
+        return "others"
     if column.dtype == torch.bool:
         return "truth values"
     if column.is_floating_point():

@@ -13,6 +13,7 @@ from numbers import Real
 import torch
 
 from teacher_logits.errors import ConfigError, PayloadInvalidError
+from teacher_logits_client.losses.fitting import is_dense
 
 _SUCH_AS = {
     "hidden": "the model's last hidden states [P,H] or [N,S,H]",
@@ -107,8 +108,8 @@ def _check_tensors(hidden: object, weight: object, bias: object) -> None:
                 f"{name} is of type {kind}; give a tensor, such as {_SUCH_AS[name]}",
                 facts={"name": name, "kind": kind},
             )
-        if not each.is_floating_point() or each.layout is not torch.strided:
-            kind = f"{each.dtype} ({each.layout})"
+        if not each.is_floating_point() or not is_dense(each):
+            kind = f"{each.dtype} ({'nested' if each.is_nested else each.layout})"
             raise PayloadInvalidError(
                 f"{name} is {kind}: give dense floats", facts={"name": name, "kind": kind}
             )
@@ -124,7 +125,7 @@ def _check_tensors(hidden: object, weight: object, bias: object) -> None:
 
 def _check_shapes(shapes: dict[str, tuple[int, ...]]) -> None:
     hidden, weight = shapes["hidden"], shapes["weight"]
-    fits = len(hidden) in (2, 3) and len(weight) == 2 and hidden[-1] == weight[1]
+    fits = len(hidden) in (2, 3) and len(weight) == 2 and hidden[-1] == weight[1] > 0
     if not fits or shapes.get("bias", weight[:1]) != weight[:1]:
         told = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
         raise PayloadInvalidError(

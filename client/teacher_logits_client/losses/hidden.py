@@ -22,19 +22,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import torch
-from torch.autograd.function import FunctionCtx, once_differentiable
 
+from teacher_logits_client.losses.derivatives import first_only, save, saved
 from teacher_logits_client.losses.head_gradients import HeadGradients
 from teacher_logits_client.losses.head_logits import HeadLogits
 from teacher_logits_client.losses.merging import over_shards
 from teacher_logits_client.losses.outside import Outside
 from teacher_logits_client.losses.pairs import pairs_of
+from teacher_logits_client.losses.sharding import refused_together
 from teacher_logits_client.losses.tails import Tail
 from teacher_logits_client.losses.tiled_head import TiledHead
 from teacher_logits_client.losses.weighing import Inputs, weigh
 from teacher_logits_client.targets import ABSENT_LOGPROB
 
 if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
+
     from teacher_logits_client.losses.tiled_head import Columns
     from teacher_logits_client.losses.tiles import Tile
 
@@ -78,20 +81,21 @@ class _HiddenLoss(torch.autograd.Function):
         head = HeadLogits(hidden=hidden, weight=weight, bias=bias, scale=scale, soft_cap=soft_cap)
         at, rows = inputs.kept()
         ids = inputs.own_ids(at)
-        tiled = TiledHead(head, rows, ids, inputs.temperature)
-        coarse, entropy = _coarse_student(tiled, ids, inputs.tail)
-        coarse, entropy = over_shards(coarse, entropy, inputs, at, room=hidden[..., 0].numel())
+        with refused_together(inputs.shard, hidden):
+            tiled = TiledHead(head, rows, ids, inputs.temperature)
+            coarse, entropy = _coarse_student(tiled, ids, inputs.tail)
+        coarse, entropy = over_shards(coarse, entropy, inputs, at, count=hidden[..., 0].numel())
         weighed = weigh(coarse, entropy, inputs, at)
         log_outside = coarse[:, -1:].clone()
-        saved = (hidden, weight, bias, rows, ids, log_outside, weighed.pulls, weighed.of_logs)
-        ctx.save_for_backward(*saved)  # type: ignore[arg-type]
+        made = (rows, ids, log_outside, weighed.pulls, weighed.of_logs)
+        save(ctx, hidden, weight, bias, *made)
         ctx.settings = (scale, soft_cap, inputs.temperature, inputs.tail)  # type: ignore[attr-defined]
         return weighed.loss
 
     @staticmethod
-    @once_differentiable
+    @first_only
     def backward(ctx: FunctionCtx, upstream: torch.Tensor) -> Gradients:
-        hidden, weight, bias, rows, ids, log_outside, pulls, of_logs = ctx.saved_tensors  # type: ignore[attr-defined]
+        hidden, weight, bias, rows, ids, log_outside, pulls, of_logs = saved(ctx)
         scale, soft_cap, temperature, tail = ctx.settings  # type: ignore[attr-defined]
         head = HeadLogits(hidden=hidden, weight=weight, bias=bias, scale=scale, soft_cap=soft_cap)
         pulls, of_logs = (each * (upstream * scale) for each in (pulls, of_logs))

@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 
 
 def over_shards(
-    coarse: torch.Tensor, entropy: torch.Tensor, inputs: Inputs, at: torch.Tensor, *, room: int
+    coarse: torch.Tensor, entropy: torch.Tensor, inputs: Inputs, at: torch.Tensor, *, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the coarse student [R,K+1] over all columns, and its entropy outside [R,1].
 
     ``coarse`` has this rank's logits over temperature, at the ids that it has a column for, and
     its own log-sum-exp of everything else last; ``entropy`` is that of the ids in it, where a
-    floor needs it. Without a shard, they are all there is. ``room`` as for ``VocabShard.maxima``.
+    floor needs it. Without a shard, they are all there is. ``count`` is how many positions the
+    logits have.
 
     Raises:
         RequestInvalidError: see there.
@@ -36,8 +37,8 @@ def over_shards(
     if inputs.shard is None:
         return coarse, entropy
     shard, ids, own = inputs.shard, inputs.ids[at], coarse[:, -1]
-    said = _said(inputs, at, coarse.dtype, room=room)
-    top = finite(shard.maxima(own, room=room, agreed=said))
+    said = _said(inputs, at, coarse.dtype, count=count)
+    top = finite(shard.maxima(own, agreed=said))
     below = own - top
     share = below.exp().unsqueeze(1)
     parts = [torch.where(shard.own_ids(ids) >= 0, coarse[:, :-1], 0.0), share]
@@ -52,7 +53,7 @@ def over_shards(
     return torch.cat([chosen, top.unsqueeze(1) + whole.log()], 1), entropy
 
 
-def _said(inputs: Inputs, at: torch.Tensor, dtype: torch.dtype, *, room: int) -> str:
+def _said(inputs: Inputs, at: torch.Tensor, dtype: torch.dtype, *, count: int) -> str:
     """What all ranks of a shard have to say alike: whatever goes into the loss but the logits."""
     given = [
         at if inputs.places is None else inputs.places[at],
@@ -63,7 +64,7 @@ def _said(inputs: Inputs, at: torch.Tensor, dtype: torch.dtype, *, room: int) ->
     if inputs.entropy is not None:
         given.append(inputs.entropy[at].to(dtype))
     return (
-        f"{inputs.named} at {len(at)} of {room} positions with {inputs.ids.shape[1]} ids, "
+        f"{inputs.named} at {len(at)} of {count} positions with {inputs.ids.shape[1]} ids, "
         f"temperature {inputs.temperature}, {inputs.tail}, in {dtype}; places, weights and "
         f"targets of checksums {checksums(*given)}"
     )

@@ -16,8 +16,10 @@ from teacher_logits_client.losses import slopes
 from teacher_logits_client.losses.coarse import coarse_loss
 from teacher_logits_client.losses.fitting import (
     check_mass,
+    check_named_once,
     check_same_temperature,
     check_targets,
+    is_dense,
 )
 from teacher_logits_client.losses.head_logits import HeadLogits
 from teacher_logits_client.losses.hidden import hidden_loss
@@ -29,6 +31,8 @@ from teacher_logits_client.targets import Targets
 
 if TYPE_CHECKING:
     from teacher_logits_client.losses.sharding import VocabShard
+
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def sum_over_positions(
@@ -58,6 +62,7 @@ def sum_over_positions(
         places = _places(student_logits, targets)
         _check_logits(tuple(student_logits.shape), ids, places, shard)
         weights, count = _weights(targets, mask, places, tuple(student_logits.shape[:-1]))
+        check_named_once(ids, weights)
         linear = tail is Tail.TRUNCATED and divergence is slopes.soft_cross_entropy
         inputs = Inputs(
             ids=ids,
@@ -114,7 +119,7 @@ def _places(student_logits: torch.Tensor | HeadLogits, targets: Targets) -> torc
     firsts = torch.zeros_like(counts)
     if targets.row_firsts is not None:
         firsts = targets.row_firsts[: len(counts)]
-    beyond = ((firsts + counts > shape[1]) & (counts > 0)).nonzero()
+    beyond = (((firsts < 0) | (firsts + counts > shape[1])) & (counts > 0)).nonzero()
     if len(beyond):
         row = int(beyond[0])
         first, count = int(firsts[row]), int(counts[row])
@@ -174,7 +179,8 @@ def weights_and_count(
     """
     if mask is None:
         return valid, valid.sum()
-    weights = torch.where(valid, mask, torch.zeros_like(mask))
+    # Weights are constants: a mean would send a gradient to them by way of its count.
+    weights = torch.where(valid, mask.detach(), torch.zeros_like(mask))
     _check_weights(weights)
     # fp32 counts lose whole tokens above 2**24.
     return weights, weights.sum(dtype=torch.float64 if mask.is_floating_point() else torch.int64)
@@ -234,11 +240,13 @@ def _check_kinds(student_logits: object, targets: object, mask: object) -> None:
             facts={"student_logits": given[0], "targets": given[1]},
         )
     if isinstance(student_logits, torch.Tensor) and not (
-        student_logits.is_floating_point() and student_logits.layout is torch.strided
+        student_logits.dtype in _FLOATS and is_dense(student_logits)
     ):
-        kind = f"{student_logits.dtype} ({student_logits.layout})"
+        layout = "nested" if student_logits.is_nested else student_logits.layout
+        kind = f"{student_logits.dtype} ({layout})"
         raise PayloadInvalidError(
-            f"student logits are {kind}: give dense floats", facts={"student_logits": kind}
+            f"student logits are {kind}: give dense floats, of bf16, fp16, fp32 or fp64",
+            facts={"student_logits": kind},
         )
     check_mask(mask)
 
@@ -250,7 +258,7 @@ def check_mask(mask: object) -> None:
         PayloadInvalidError: it is something else.
     """
     if mask is not None and (
-        not isinstance(mask, torch.Tensor) or mask.is_complex() or mask.layout is not torch.strided
+        not isinstance(mask, torch.Tensor) or mask.is_complex() or not is_dense(mask)
     ):
         kind = str(mask.dtype) if isinstance(mask, torch.Tensor) else type(mask).__name__
         raise PayloadInvalidError(

@@ -4,11 +4,12 @@ Two all-reduces in forward and none in backward (math note 3.7). The first takes
 
     [ refused | key, -key | key, -key | one number or two a position ... | -inf ... ]
 
-in fp32, 256 KiB or a multiple of that, so that ranks which disagree meet in it all the same
-(lengths that differ would end the process under gloo, and hang elsewhere): the keys are the two
-halves of the CRC-32 of what they have to say alike, and a rank that refuses its own part says so
-there, where the others wait for it. Maxima only keep exponents small: fp32 is as good as any type,
-as long as it is the same for all. The second reduction adds up sums.
+in fp32, always 256 KiB, so that ranks which disagree meet in it all the same (lengths that differ
+would end the process under gloo, and hang elsewhere): the keys are the two halves of the CRC-32 of
+what they have to say alike, and a rank that refuses its own part says so there, where the others
+wait for it. What has no room in it, of more than 65,531 numbers, follows in one more reduction,
+once all are known to have as much. Maxima only keep exponents small: fp32 is as good as any type,
+as long as it is the same for all. The last reduction adds up sums.
 
 Promises the same loss on every rank to the last bit; and that what one rank refuses is refused
 by all, at once, before the second. Refuses shards that do not tile the vocabulary.
@@ -16,7 +17,6 @@ by all, at once, before the second. Refuses shards that do not tile the vocabula
 
 from __future__ import annotations
 
-import math
 import zlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _HEAD = 5
 _KEY_BITS = 16
-_STEP = 1 << 16
+_ROOM = (1 << 16) - _HEAD
 _REFUSED = (-1, -1)
 _WHOLE_OF = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _STRIDE = 0x1E3779B97F4A7C15  # Odd, so that no bit is lost by it.
@@ -83,11 +83,10 @@ class VocabShard:
         """Return which column of this rank's each id is, -1 where it has none."""
         return torch.where((ids >= self.begin) & (ids < self.end), ids - self.begin, -1)
 
-    def maxima(self, values: torch.Tensor, *, room: int, agreed: str) -> torch.Tensor:
+    def maxima(self, values: torch.Tensor, *, agreed: str) -> torch.Tensor:
         """Return the largest of each value [n] over the ranks, in their type and rounded to fp32.
 
-        ``room`` is at least n, and known to a rank that refuses its part; ``agreed`` is what all
-        have to say alike, in words.
+        ``agreed`` is what all have to say alike, in words, and n follows from it.
 
         Raises:
             RequestInvalidError: another rank refused its part, or they say different things.
@@ -95,7 +94,7 @@ class VocabShard:
         whole = zlib.crc32(agreed.encode())
         keys = [float(each) for each in divmod(whole, 1 << _KEY_BITS)]
         head = [0.0, *(each for key in keys for each in (key, -key))]
-        reduced = self._reduced(head, values, room)
+        reduced = self._reduced(head, values[:_ROOM])
         refusing, *pairs = reduced[:_HEAD].tolist()
         if refusing:
             raise RequestInvalidError(
@@ -110,21 +109,25 @@ class VocabShard:
                 "and logits of one type",
                 facts={"rank": self._rank, "here": agreed},
             )
-        return reduced[_HEAD : _HEAD + len(values)].to(values.dtype)
+        found = [reduced[_HEAD : _HEAD + len(values)]]
+        if len(values) > _ROOM:
+            rest = values[_ROOM:].float()
+            dist.all_reduce(rest, op=dist.ReduceOp.MAX, group=self._group)
+            found.append(rest)
+        return torch.cat(found).to(values.dtype)
 
     def sums(self, values: torch.Tensor) -> torch.Tensor:
         """Return each value summed over the ranks; ``values`` is written into."""
         dist.all_reduce(values, op=dist.ReduceOp.SUM, group=self._group)
         return values
 
-    def refuse(self, room: int, device: torch.device | None) -> None:
+    def refuse(self, device: torch.device | None) -> None:
         """Say to the ranks that wait in ``maxima`` that this one has no part in it."""
         none = torch.empty(0, device=device or usual_device(self._group))
-        self._reduced([self._rank + 1.0], none, room)
+        self._reduced([self._rank + 1.0], none)
 
-    def _reduced(self, head: list[float], values: torch.Tensor, room: int) -> torch.Tensor:
-        length = -(-(_HEAD + room) // _STEP) * _STEP
-        given = torch.full((length,), -torch.inf, device=values.device)
+    def _reduced(self, head: list[float], values: torch.Tensor) -> torch.Tensor:
+        given = torch.full((_HEAD + _ROOM,), -torch.inf, device=values.device)
         given[: len(head)] = torch.tensor(head, device=values.device)
         given[_HEAD : _HEAD + len(values)] = values
         dist.all_reduce(given, op=dist.ReduceOp.MAX, group=self._group)
@@ -167,11 +170,8 @@ def _tiled(shards: list[tuple[int, ...]]) -> int:
 
 
 @contextmanager
-def refused_together(shard: object, student_logits: object, *, each: int = 1) -> Iterator[None]:
-    """Tell the other ranks where an error ends this rank's part before the first reduction.
-
-    ``each`` is how many maxima a position has there.
-    """
+def refused_together(shard: object, student_logits: object) -> Iterator[None]:
+    """Tell the other ranks where an error ends this rank's part before the first reduction."""
     if not (shard is None or isinstance(shard, VocabShard)):
         raise ConfigError(
             f"shard is a {type(shard).__name__}; give a VocabShard, made once by every rank",
@@ -181,10 +181,8 @@ def refused_together(shard: object, student_logits: object, *, each: int = 1) ->
         yield
     except Exception:
         if shard is not None:
-            if isinstance(student_logits, torch.Tensor | HeadLogits):
-                shard.refuse(each * math.prod(student_logits.shape[:-1]), student_logits.device)
-            else:
-                shard.refuse(0, None)
+            given = isinstance(student_logits, torch.Tensor | HeadLogits)
+            shard.refuse(student_logits.device if given else None)  # type: ignore[attr-defined]
         raise
 
 

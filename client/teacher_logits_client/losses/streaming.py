@@ -93,11 +93,11 @@ class StreamedSums:
         self.student_sum = torch.where(self.student_sum == 0, 0.0, self.student_sum * moved.exp())
         self.teacher_top, self.student_top = teacher_top, student_top
 
-    def merge(self, shard: VocabShard, *, room: int, agreed: str) -> None:
+    def merge(self, shard: VocabShard, *, agreed: str) -> None:
         """Take in what the other ranks of a shard have, in two reductions."""
         count = len(self.cross)
         tops = torch.cat([self.teacher_top, self.student_top])
-        tops = shard.maxima(tops, room=room, agreed=agreed)
+        tops = shard.maxima(tops, agreed=agreed)
         self.raise_tops(tops[:count], tops[count:])
         sums = [self.teacher_sum, self.student_sum, self.cross, self.entropy]
         self.teacher_sum, self.student_sum, self.cross, self.entropy = shard.sums(

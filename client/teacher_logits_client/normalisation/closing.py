@@ -2,7 +2,7 @@
 
 The vector that is reduced has the same length on every rank and in every step, whatever came in:
 
-    per loss [ bad counts | counts[B] | sums[B] ]
+    per loss [ ranks whose gradients are not divided | bad counts | counts[B] | sums[B] ]
 
 Promises that what is wrong is found in the reduced numbers, so by all ranks at once, before any
 gradient is touched.
@@ -37,6 +37,7 @@ class Settings:
     """What all steps of a normaliser have in common; the same on every rank but for parameters."""
 
     losses: tuple[StepLoss, ...]
+    are_trained: bool
     reduction: Reduction | None
     averaged_over: int
     order: RescaleOrder
@@ -83,20 +84,23 @@ def reduce_step(
     Raises:
         RequestInvalidError: the ranks are at different steps, or have different losses.
         PayloadInvalidError: some rank had a count below 0, or one that is not finite.
+        ConfigError: gradients on some rank are in none of the loss's parameters.
     """
     values = [value for tally in tallies for value in tally.values()]
     agreed = f"attempt {attempt} of step {step} with {settings.said()}"
     sums, ranks = sum_over_ranks(values, settings.reduction, agreed=agreed)
     losses: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {}
     for loss in settings.losses:
-        bad, *both = sums[: 1 + 2 * loss.bins]
-        sums = sums[1 + 2 * loss.bins :]
+        undivided, bad, *both = sums[: 2 + 2 * loss.bins]
+        sums = sums[2 + 2 * loss.bins :]
         if bad:
             raise PayloadInvalidError(
                 f"{bad:.0f} counts of the loss {loss.name!r} in step {step} were below 0 or not "
                 "finite, over all ranks; a count is the sum of a mask that is at least 0",
                 facts={"loss": loss.name, "step": step, "bad_counts": int(bad)},
             )
+        if undivided:
+            raise _undivided(loss, are_trained=settings.are_trained, step=step, ranks=undivided)
         losses[loss.name] = tuple(both[loss.bins :]), tuple(both[: loss.bins])
     reports = _reports(settings, losses)
     return StepReport(
@@ -106,6 +110,19 @@ def reduce_step(
         loss=sum(each.weight * reports[each.name].mean for each in settings.losses),
         losses=reports,
         reason=_why_not(settings, reports),
+    )
+
+
+def _undivided(loss: StepLoss, *, are_trained: bool, step: int, ranks: float) -> ConfigError:
+    names = "no loss was given"
+    if are_trained:
+        names = f"none of the {len(list(loss.parameters))} parameters that it was given has one"
+    return ConfigError(
+        f"backward was called on sums of the loss {loss.name!r} in step {step}, and on "
+        f"{ranks:.0f} ranks its gradients would stay undivided: {names}; give "
+        "StepLoss(parameters=list(model.parameters())), of the very model that is trained (after "
+        "it was wrapped or replaced), or parameters=() to divide by the report's count yourself",
+        facts={"loss": loss.name, "step": step, "ranks": int(ranks)},
     )
 
 

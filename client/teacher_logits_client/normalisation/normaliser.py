@@ -79,6 +79,7 @@ class StepNormaliser:
         check_settings(reduction, order, averaged_over=gradients_averaged_over)
         self._settings = Settings(
             losses=losses or (StepLoss(),),
+            are_trained=bool(losses),
             reduction=reduction,
             averaged_over=gradients_averaged_over,
             order=order,
@@ -210,6 +211,7 @@ class OpenStep:
             StaleAttemptError: the attempt is over.
             RequestInvalidError: the ranks are at different steps, or have different losses.
             PayloadInvalidError: some rank had a count below 0, or one that is not finite.
+            ConfigError: backward was called, and no parameter of the loss has a gradient.
         """
         self._check_open("finish")
         try:
@@ -230,7 +232,10 @@ class OpenStep:
             self._empty()
 
     def _empty(self) -> None:
-        self._tallies = {loss.name: Tally(loss) for loss in self._settings.losses}
+        settings = self._settings
+        self._tallies = {
+            loss.name: Tally(loss, is_trained=settings.are_trained) for loss in settings.losses
+        }
         for loss in self._settings.losses:
             empty_gradients(loss.parameters)
 

@@ -1,4 +1,4 @@
-"""Sums over ranks: one collective of fixed length, which also says whether its ranks agree.
+"""Sums over ranks: a collective of fixed length, which also says whether its ranks agree.
 
 Every rank gives float64 values of the same number, an idle rank zeros. In front of them travel
 
@@ -6,9 +6,10 @@ Every rank gives float64 values of the same number, an idle rank zeros. In front
 
 with three keys of 11 bits, the CRC-32 of what the ranks have to agree on. Summed over n ranks,
 n Σkey² = (Σkey)² exactly where all keys are the same, so all ranks find out at once, by the same
-numbers and without another collective. Exact below 2**53: up to 46,000 ranks. Zeros fill it up to
-a multiple of 256, 2 KiB: so ranks whose losses have other numbers of bins meet in it as well, and
-hear of it, where vectors of different lengths would leave them waiting.
+numbers. Exact below 2**53: up to 46,000 ranks. It has 256 numbers, 2 KiB, filled up with zeros: so
+ranks whose losses have other numbers of bins meet in it as well, and hear of it, where vectors of
+different lengths would end the process or leave them waiting. What has no room in it, of more than
+some 120 bins, follows in one more, once all are known to have as much.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 _KEY_BITS = 11
 _KEYS = 3
-_STEP = 256
+_ROOM = 256
 
 
 class Reduction(Protocol):
@@ -36,9 +37,9 @@ class Reduction(Protocol):
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum over all ranks of ``values``, float64 [n] on the CPU, n the same on each.
 
-        n is a multiple of 256, and does not change from step to step. Called once by every rank
-        of a step, in the same order on each. Each rank gets the same bits. It may write into
-        ``values``. What it raises aborts the step.
+        n is 256, and does not change from step to step; of more than some 120 bins it is called
+        once more with the rest. Called by every rank of a step, in the same order on each. Each
+        rank gets the same bits. It may write into ``values``. What it raises aborts the step.
         """
         ...
 
@@ -87,18 +88,10 @@ def sum_over_ranks(
     whole = zlib.crc32(agreed.encode())
     keys = [float(whole >> _KEY_BITS * each & (1 << _KEY_BITS) - 1) for each in range(_KEYS)]
     head = [1.0, *(each for key in keys for each in (key, key * key))]
-    filling = [0.0] * (-(len(head) + len(values)) % _STEP)
-    given = torch.tensor([*head, *values, *filling], dtype=torch.float64)
-    length = len(given)
-    reduced = given if reduction is None else reduction.sum(given)
-    if reduced.shape != (length,):
-        raise RequestInvalidError(
-            f"the reduction was given {length} values and returned {reduced.numel()}; it returns "
-            "as many as it is given",
-            facts={"given": length, "returned": reduced.numel()},
-        )
-    ranks, *rest = reduced.tolist()
-    pairs, sums = rest[: 2 * _KEYS], rest[2 * _KEYS : 2 * _KEYS + len(values)]
+    given = [*head, *values]
+    filling = [0.0] * (_ROOM - len(given))
+    ranks, *rest = _reduced([*given[:_ROOM], *filling], reduction)
+    pairs, sums = rest[: 2 * _KEYS], rest[2 * _KEYS :]
     if any(ranks * pairs[each + 1] != pairs[each] ** 2 for each in range(0, 2 * _KEYS, 2)):
         raise RequestInvalidError(
             f"the {ranks:.0f} ranks of this reduction do not reduce the same thing; here it is "
@@ -106,4 +99,20 @@ def sum_over_ranks(
             "the step on all of them",
             facts={"ranks": int(ranks), "here": agreed},
         )
-    return sums, int(ranks)
+    if len(given) > _ROOM:
+        sums += _reduced(given[_ROOM:], reduction)
+    return sums[: len(values)], int(ranks)
+
+
+def _reduced(given: Sequence[float], reduction: Reduction | None) -> list[float]:
+    """Return numbers summed over ranks, which all give as many."""
+    values = torch.tensor(given, dtype=torch.float64)
+    reduced = values if reduction is None else reduction.sum(values)
+    if reduced.shape != (len(given),):
+        raise RequestInvalidError(
+            f"the reduction was given {len(given)} values and returned {reduced.numel()}; it "
+            "returns as many as it is given",
+            facts={"given": len(given), "returned": reduced.numel()},
+        )
+    found: list[float] = reduced.tolist()
+    return found

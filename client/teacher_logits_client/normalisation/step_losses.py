@@ -25,10 +25,11 @@ class StepLoss:
     """One loss of a step, with a denominator of its own.
 
     ``parameters`` are those whose gradients are divided by this loss's count; no other loss may
-    reach them, so detach what a draft loss takes from the policy. Left out or ``()`` for an
-    evaluation, and on a rank that holds none of them. Read once, when this is made: something
-    else that turns out to be empty, such as a generator that an optimizer was made of before, is
-    refused with the first sum that needs a gradient.
+    reach them, so detach what a draft loss takes from the policy. Where backward was called and
+    none of them has a gradient, such as those of another model, the step is refused. Left out or
+    ``()`` for an evaluation, and on a rank that holds none of them, or divides by itself.
+    Read once, when this is made: something else that turns out to be empty, such as a generator
+    that an optimizer was made of before, is refused with the first sum that needs a gradient.
     ``weight`` multiplies the loss where gradients are made of it, and in ``StepReport.loss``;
     its own mean is reported without it.
     ``bin_weights`` [B], at least 0 and one of them above, weigh the sums and the counts of bins

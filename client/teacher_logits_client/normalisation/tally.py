@@ -2,8 +2,9 @@
 
 Promises float64 whatever the loss computes in (fp32 counts lose whole tokens above 2**24), and
 no wait for a device before the step is finished. A count that is not finite or below 0 is
-remembered, and travels with the sums: so all ranks refuse the step together, and none is left
-waiting for the rank that saw it.
+remembered, and so are gradients that went elsewhere than to the loss's parameters; both travel
+with the sums: so all ranks refuse the step together, and none is left waiting for the rank that
+saw it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from teacher_logits.errors import ConfigError, PayloadInvalidError
+from teacher_logits_client.normalisation.gradients import gradients_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,8 +26,11 @@ if TYPE_CHECKING:
 class Tally:
     """What one loss has summed and counted so far, [B] each."""
 
-    def __init__(self, loss: StepLoss) -> None:
+    def __init__(self, loss: StepLoss, *, is_trained: bool) -> None:
+        """Take the loss; gradients of one that is not trained have nowhere to go."""
         self.loss = loss
+        self._is_trained = is_trained
+        self._has_gone_back = False
         self._sums = torch.zeros(loss.bins, dtype=torch.float64)
         self._counts = torch.zeros(loss.bins, dtype=torch.float64)
         self._bad_counts = torch.zeros(1, dtype=torch.float64)
@@ -65,11 +70,24 @@ class Tally:
         self._counts = self._counts.to(sums.device) + counts
         self._bad_counts = self._bad_counts.to(sums.device) + bad.sum()
         self._numbers.add(number)
+        if loss_sum.requires_grad:
+            loss_sum.register_hook(self._note_backward)
+
+    def _note_backward(self, gradient: torch.Tensor) -> None:
+        self._has_gone_back = True
+
+    @property
+    def _is_undivided(self) -> bool:
+        """Whether gradients were made, and are not where they would be divided."""
+        parameters = self.loss.parameters
+        if not self._has_gone_back or (self._is_trained and not parameters):
+            return False
+        return not any(True for _ in gradients_of(parameters))
 
     def values(self) -> list[float]:
-        """Return [bad counts, counts[B], sums[B]], always as many: zeros on an idle rank."""
+        """Return [undivided, bad counts, counts[B], sums[B]]: zeros on an idle rank."""
         found: list[float] = torch.cat([self._bad_counts, self._counts, self._sums]).tolist()
-        return found
+        return [float(self._is_undivided), *found]
 
 
 def _check_kinds(number: int | str, loss_sum: object, count: object) -> None:

@@ -8,32 +8,85 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from teacher_logits.errors import ConfigError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 Read = TypeVar("Read")
 Batch = TypeVar("Batch")
 
 
 class ReadAhead(Generic[Read, Batch]):
-    """The batches of one iterator; ``prepare`` makes each ready as soon as it is read."""
+    """The batches of one iterator; ``prepare`` makes each ready as soon as it is read.
+
+    ``first`` are some that are ready already, as ``left`` has those of the iterator before.
+    """
 
     def __init__(
-        self, batches: Iterator[Read], prepare: Callable[[Read], Batch], *, ahead: int
+        self,
+        batches: Iterator[Read],
+        prepare: Callable[[Read], Batch],
+        *,
+        ahead: int,
+        first: Iterable[Batch] = (),
     ) -> None:
         self.batches = batches
         self._prepare = prepare
         self._ahead = ahead
-        self._held: deque[Batch] = deque()
+        self._held = deque(first)
+        self._is_at_end = self._has_taken = False
+
+    @classmethod
+    def behind(
+        cls,
+        before: ReadAhead[Read, Batch] | None,
+        batches: Iterator[Read],
+        prepare: Callable[[Read], Batch],
+        *,
+        ahead: int,
+    ) -> ReadAhead[Read, Batch]:
+        """Return the batches of an iterator, behind what is left of the one before."""
+        if before is not None and before.batches is batches:
+            return before
+        left = () if before is None else before.left
+        return cls(batches, prepare, ahead=ahead, first=left)
 
     def take(self, count: int) -> list[Batch]:
-        """Return the next batches, fewer at the end, having read ``ahead`` more behind them."""
+        """Return the next batches, having read ``ahead`` more behind them.
+
+        None where fewer are left: those stay in ``left``, for the first step of the next epoch.
+        A trainer that does not know how long an epoch is takes no step with them at its end, and
+        would add their gradients, divided by their own count, to that step's.
+
+        Raises:
+            ConfigError: there are too few for any step.
+        """
         while len(self._held) < count + self._ahead:
             try:
                 self._held.append(self._prepare(next(self.batches)))
             except StopIteration:
+                self._is_at_end = True
                 break
-        return [self._held.popleft() for _ in range(min(count, len(self._held)))]
+        if len(self._held) < count:
+            self._check_one_step(count)
+            return []
+        self._has_taken = True
+        return [self._held.popleft() for _ in range(count)]
+
+    def _check_one_step(self, count: int) -> None:
+        if self._held and not self._has_taken:
+            raise ConfigError(
+                f"an epoch has {len(self._held)} micro batches, and a step takes {count} "
+                "(gradient_accumulation_steps): no step would ever be taken; give more rows, or "
+                "lower it",
+                facts={"micro_batches": len(self._held), "gradient_accumulation_steps": count},
+            )
+
+    @property
+    def left(self) -> list[Batch]:
+        """What nobody took of an iterator that is at its end."""
+        return list(self._held) if self._is_at_end else []
 
 
 class EvaluationBatches(Generic[Read, Batch]):

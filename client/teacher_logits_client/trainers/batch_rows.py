@@ -119,7 +119,8 @@ def packed_rows(
     [P,V], whole rows one behind the other.
 
     Raises:
-        PayloadInvalidError: there is more than one line.
+        PayloadInvalidError: there is more than one line, or the first row starts elsewhere than
+            at its first token.
     """
     if input_ids.dim() != 2 or len(input_ids) != 1 or input_ids.shape != position_ids.shape:
         raise PayloadInvalidError(
@@ -130,6 +131,14 @@ def packed_rows(
         )
     ids = input_ids[0].detach().cpu()
     starts = (position_ids[0].detach().cpu() == 0).nonzero().flatten()
+    if len(ids) and (not len(starts) or int(starts[0])):
+        first = int(position_ids[0, 0])
+        raise PayloadInvalidError(
+            f"packed position_ids start at {first}: each row starts at 0, the first of them at the "
+            "line's first token, since the teacher is sent whole rows; rows of one line each, "
+            "without an attention_mask, need no position_ids",
+            facts={"first": first},
+        )
     bounds = [*starts.tolist(), len(ids)]
     rows = [ids[start:end] for start, end in pairwise(bounds)]
     lengths = torch.tensor([len(row) for row in rows])

@@ -19,7 +19,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from teacher_logits.errors import PayloadInvalidError
+from teacher_logits.grid import is_size, is_whole
+from teacher_logits_client.losses.fitting import check_temperature_above_zero
 from teacher_logits_client.targets import ABSENT_LOGPROB, Targets
+from teacher_logits_client.trainers.key_checks import FLOATS, NUMBERS, WHOLE, check_array
 from teacher_logits_client.trainers.rectangles import (
     Rectangle,
     check_shapes,
@@ -90,15 +93,23 @@ def position_mask(batch: Mapping[str, object]) -> torch.Tensor:
 
     The sum is NeMo RL's count of valid tokens. Behind a row's length and at its last token
     nothing counts, whatever the masks say.
+
+    Raises:
+        PayloadInvalidError: a mask is missing, or none of its shape.
     """
     if POSITIONS in batch:
-        return tensor_of(batch, POSITIONS)
+        given = tensor_of(batch, POSITIONS)
+        check_array(POSITIONS, given, kind=NUMBERS, shape=(None, None))
+        return given
     tokens, samples = (tensor_of(batch, name) for name in ("token_mask", "sample_mask"))
+    check_array("token_mask", tokens, kind=NUMBERS, shape=(None, None))
+    check_array("sample_mask", samples, kind=NUMBERS, shape=(len(tokens),))
     mask = torch.zeros_like(tokens)
     mask[:, :-1] = tokens[:, 1:]
-    mask = mask * samples.unsqueeze(1).to(mask.dtype)
+    mask = mask * samples.unsqueeze(1).to(mask.device)
     if "input_lengths" in batch:
         lengths = tensor_of(batch, "input_lengths").to(mask.device)
+        check_array("input_lengths", lengths, kind=WHOLE, shape=(len(mask),))
         places = torch.arange(mask.shape[1], device=mask.device)
         mask = mask * (places < lengths.unsqueeze(1) - 1).to(mask.dtype)
     return mask
@@ -115,8 +126,12 @@ def to_targets(batch: Mapping[str, object], *, temperature: float = 1.0) -> Targ
     """
     positions = position_mask(batch)
     shape = tuple(positions.shape)
+    check_temperature_above_zero(temperature)
     check_shapes(batch, shape, LOGITS, INDICES, TAIL, "input_ids")
-    values, ids = tensor_of(batch, LOGITS).float(), tensor_of(batch, INDICES)
+    values, ids = tensor_of(batch, LOGITS), tensor_of(batch, INDICES)
+    check_array(LOGITS, values, kind=FLOATS, shape=(*shape, None))
+    check_array(INDICES, ids, kind=WHOLE, shape=(*shape, None))
+    values, ids, positions = values.float(), ids.to(values.device), positions.to(values.device)
     if values.shape != ids.shape:
         raise PayloadInvalidError(
             f"{LOGITS} has shape {tuple(values.shape)} and {INDICES} {tuple(ids.shape)}: every "
@@ -124,7 +139,9 @@ def to_targets(batch: Mapping[str, object], *, temperature: float = 1.0) -> Targ
             facts={"values": str(tuple(values.shape)), "ids": str(tuple(ids.shape))},
         )
     if TAIL in batch:
-        tail = tensor_of(batch, TAIL).float()
+        tail = tensor_of(batch, TAIL)
+        check_array(TAIL, tail, kind=FLOATS, shape=shape)
+        tail = tail.to(values)
     else:
         values = (values / temperature).log_softmax(-1)
         tail = torch.full(shape, ABSENT_LOGPROB, device=values.device)
@@ -147,11 +164,12 @@ def context_parallel_part(
     """
     positions = position_mask(batch)
     width = positions.shape[1]
-    if size < 1 or not 0 <= rank < size or width % (2 * size):
+    fits = is_size(size) and is_whole(rank) and 0 <= rank < size
+    if not fits or width % (2 * size):
         raise PayloadInvalidError(
-            f"rank {rank} of {size} context-parallel ranks is to have its part of rows {width} "
-            f"tokens wide: they are cut into {2 * size} equal chunks, so pad them to a multiple",
-            facts={"rank": rank, "size": size, "width": width},
+            f"rank {rank!r} of {size!r} context-parallel ranks is to have its part of rows {width} "
+            f"tokens wide: they are cut into two equal chunks a rank, so pad them to a multiple",
+            facts={"rank": repr(rank), "size": repr(size), "width": width},
         )
     check_shapes(batch, tuple(positions.shape), "input_ids", LOGITS, INDICES, TAIL)
     chunk = width // (2 * size)

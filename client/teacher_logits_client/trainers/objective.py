@@ -18,6 +18,7 @@ from teacher_logits_client.losses import Tail, generalised_jsd
 if TYPE_CHECKING:
     import torch
 
+    from teacher_logits_client.losses import HeadLogits
     from teacher_logits_client.targets import Targets
 
 
@@ -59,7 +60,7 @@ class Objective:
         return () if self.temperature == 1 else (self.temperature,)
 
     def sum_and_count(
-        self, logits: torch.Tensor, targets: Targets, mask: torch.Tensor
+        self, logits: torch.Tensor | HeadLogits, targets: Targets, mask: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss summed over positions, and how many they are.
 

@@ -20,6 +20,23 @@ if TYPE_CHECKING:
 IGNORED = -100
 """The label of a token that is none to learn."""
 
+SAMPLED_AS_IT_IS: dict[str, object] = {
+    "do_sample": True,
+    "num_beams": 1,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": None,
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+}
+"""Settings of ``generate`` for samples of the student's own distribution, and no other.
+
+A model's ``generation_config`` would cut or bend it, as those of chat models do.
+"""
+
 
 class Coin:
     """Says of each batch whether the student continues it; the same on every rank."""
@@ -86,7 +103,7 @@ def continue_prompts(
     """Have the model continue prompts; return ``input_ids``, ``attention_mask`` and ``labels``.
 
     Rows are the prompt and what was generated up to the first end, padded on the right; only
-    the generated tokens have labels. ``settings`` go to ``generate``.
+    the generated tokens have labels. ``settings`` go to ``generate``, with ``SAMPLED_AS_IT_IS``.
     """
     width = max(map(len, prompts))
     given = torch.full((len(prompts), width), pad_id)
@@ -102,6 +119,7 @@ def continue_prompts(
             attention_mask=tokens.to(device),
             pad_token_id=pad_id,
             eos_token_id=list(end_ids) or None,
+            **SAMPLED_AS_IT_IS,
             **settings,
         )
     finally:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from teacher_logits.errors import PayloadInvalidError
+from teacher_logits.grid import is_whole
 from teacher_logits_client.targets import ABSENT_LOGPROB, Targets
 
 if TYPE_CHECKING:
@@ -36,6 +37,10 @@ def rectangle_of(targets: Targets, *, width: int) -> Rectangle:
         LeaseLostError: the targets' lease is closed.
     """
     targets.check_open()
+    if not is_whole(width):
+        raise PayloadInvalidError(
+            f"width is {width!r}: give that of the batch's input_ids", facts={"width": repr(width)}
+        )
     ids = targets.topk_ids.reshape(-1, targets.topk_ids.shape[-1])
     counts = targets.row_offsets.diff()
     firsts = torch.zeros_like(counts) if targets.row_firsts is None else targets.row_firsts
@@ -120,7 +125,8 @@ def check_shapes(batch: Mapping[str, object], wanted: tuple[int, ...], *names: s
     for name in names:
         if name not in batch:
             continue
-        shape = tuple(tensor_of(batch, name).shape)
+        found = tensor_of(batch, name)
+        shape = () if found.is_nested else tuple(found.shape)
         if shape[: len(wanted)] != wanted:
             raise PayloadInvalidError(
                 f"{name} has shape {shape} and the batch's tokens are {wanted}: a padded length "

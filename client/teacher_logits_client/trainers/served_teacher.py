@@ -126,6 +126,7 @@ class ServedTeacher:
         self._stack = ExitStack()
         self._session: Session | None = None
         self.waited_seconds = 0.0
+        self._waited_before = 0.0
 
     @property
     def session(self) -> Session:
@@ -221,6 +222,12 @@ class ServedTeacher:
         self.waited_seconds += time.monotonic() - started
         with payload:
             yield payload.targets_at(self._settings.temperature)
+
+    def waited_lately(self) -> float:
+        """Return the seconds that were waited since this was asked last, to a tenth of a ms."""
+        lately = self.waited_seconds - self._waited_before
+        self._waited_before = self.waited_seconds
+        return round(lately, 4)
 
     def _send(self, request: Request) -> None:
         rows = request.rows

@@ -65,6 +65,10 @@ class TeacherServerConfig(TrainingArguments):
         default=None,
         metadata={"help": "Seconds for one request, and to find the server; else its own, and 60."},
     )
+    loss_from_hidden: bool = field(
+        default=False,
+        metadata={"help": "Take the loss from hidden states: no array of all logits is made."},
+    )
     vocabulary_policy: str = field(
         default="strict",
         metadata={"help": "'truncate' masks the teacher's ids beyond the student's head."},
@@ -77,6 +81,7 @@ class TeacherServerConfig(TrainingArguments):
         super().__post_init__()  # type: ignore[no-untyped-call]
         check_share("lmbda", self.lmbda)
         check_count("top_k", self.top_k)
+        check_count("max_new_tokens", self.max_new_tokens)
         policy_of(self.vocabulary_policy)
         self.objective()
         self.teacher_settings()

@@ -23,6 +23,7 @@ import torch
 
 from teacher_logits.errors import ConfigError
 from teacher_logits_client.normalisation import GroupReduction, StepNormaliser
+from teacher_logits_client.trainers import wrapping
 from teacher_logits_client.trainers.asked_ahead import EvaluationBatches, ReadAhead
 from teacher_logits_client.trainers.batch_rows import rows_of
 from teacher_logits_client.trainers.empty_steps import EmptySteps
@@ -35,9 +36,9 @@ from teacher_logits_client.trainers.on_policy import (
 )
 from teacher_logits_client.trainers.served_teacher import Request, ServedTeacher
 from teacher_logits_client.trainers.server_config import TeacherServerConfig, check_trainer
+from teacher_logits_client.trainers.student_head import StudentHead, one_line
 from teacher_logits_client.trainers.student_profile import profile_of
 from teacher_logits_client.trainers.vocabulary import check_ids, policy_of, rows_of_head
-from teacher_logits_client.trainers.wrapping import let_it_be_wrapped
 
 try:
     from transformers import Trainer
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
     from teacher_logits.profiles import StudentProfile
+    from teacher_logits_client.losses import HeadLogits
     from teacher_logits_client.normalisation import OpenStep
     from teacher_logits_client.trainers.on_policy import Generates
 
@@ -89,6 +91,8 @@ class TeacherServerTrainer(Trainer):
         check_trainer(self)
         # Releases that do not know `loss_is_scaled_for_ga` would divide once more.
         self.model_accepts_loss_kwargs = True
+        # What a model takes for its own loss says nothing of this one.
+        self.label_names = ["labels"]
         self.teacher = ServedTeacher(
             args.teacher_settings(), self._profile, lambda: rows_of_head(self.model)
         )
@@ -101,13 +105,14 @@ class TeacherServerTrainer(Trainer):
         self._ahead: ReadAhead[Inputs, tuple[Inputs, bool]] | None = None
         self._evaluation: OpenStep | None = None
         self._evaluations = self._evaluated_batches = 0
-        self._logged_wait = 0.0
-
-    # --- the teacher is open as long as there is work for it
+        self._head: StudentHead | None = None
+        self._hands_out_logits = False
 
     def train(self, *args: object, **kwargs: object) -> TrainOutput:
         """Train; see ``Trainer.train``."""
-        let_it_be_wrapped(self)
+        wrapping.let_it_be_wrapped(self)
+        if self.args.loss_from_hidden:
+            self._head = StudentHead(self)
         with self.teacher:
             try:
                 return super().train(*args, **kwargs)  # type: ignore[arg-type]
@@ -131,6 +136,8 @@ class TeacherServerTrainer(Trainer):
         normaliser = StepNormaliser(reduction=reduction)
         with self.teacher, normaliser.begin(self._evaluations) as step:
             self._evaluation, self._evaluated_batches = step, 0
+            loss_only = prediction_loss_only or self.args.prediction_loss_only
+            self._hands_out_logits = not loss_only
             try:
                 output = super().evaluation_loop(
                     cast("DataLoader[object]", batches),
@@ -142,15 +149,10 @@ class TeacherServerTrainer(Trainer):
                 report = step.finish()
                 self._empty.note(what="evaluation", is_empty=not report.should_step)
             finally:
-                self._evaluation = None
+                self._evaluation, self._hands_out_logits = None, False
         if output.metrics is not None:
             output.metrics[f"{metric_key_prefix}_loss"] = report.loss
         return output
-
-    @property
-    def _copies(self) -> int:
-        """How many ranks have the same batch: those that are tensor parallel."""
-        return int(self.get_tp_size()) if hasattr(self, "get_tp_size") else 1
 
     def _profile(self) -> StudentProfile:
         args = self.args
@@ -173,9 +175,10 @@ class TeacherServerTrainer(Trainer):
         self, epoch_iterator: Iterator[Inputs], num_batches: int, device: torch.device
     ) -> tuple[list[Inputs], torch.Tensor]:
         """Return the batches of a step and the count of its positions over all ranks."""
-        if self._ahead is None or self._ahead.batches is not epoch_iterator:
-            ahead = self.args.teacher_prefetch
-            self._ahead = ReadAhead(epoch_iterator, self._prepare_training, ahead=ahead)
+        ahead = self.args.teacher_prefetch
+        self._ahead = ReadAhead.behind(
+            self._ahead, epoch_iterator, self._prepare_training, ahead=ahead
+        )
         batches = [
             self._continued(batch) if is_on_policy else batch
             for batch, is_on_policy in self._ahead.take(num_batches)
@@ -184,7 +187,7 @@ class TeacherServerTrainer(Trainer):
         count = torch.stack(counts).sum() if counts else torch.zeros((), dtype=torch.int64)
         count = count.to(device)
         if self.args.world_size > 1:
-            count = self.accelerator.gather(count).sum() / self._copies
+            count = self.accelerator.gather(count).sum() / wrapping.copies_of_batches(self)
         self._empty.note(what="training step", is_empty=bool(batches) and not int(count))
         return batches, count
 
@@ -196,19 +199,11 @@ class TeacherServerTrainer(Trainer):
 
     def _prepare_evaluation(self, batch: Inputs, is_last: bool) -> Inputs:
         request = self._plan(batch)
-        real = self._rows_that_are_no_repeats(len(request.rows.rows)) if is_last else None
+        real = wrapping.rows_that_are_no_repeats(self, len(request.rows.rows)) if is_last else None
         if real is not None:
             request.rows = request.rows.first_rows(real)
         batch[_REQUEST] = request
         return batch
-
-    def _rows_that_are_no_repeats(self, row_count: int) -> int | None:
-        """Return how many rows of the last batch are this rank's own; None where all are."""
-        remainder = int(self.accelerator.gradient_state.remainder)
-        if self.args.world_size == 1 or remainder <= 0:
-            return None
-        before = int(self.args.process_index) * row_count
-        return min(max(remainder - before, 0), row_count)
 
     def _request(self, batch: Inputs) -> Request:
         found = batch.get(_REQUEST)
@@ -235,9 +230,7 @@ class TeacherServerTrainer(Trainer):
                 end_ids=ends,
                 settings={
                     "max_new_tokens": self.args.max_new_tokens,
-                    "do_sample": True,
                     "temperature": self.args.temperature,
-                    "top_k": 0,
                 },
             )
         )
@@ -261,19 +254,29 @@ class TeacherServerTrainer(Trainer):
         request = self._request(inputs)
         self.teacher.send(request)  # and those behind it, before the student computes
         own = (_REQUEST, PREFIXES, "labels", "skip_logits")
-        outputs = model(**{name: value for name, value in inputs.items() if name not in own})
-        logits: torch.Tensor = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+        given = {name: value for name, value in inputs.items() if name not in own}
+        outputs, logits = self._forward(model, given)
         rows = request.rows
         with self.teacher.targets(request) as targets:
             if targets.topk_ids.device != logits.device:
                 targets = targets.to(logits.device)
             loss_sum, count = self._objective.sum_and_count(
-                logits if rows.columns is not None else logits[0],
+                logits if rows.columns is not None else one_line(logits),
                 rows.place(targets),
                 rows.mask.to(logits.device),
             )
         loss = loss_sum / self._divisor(loss_sum, count, num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
+
+    def _forward(
+        self, model: torch.nn.Module, given: dict[str, object]
+    ) -> tuple[object, torch.Tensor | HeadLogits]:
+        """Return the model's outputs and its logits, or what stands for them."""
+        if self.args.loss_from_hidden and not self._hands_out_logits:
+            self._head = self._head or StudentHead(self)
+            return self._head.forward(model, given)
+        outputs = model(**given)
+        return outputs, outputs["logits"] if isinstance(outputs, dict) else outputs[0]
 
     def _divisor(
         self, loss_sum: torch.Tensor, count: torch.Tensor, step_count: torch.Tensor | int | None
@@ -286,13 +289,11 @@ class TeacherServerTrainer(Trainer):
             return count.clamp_min(1)
         whole = torch.as_tensor(step_count, device=loss_sum.device)
         # Gradients are averaged over ranks that have tokens of their own: undone here.
-        ranks = int(self.args.world_size) // self._copies
+        ranks = int(self.args.world_size) // wrapping.copies_of_batches(self)
         return whole.clamp_min(1) / ranks
 
     def log(self, logs: dict[str, float], *args: object, **kwargs: object) -> None:
         """Log, with the seconds that the student has waited for its teacher since the last."""
         if "loss" in logs:
-            waited = self.teacher.waited_seconds
-            logs["teacher_wait"] = round(waited - self._logged_wait, 4)
-            self._logged_wait = waited
+            logs["teacher_wait"] = self.teacher.waited_lately()
         super().log(logs, *args, **kwargs)  # type: ignore[arg-type]

@@ -149,7 +149,6 @@ class ServerDistillationTrainer(DistillationTrainer):
         self._objective = args.objective()
         self._evaluation: OpenStep | None = None
         self._evaluations = self._evaluated_batches = 0
-        self._logged_wait = 0.0
 
     def _profile(self) -> StudentProfile:
         args = self.args
@@ -259,7 +258,5 @@ class ServerDistillationTrainer(DistillationTrainer):
     def log(self, logs: dict[str, float], *args: object, **kwargs: object) -> None:
         """Log, with the seconds that the student has waited for its teacher since the last."""
         if "loss" in logs:
-            waited = self.teacher.waited_seconds
-            logs["teacher_wait"] = round(waited - self._logged_wait, 4)
-            self._logged_wait = waited
+            logs["teacher_wait"] = self.teacher.waited_lately()
         super().log(logs, *args, **kwargs)

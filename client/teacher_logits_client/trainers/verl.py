@@ -22,6 +22,14 @@ import torch
 
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits_client.targets import ABSENT_LOGPROB, Targets
+from teacher_logits_client.trainers.key_checks import (
+    FLOATS,
+    NUMBERS,
+    WHOLE,
+    check_array,
+    lengths_of,
+    rows_of_key,
+)
 from teacher_logits_client.trainers.rectangles import rectangle_of, tensor_of
 
 if TYPE_CHECKING:
@@ -40,11 +48,16 @@ def to_batch(
     """Return ``teacher_ids`` and ``teacher_logprobs``, nested [N,j,K], j the row's ``lengths``.
 
     Raises:
-        PayloadInvalidError, LeaseLostError: see ``rectangles.rectangle_of``.
+        PayloadInvalidError: ``lengths`` are none, or a row has more positions than tokens; or see
+            ``rectangles.rectangle_of``.
+        LeaseLostError: see there.
     """
-    sizes = lengths.tolist()
+    sizes = lengths_of(lengths, rows=len(targets.row_offsets) - 1)
+    if not sizes:
+        raise PayloadInvalidError("the targets have no rows, of which nested tensors are made")
     rectangle = rectangle_of(targets, width=max(sizes))
-    last = (torch.arange(len(sizes)), lengths.cpu() - 1)  # a dummy, as verl has it
+    _check_room(targets, sizes)
+    last = (torch.arange(len(sizes)), torch.tensor(sizes, dtype=torch.int64) - 1)  # a dummy
     made = {
         IDS: rectangle.ids.int(),
         LOGPROBS: rectangle.logprobs.float(),
@@ -76,13 +89,17 @@ def to_targets(
             f"{len(lengths)} and {len(same)} rows: every value has its id",
             facts={"ids": str(tuple(ids.shape)), "values": str(tuple(values.shape))},
         )
+    check_array(IDS, ids, kind=WHOLE, shape=(len(ids), None))
+    check_array(LOGPROBS, values, kind=FLOATS, shape=tuple(ids.shape))
+    ids = ids.to(values.device)
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     valid = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
     valid[offsets[1:] - 1] = False
     values = values.float()
     if TAIL in batch:
         tail, _ = _flat(tensor_of(batch, TAIL), attention_mask)
-        tail = tail.float()
+        check_array(TAIL, tail, kind=FLOATS, shape=(len(ids),))
+        tail = tail.to(values)
     else:
         tail = torch.log1p(-values.double().exp().sum(1).clamp_max(1.0)).float()
     targets = Targets(
@@ -107,9 +124,11 @@ def position_mask(batch: Mapping[str, object], lengths: torch.Tensor) -> torch.T
         PayloadInvalidError: there is no ``response_mask``, or it is longer than its row.
     """
     mask = tensor_of(batch, "response_mask")
-    rows = list(mask.unbind()) if mask.is_nested else list(mask)
+    rows = rows_of_key("response_mask", mask, axes=1)
     made = []
-    for row, (own, length) in enumerate(zip(rows, lengths.tolist(), strict=True)):
+    for row, (own, length) in enumerate(
+        zip(rows, lengths_of(lengths, rows=len(rows)), strict=True)
+    ):
         kept = own if mask.is_nested else own[: int(_response_length(batch, row, own))]
         if len(kept) >= length:
             raise PayloadInvalidError(
@@ -123,9 +142,28 @@ def position_mask(batch: Mapping[str, object], lengths: torch.Tensor) -> torch.T
     return torch.cat(made)
 
 
+def _check_room(targets: Targets, sizes: list[int]) -> None:
+    """Let rows pass that have a token for each of their positions: nothing is cut."""
+    firsts = targets.row_firsts
+    ends = targets.row_offsets.diff() if firsts is None else targets.row_offsets.diff() + firsts
+    for row, (end, size) in enumerate(zip(ends.tolist(), sizes, strict=True)):
+        if end > size:
+            raise PayloadInvalidError(
+                f"row {row} has positions up to {end} and a length of {size}: give the lengths of "
+                "the rows that were scored",
+                facts={"row": row, "positions": end, "length": size},
+            )
+
+
 def _response_length(batch: Mapping[str, object], row: int, own: torch.Tensor) -> int:
     """Return the tokens of a padded response, by its part of the attention mask."""
     attention = tensor_of(batch, "attention_mask")
+    check_array("attention_mask", attention, kind=NUMBERS, shape=(None, None))
+    if row >= len(attention):
+        raise PayloadInvalidError(
+            f"attention_mask has {len(attention)} rows, and response_mask more",
+            facts={"rows": len(attention)},
+        )
     return int(attention[row, -len(own) :].sum())
 
 
@@ -136,6 +174,8 @@ def _flat(
     if values.is_nested:
         rows = values.unbind()
         return torch.cat(list(rows)), torch.tensor([len(row) for row in rows])
+    if attention_mask is not None:
+        check_array("attention_mask", attention_mask, kind=NUMBERS, shape=(None, None))
     if attention_mask is None or tuple(attention_mask.shape) != tuple(values.shape[:2]):
         given = None if attention_mask is None else tuple(attention_mask.shape)
         raise PayloadInvalidError(
@@ -143,7 +183,8 @@ def _flat(
             "give attention_mask, [rows, tokens], which says where the tokens are",
             facts={"shape": str(tuple(values.shape)), "mask": str(given)},
         )
-    tokens = attention_mask != 0
+    check_array("what has padding", values, kind=NUMBERS, shape=(None,) * values.dim())
+    tokens = attention_mask.to(values.device) != 0
     return values[tokens], tokens.sum(1).cpu()
 
 

@@ -1,4 +1,4 @@
-"""How a ``Trainer`` wraps its model for several ranks, and where that goes wrong."""
+"""How a ``Trainer`` has several ranks by accelerate, and where that goes wrong."""
 
 from __future__ import annotations
 
@@ -16,3 +16,17 @@ def let_it_be_wrapped(trainer: Trainer) -> None:
     """
     if trainer.args.world_size > 1 and trainer.model_wrapped is trainer.model:
         vars(trainer.model).pop("_is_accelerate_prepared", None)
+
+
+def rows_that_are_no_repeats(trainer: Trainer, row_count: int) -> int | None:
+    """Return how many rows of the last batch are this rank's own; None where all are."""
+    remainder = int(trainer.accelerator.gradient_state.remainder)
+    if trainer.args.world_size == 1 or remainder <= 0:
+        return None
+    before = int(trainer.args.process_index) * row_count
+    return min(max(remainder - before, 0), row_count)
+
+
+def copies_of_batches(trainer: Trainer) -> int:
+    """Return how many ranks have the same batch: those that are tensor parallel."""
+    return int(trainer.get_tp_size()) if hasattr(trainer, "get_tp_size") else 1

@@ -1,0 +1,137 @@
+"""A student's head, for losses from its hidden states: the array of its logits is never made.
+
+The student's forward is asked for the logits of one position, and what it hands its head is taken
+at all of them. Promises that these are the head's logits: they are held against the model's own
+at that one position, with the first batch. Refuses a model or a set-up of which that is not known.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from teacher_logits.errors import ConfigError
+from teacher_logits_client.losses import HeadLogits, from_hidden
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from transformers import Trainer
+
+# Beside 16-bit products, which are rounded in another order.
+_TOLERANCE = 0.05
+_KNOWN_AS = "loss_from_hidden=True"
+
+
+class StudentHead:
+    """The head of a causal language model of ``transformers``, and where its input comes from.
+
+    Raises:
+        ConfigError: the model has no head that is a plain linear one, no body of its own, or
+            always computes all logits; or the trainer shards or compiles it.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        head, body = (_of(model, name) for name in ("get_output_embeddings", "base_model"))
+        _check(trainer, model, head, body)
+        self._head = cast("torch.nn.Linear", head)
+        self._body = cast("torch.nn.Module", body)
+        config = model.config.get_text_config()
+        divided = getattr(config, "logits_scaling", None)
+        self._scale = float(getattr(config, "logit_scale", None) or 1.0 / (divided or 1.0))
+        self._soft_cap: float | None = getattr(config, "final_logit_softcapping", None)
+        self._is_checked = False
+
+    def forward(
+        self, model: torch.nn.Module, inputs: Mapping[str, object]
+    ) -> tuple[object, HeadLogits]:
+        """Run the model, wrapped or not; return its outputs, and the logits [N,S,V] of its head.
+
+        Of the outputs' own logits there is one position a row.
+
+        Raises:
+            ConfigError: with the first batch, they are not the model's own.
+        """
+        seen: list[object] = []
+        watch = self._body.register_forward_hook(lambda module, given, out: seen.append(out))
+        try:
+            outputs = model(**inputs, logits_to_keep=1)
+        finally:
+            watch.remove()
+        hidden = getattr(seen[-1], "last_hidden_state", None) if seen else None
+        if not isinstance(hidden, torch.Tensor):
+            raise ConfigError(
+                f"{_KNOWN_AS}: {type(self._body).__name__} has no last_hidden_state to take"
+            )
+        logits = from_hidden(
+            hidden,
+            self._head.weight,
+            self._head.bias,
+            scale=self._scale,
+            soft_cap=self._soft_cap,
+        )
+        if not self._is_checked:
+            _check_alike(logits, outputs["logits"][:, -1])
+            self._is_checked = True
+        return outputs, logits
+
+
+def one_line(logits: torch.Tensor | HeadLogits) -> torch.Tensor | HeadLogits:
+    """Return the logits [P,V] of packed rows, from [1,P,V]."""
+    if isinstance(logits, HeadLogits):
+        return replace(logits, hidden=logits.hidden[0])
+    return logits[0]
+
+
+def _of(model: object, name: str) -> object:
+    """Return what a model has under a name, or makes there; None where it has nothing."""
+    try:
+        found = getattr(model, name, None)
+        return found() if inspect.ismethod(found) else found
+    except NotImplementedError:  # so says a model that has no head
+        return None
+
+
+def _check(trainer: Trainer, model: object, head: object, body: object) -> None:
+    wrong = ""
+    sharded = [
+        name
+        for name in ("is_fsdp_enabled", "is_deepspeed_enabled", "is_tp_enabled")
+        if getattr(trainer, name, False)
+    ]
+    if type(head) is not torch.nn.Linear:
+        wrong = f"its head is a {type(head).__name__}, and no plain torch.nn.Linear"
+    elif not isinstance(body, torch.nn.Module) or body is model:
+        wrong = "it has no base_model that hands its head hidden states"
+    elif "logits_to_keep" not in inspect.signature(model.forward).parameters:  # type: ignore[attr-defined]
+        wrong = "its forward takes no logits_to_keep, and makes all logits every time"
+    elif sharded:
+        wrong = f"its head is cut over ranks ({sharded[0]})"
+    elif trainer.args.torch_compile:
+        wrong = "it is compiled (torch_compile), where nobody sees its hidden states"
+    if wrong:
+        raise ConfigError(
+            f"{_KNOWN_AS} is not for this {type(model).__name__}: {wrong}; leave it out"
+        )
+
+
+@torch.no_grad()
+def _check_alike(logits: HeadLogits, own: torch.Tensor) -> None:
+    """Let logits pass that are the model's ``own`` [N,V] at the last position."""
+    found = logits.hidden[:, -1].float() @ logits.weight.float().t() * logits.scale
+    if logits.bias is not None:
+        found += logits.bias.float() * logits.scale
+    if logits.soft_cap is not None:
+        found = logits.soft_cap * (found / logits.soft_cap).tanh()
+    apart, size = float((found - own.float()).abs().max()), float(own.float().abs().max())
+    if apart > _TOLERANCE * size + 1e-3:
+        raise ConfigError(
+            f"{_KNOWN_AS}: the logits of this model's head are up to {apart:.3g} from its own, "
+            f"which are up to {size:.3g}: it changes them, or what it hands its head, in a way "
+            "that is not known here; leave it out",
+            facts={"apart": apart, "largest": size},
+        )
