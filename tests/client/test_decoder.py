@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.encoded import Written, chunk, rows_of_logits, written
 
-from teacher_logits.encodings import CODEC_FACT, Encoding, Plane
+from teacher_logits.encodings import (
+    CODEC_FACT,
+    Encoding,
+    IdCodec,
+    Plane,
+    StreamCodec,
+    encoding_of,
+)
 from teacher_logits.errors import (
     ChecksumError,
     PayloadInvalidError,
@@ -206,6 +214,31 @@ def test_bytes_that_no_payload_encodes_to_are_refused(
     with pytest.raises(PayloadInvalidError, match=rule):
         server.opener().open(server.lease, until=NEVER)
     assert [what for what, _ in server.asked] == ["encoded"]
+
+
+@pytest.mark.parametrize(
+    "missing", [ColumnKind.ROW_OFFSETS, ColumnKind.TOPK_LOGPROBS, ColumnKind.LOG_TAIL]
+)
+def test_a_server_that_encodes_what_is_no_payload_is_refused_by_the_missing_column(
+    missing: ColumnKind,
+) -> None:
+    kept = tuple(each for each in PAYLOAD.payload.columns if each.kind is not missing)
+    payload = replace(PAYLOAD.payload, columns=kept, vocabulary_size=1 << 18)
+    encoding = encoding_of(payload, StreamCodec(ids=IdCodec.PACKED18))
+    assert encoding is not None
+    decoder = Decoder(payload, encoding, memoryview(bytearray(payload.size_bytes)))
+    decoder.take(memoryview(bytes(encoding.size_bytes)), 0)
+
+    with pytest.raises(PayloadInvalidError, match=f"no column {missing.value}"):
+        decoder.finish()
+
+
+def test_rows_of_less_than_no_positions_are_refused_in_a_vocabulary_of_all_eighteen_bits() -> None:
+    source = written(LOGITS, top_k=7, row_lengths=[2, len(LOGITS) - 2], vocabulary_size=1 << 18)
+    source.columns[ColumnKind.ROW_OFFSETS][1] = len(LOGITS) + 3
+
+    with pytest.raises(PayloadInvalidError, match="row_offsets run from 0"):
+        decoded(source, source.encoding("uint8", "packed18"))
 
 
 def test_what_a_codec_cannot_carry_comes_as_it_was_written_and_so_does_the_rest(
