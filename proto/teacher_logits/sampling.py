@@ -99,7 +99,8 @@ def sample_with_replacement(
     _check_drawn(logits, uniforms, axes=2)
     if not isinstance(power, Real) or not math.isfinite(power):
         raise PayloadInvalidError(
-            f"the power is {power!r}: give a finite number, such as 1.0", facts={"power": str(power)}
+            f"the power is {power!r}: give a finite number, such as 1.0",
+            facts={"power": str(power)},
         )
     bad = (status_of(logits.amax(1)) != RowStatus.OK).nonzero()
     if len(bad):

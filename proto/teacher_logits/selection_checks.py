@@ -145,13 +145,20 @@ def _numbers(temperatures: object) -> list[float]:
     if isinstance(temperatures, Sequence) and not isinstance(temperatures, str):
         reals = [t for t in temperatures if isinstance(t, Real) and not isinstance(t, bool)]
         if len(reals) == len(temperatures):
-            # A whole number may be beyond any float, and is refused as infinity is.
-            return [float(t) if abs(t) < 1e300 else math.inf for t in reals]
+            return [_number(t) for t in reals]
     raise _invalid(
         f"temperatures are {reprlib.repr(temperatures)}, a {type(temperatures).__name__}: give "
         "a tuple of numbers, 1.0 first, such as (1.0, 2.0)",
         given=type(temperatures).__name__,
     )
+
+
+def _number(value: Real) -> float:
+    """Return a number; a whole one may be beyond any float, and is infinity then."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def check_next_ids(next_ids: torch.Tensor, logits: torch.Tensor, vocab_size: int) -> torch.Tensor:

@@ -18,7 +18,8 @@ from teacher_logits.errors import ChecksumError, SessionRefusedError, StreamBrok
 from teacher_logits.layout import ColumnKind
 from teacher_logits.value_codecs import certify, entry_errors
 from teacher_logits_client.calls import Calls
-from teacher_logits_client.openers.stream import BufferPool, StreamOpener, parse_chunk
+from teacher_logits_client.openers.buffers import BufferPool
+from teacher_logits_client.openers.stream import StreamOpener, parse_chunk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

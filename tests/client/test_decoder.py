@@ -29,8 +29,9 @@ from teacher_logits.errors import (
 from teacher_logits.layout import ColumnKind, ElementType
 from teacher_logits.terms import LeaseTerms
 from teacher_logits_client.openers import decoder as decoding
+from teacher_logits_client.openers.buffers import BufferPool
 from teacher_logits_client.openers.decoder import Decoder
-from teacher_logits_client.openers.stream import BufferPool, StreamOpener
+from teacher_logits_client.openers.stream import StreamOpener
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

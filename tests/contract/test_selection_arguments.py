@@ -48,7 +48,7 @@ def draws(logits: object = LOGITS, **given: object) -> object:
 @pytest.mark.parametrize("select", [best, part, given_ids, sample, draws])
 @pytest.mark.parametrize("logits", [None, [[1.0]], LOGITS.to_sparse(), LOGITS.numpy()])
 def test_logits_that_are_no_plain_tensor(select: Callable[..., object], logits: object) -> None:
-    with pytest.raises(PayloadInvalidError, match="logits are .*give a (torch|dense) tensor"):
+    with pytest.raises(PayloadInvalidError, match=r"logits are .*give a (torch|dense) tensor"):
         select(logits)
 
 
@@ -69,7 +69,7 @@ def test_a_size_that_is_no_whole_number(
 def test_temperatures_that_are_no_list_of_numbers(
     select: Callable[..., object], given: object
 ) -> None:
-    with pytest.raises(PayloadInvalidError, match="temperatures are .*give a tuple of numbers"):
+    with pytest.raises(PayloadInvalidError, match=r"temperatures are .*give a tuple of numbers"):
         select(temperatures=given)
 
 
@@ -78,7 +78,7 @@ def test_temperatures_that_are_no_list_of_numbers(
 def test_a_temperature_at_which_fp32_says_nothing(
     select: Callable[..., object], given: float
 ) -> None:
-    with pytest.raises(PayloadInvalidError, match="temperature 1 is .*from 1e-30 to 1e\\+30"):
+    with pytest.raises(PayloadInvalidError, match=r"temperature 1 is .*from 1e-30 to 1e\+30"):
         select(temperatures=(1.0, given))
 
 
@@ -130,7 +130,7 @@ def test_a_nucleus_that_is_a_bare_number() -> None:
 
 
 def test_a_nucleus_at_a_bare_temperature() -> None:
-    with pytest.raises(PayloadInvalidError, match="temperatures are"):
+    with pytest.raises(PayloadInvalidError, match=r"temperatures are"):
         cap_nucleus(best(), Nucleus(mass=0.9), temperatures=1.0)  # type: ignore[arg-type]
 
 
