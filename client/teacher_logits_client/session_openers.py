@@ -81,6 +81,7 @@ class SessionOpeners:
                 read,
                 pool=buffers,
                 count=lambda size: count("streamed_bytes", size),
+                codec=agreed.terms.stream.codec,
                 read_as_written=read_as_written,
             )
         }

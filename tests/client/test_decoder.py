@@ -19,6 +19,7 @@ from teacher_logits.encodings import (
     IdCodec,
     Plane,
     StreamCodec,
+    ValueCodec,
     encoding_of,
 )
 from teacher_logits.errors import (
@@ -188,6 +189,19 @@ def test_bytes_that_changed_on_the_way_are_never_decoded() -> None:
     )
     with pytest.raises(ChecksumError, match="changed on the way"):
         opener.open(server.lease, until=NEVER)
+
+
+@pytest.mark.parametrize("settled", [("float16", "packed18"), ("uint8", "int32")])
+def test_a_stream_in_another_codec_than_the_session_s_is_not_even_asked_for(
+    settled: tuple[str, str],
+) -> None:
+    server = Server(PAYLOAD, PAYLOAD.encoding("uint8", "packed18"))
+    codec = StreamCodec(values=ValueCodec(settled[0]), ids=IdCodec(settled[1]))
+    opener = StreamOpener(server.read, pool=BufferPool(), count=lambda size: None, codec=codec)
+
+    with pytest.raises(PayloadInvalidError, match=r"settled on .*whose error it certified"):
+        opener.open(server.lease, until=NEVER)
+    assert server.asked == []
 
 
 def plane_of(encoding: Encoding, plane: Plane) -> slice:

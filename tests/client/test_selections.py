@@ -325,7 +325,9 @@ class TestRefused:
             a_teacher("t", selection=given)
 
     def test_a_publisher_of_samples_who_is_told_where_they_come_from(self) -> None:
-        with pytest.raises(RequestInvalidError, match=r"drawn by a server's engine \(serve --model"):
+        with pytest.raises(
+            RequestInvalidError, match=r"drawn by a server's engine \(serve --model"
+        ):
             a_teacher("t", selection=SAMPLED)
 
 

@@ -24,6 +24,7 @@ from teacher_logits.errors import (
 )
 from teacher_logits.transport import Transport
 from teacher_logits_client.fallback import pause_before_resuming
+from teacher_logits_client.openers.codec_terms import check_encoding
 from teacher_logits_client.openers.decoder import Copying, Decoder
 from teacher_logits_client.openers.host_payload import HostPayload
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     import mmap
     from collections.abc import Callable, Iterable
 
+    from teacher_logits.encodings import StreamCodec
     from teacher_logits.terms import LeaseTerms
     from teacher_logits_client.openers.buffers import BufferPool
     from teacher_logits_client.openers.decoder import Sink
@@ -79,6 +81,7 @@ class StreamOpener:
             offset, and the seconds that it may take.
         read_as_written: likewise, whatever the lease's encoding; where its codec cannot carry
             what was written, that is what is read, and of the session's later leases too.
+        codec: what the session was settled on; a lease in another is refused.
         count: told how many bytes came.
         pause: waits for some seconds before a broken stream is resumed.
     """
@@ -91,6 +94,7 @@ class StreamOpener:
         *,
         pool: BufferPool,
         count: Callable[[int], None],
+        codec: StreamCodec | None = None,
         read_as_written: Read | None = None,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -98,6 +102,7 @@ class StreamOpener:
         self._read_as_written = read_as_written
         self._pool = pool
         self._count = count
+        self._codec = codec
         self._pause = pause
         self._has_refused = False
 
@@ -105,9 +110,11 @@ class StreamOpener:
         """Return the lease's payload, all of it. See ``Opener.open``.
 
         Raises:
-            PayloadInvalidError: what was decoded is none.
+            PayloadInvalidError: what was decoded is none, or it comes in another codec.
             PoolFullError: this process has no memory for it.
         """
+        if self._codec is not None:
+            check_encoding(lease, self._codec)
         size = lease.payload.size_bytes
         buffer = self._pool.take(size)
         try:
