@@ -72,9 +72,10 @@ def cap_nucleus(
     cut = (before >= nucleus.mass) & (places >= nucleus.least) & (selection.topk_ids >= 0)
     scale = torch.tensor(list(temperatures), dtype=torch.float64, device=values.device)
     normalisers = selection.logsumexp.double()
-    # At a temperature: the logit divided by it, minus its own normaliser.
-    logits = (values + normalisers[:, :1]).masked_fill(~cut, -torch.inf)
-    moved = (logits.unsqueeze(2) / scale - normalisers.unsqueeze(1)).logsumexp(1)
+    # At a temperature: the logit divided by it, minus its own normaliser. Of log-probabilities,
+    # since logits have no digits left for them where they are large.
+    gone = values.masked_fill(~cut, -torch.inf).unsqueeze(2) / scale
+    moved = gone.logsumexp(1) + (normalisers[:, :1] / scale - normalisers)
     tail = torch.logaddexp(selection.log_tail.double(), moved)
     raw = selection.topk_logits
     return replace(
