@@ -23,7 +23,8 @@ import teacher_logits_client as tl
 from teacher_logits.digest import payload_digest
 from teacher_logits_client.calls import Calls
 from teacher_logits_client.config import parse_address
-from teacher_logits_client.openers.stream import BufferPool, StreamOpener
+from teacher_logits_client.openers.buffers import BufferPool
+from teacher_logits_client.openers.stream import StreamOpener
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

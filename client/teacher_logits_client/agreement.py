@@ -24,11 +24,16 @@ from typing import TYPE_CHECKING
 
 from teacher_logits import __version__
 from teacher_logits.device_memory import DeviceProbe
-from teacher_logits.errors import NoCommonTransportError, TeacherLogitsError
+from teacher_logits.errors import (
+    NoCommonTransportError,
+    SessionRefusedError,
+    TeacherLogitsError,
+)
 from teacher_logits.profiles import NodeHints
 from teacher_logits.transport import RefusalReason, Transport
 from teacher_logits_client.device_evidence import note_exported
 from teacher_logits_client.evidence import OPENABLE, DeviceSide, gather, not_openable
+from teacher_logits_client.openers.codec_terms import check_settled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,7 +93,8 @@ def shake_hands(
     memory is opened with.
 
     Raises:
-        SessionRefusedError: with every rule that the profile breaks.
+        SessionRefusedError: with every rule that the profile breaks; or the server knows none of
+            the codecs that it asks for.
         NoCommonTransportError: with every refusal.
         NotAvailable: the server did not answer within ``timeout`` seconds.
     """
@@ -96,6 +102,12 @@ def shake_hands(
     asked = _asked(profile, devices)
     request_id = secrets.token_hex(12)
     opened = calls.open_session(asked, request_id=request_id, timeout=timeout)
+    try:
+        check_settled(asked, opened.terms)
+    except SessionRefusedError:
+        with suppress(TeacherLogitsError):  # its TTL will end it
+            calls.close_session(opened.terms.session_id, timeout=until - time.monotonic())
+        raise
     side = DeviceSide(devices=devices, hints=asked.hints)
     evidence = gather(
         opened, asked.transports, calls.address.path, make_line, until=until, devices=side

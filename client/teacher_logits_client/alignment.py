@@ -24,6 +24,7 @@ from teacher_logits.codec import entry_tolerance
 from teacher_logits.digest import row_digest
 from teacher_logits.error_bounds import EXACT, ErrorBound
 from teacher_logits.errors import AlignmentError, PayloadInvalidError
+from teacher_logits.invariants import runs
 from teacher_logits.layout import ColumnKind, RowStatus
 from teacher_logits.value_codecs import entry_errors
 
@@ -150,12 +151,9 @@ def check_lookup_identity(
         wanted = wanted.masked_fill(~good[rows], -1)
     lookup = _Lookup(
         ids=ids,
-        logprobs=stored.float(),
-        tolerances=(
-            entry_tolerance(stored) + entry_errors(stored, bound)
-            if tolerance is None
-            else torch.full(stored.shape, tolerance, device=ids.device)
-        ),
+        logprobs=stored,
+        tolerance=tolerance,
+        bound=bound,
         actual=columns[ColumnKind.ACTUAL_LOGPROB].float(),
     )
     faulty, found = lookup.compare(wanted)
@@ -170,25 +168,42 @@ def check_lookup_identity(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Lookup:
-    """A payload's entries [P,K] as the identity compares them, and ``actual`` [P]."""
+    """A payload's entries [P,K] as they came, and ``actual`` [P] that is held against them.
+
+    Compared some positions at a time: beside a large payload there is no room for as much again.
+    """
 
     ids: torch.Tensor
     logprobs: torch.Tensor
-    tolerances: torch.Tensor
+    tolerance: float | None
+    bound: ErrorBound
     actual: torch.Tensor
 
     def compare(self, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return where ``actual`` cannot be that of ``wanted`` [P], and where K holds it."""
-        asked = wanted >= 0
-        match = (self.ids == wanted.unsqueeze(1)) & asked.unsqueeze(1)
+        faulty = torch.empty(len(wanted), dtype=torch.bool, device=wanted.device)
+        found = torch.empty_like(faulty)
+        for run in runs(self.ids):
+            faulty[run], found[run] = self._compare(run, wanted[run])
+        return faulty, found
+
+    def _compare(self, run: slice, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        ids, stored, asked = self.ids[run], self.logprobs[run], wanted >= 0
+        match = (ids == wanted.unsqueeze(1)) & asked.unsqueeze(1)
         found = match.any(1)
         # Of the entries that exist, the one that bounds everything outside: the smallest.
-        column = torch.where(found, match.int().argmax(1), (self.ids >= 0).sum(1) - 1)
+        column = torch.where(found, match.int().argmax(1), (ids >= 0).sum(1) - 1)
         column = column.clamp_min(0).unsqueeze(1)
-        excess = self.actual - self.logprobs.gather(1, column).squeeze(1)
-        tolerance = self.tolerances.gather(1, column).squeeze(1)
+        held = stored.gather(1, column)
+        excess = self.actual[run] - held.float().squeeze(1)
+        tolerance = entry_tolerance(held)
+        if self.tolerance is not None:
+            tolerance = torch.full_like(tolerance, self.tolerance)
+        elif not self.bound.is_exact:
+            tolerance = tolerance + entry_errors(stored, self.bound).gather(1, column)
         # NaN fails every comparison.
-        return asked & ~(torch.where(found, excess.abs(), excess) <= tolerance), found
+        near = torch.where(found, excess.abs(), excess) <= tolerance.squeeze(1)
+        return asked & ~near, found
 
 
 def _shift(lookup: _Lookup, wanted: torch.Tensor, rows: torch.Tensor) -> int | None:
@@ -217,7 +232,8 @@ def _misaligned(
     position, token = place - int(offsets[row]), int(wanted[place])
     row += first_row
     actual, total = float(lookup.actual[place]), int((wanted >= 0).sum())
-    entries = dict(zip(lookup.ids[place].tolist(), lookup.logprobs[place].tolist(), strict=True))
+    held = lookup.logprobs[place].float().tolist()
+    entries = dict(zip(lookup.ids[place].tolist(), held, strict=True))
     entries.pop(-1, None)
     if token in entries:
         stands = f"among the K ids it has {entries[token]:.4f}"

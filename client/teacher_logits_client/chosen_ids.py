@@ -11,6 +11,8 @@ that is no whole number or none of the vocabulary, and one that a position names
 
 from __future__ import annotations
 
+import reprlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -28,15 +30,22 @@ Ids: TypeAlias = "torch.Tensor | Sequence[torch.Tensor | Sequence[Sequence[int]]
 
 
 def check_given(ids: object) -> None:
-    """Let anything but None pass.
+    """Let an array or a list of rows pass.
 
     Raises:
-        PayloadInvalidError: there are none, which would be an order for the K best.
+        PayloadInvalidError: there are none, which would be an order for the K best; or it is
+            neither.
     """
     if ids is None:
         raise invalid(
             "ids is None: give the ids to score, such as student_logits.topk(32).indices, or call "
             "session.score for the K best"
+        )
+    if not isinstance(ids, Iterable):
+        raise invalid(
+            f"ids are {reprlib.repr(ids)}, a {type(ids).__name__}: give a tensor of integers, "
+            "or a list of one a row",
+            given=type(ids).__name__,
         )
 
 

@@ -19,8 +19,8 @@ from teacher_logits_client.config import (
 from teacher_logits_client.forks import refuse_to_travel
 from teacher_logits_client.line import Line
 from teacher_logits_client.mailbox import Mailbox
+from teacher_logits_client.openers.buffers import BufferPool
 from teacher_logits_client.openers.devices import Devices
-from teacher_logits_client.openers.stream import BufferPool
 from teacher_logits_client.publishing import (
     DEFAULT_POOL_BYTES,
     DEFAULT_SLAB_BYTES,

@@ -4,7 +4,8 @@ What ``select_top_k`` wrote into a draft or its parts holds by construction: onl
 of its rows are looked at, which were found as it was written. As soon as a teacher writes some
 by itself, or has views by which it may, all is read: for what was not written, and in full
 (``invariants``): order, ids in range, no value above 0, entries and tail that sum to one; and
-an ``actual_logprob`` of 0 where a row ends. What ``write`` is given must fit its column.
+an ``actual_logprob`` of 0 where a row ends, and elsewhere, where token ids were given, that of the
+token that comes next. What ``write`` is given must fit its column.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from teacher_logits.invariants import check_invariants
 from teacher_logits.layout import ColumnKind as Kind
 from teacher_logits.layout import RowStatus
 from teacher_logits.selection import row_statuses
+from teacher_logits_client.alignment import check_lookup_identity
 from teacher_logits_client.draft_columns import NOT_SELECTED, UNKNOWN, WRITTEN_BY_TEACHER
 from teacher_logits_client.flat_rows import INTEGERS
 
@@ -45,6 +47,7 @@ def finish(columns: DraftColumns, rows: DraftRows, payload: Payload, *, mask: bo
     Raises:
         PayloadInvalidError: of the first fault, with its row and position: something was not
             written; without ``mask``, a row is bad; or values break a rule.
+        AlignmentError: an ``actual_logprob`` is not that of the token that comes next.
     """
     selection = columns.selection
     any_by_hand = False
@@ -67,6 +70,7 @@ def finish(columns: DraftColumns, rows: DraftRows, payload: Payload, *, mask: bo
     if any_by_hand:
         _check_values(columns, rows, payload)
         _check_last_positions(columns, rows)
+        _check_lookup(columns, rows)
     columns.bad_row_count = len(bad)
     return len(bad)
 
@@ -152,6 +156,17 @@ def _check_last_positions(columns: DraftColumns, rows: DraftRows) -> None:
                 "faulty_positions": len(wrong),
             },
         )
+
+
+def _check_lookup(columns: DraftColumns, rows: DraftRows) -> None:
+    """Refuse an ``actual_logprob`` that is not the next token's, as each reader would.
+
+    Where token ids were given, which say what comes next; of zeros nothing else can be seen.
+    """
+    if rows.next_ids is None or Kind.ACTUAL_LOGPROB not in columns.by_kind:
+        return
+    held = {**columns.by_kind, Kind.ROW_OFFSETS: rows.offsets}
+    check_lookup_identity(held, rows.next_ids)
 
 
 def check_tensor(given: object, what: str) -> None:

@@ -86,7 +86,8 @@ def columns_of(profile: TeacherProfile, rows: DraftRows) -> tuple[tuple[Column, 
         missing = ", ".join(sorted(kind.value for kind in NEEDED - wanted)) or "none"
         raise PayloadInvalidError(
             f"the teacher's profile promises columns that this release does not write ({unknown}), "
-            f"or leaves out some that every payload has ({missing})",
+            f"or leaves out some that every payload has ({missing}): publishers write the K best "
+            "of each position, and samples or chosen ids come from a server's engine",
             facts={"unknown": unknown, "missing": missing},
         )
     return lay_out((c.kind, c.element_type, c.shape) for c in columns if c.kind in wanted)

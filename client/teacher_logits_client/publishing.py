@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from teacher_logits_client.calls import Calls
     from teacher_logits_client.claims import Way
     from teacher_logits_client.device_choice import DeviceName
+    from teacher_logits_client.openers.buffers import BufferPool
     from teacher_logits_client.openers.devices import Devices
-    from teacher_logits_client.openers.stream import BufferPool
     from teacher_logits_client.returns import Returner
     from teacher_logits_client.slab_shelf import MakesSlabs
 

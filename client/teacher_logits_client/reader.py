@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from teacher_logits_client.agreement import Agreed
     from teacher_logits_client.calls import Calls
     from teacher_logits_client.openers import OpenedPayload
+    from teacher_logits_client.openers.buffers import BufferPool
     from teacher_logits_client.openers.devices import Devices
-    from teacher_logits_client.openers.stream import BufferPool
     from teacher_logits_client.returns import Returner
 
 _log = logging.getLogger("teacher_logits_client")

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from teacher_logits_client.agreement import Agreed
     from teacher_logits_client.line import Line
     from teacher_logits_client.openers import OpenedPayload, Opener
+    from teacher_logits_client.openers.buffers import BufferPool
     from teacher_logits_client.openers.devices import Devices
-    from teacher_logits_client.openers.stream import BufferPool
 
     Read = Callable[[str, int, float], Iterable[bytes]]
 
@@ -81,6 +81,7 @@ class SessionOpeners:
                 read,
                 pool=buffers,
                 count=lambda size: count("streamed_bytes", size),
+                codec=agreed.terms.stream.codec,
                 read_as_written=read_as_written,
             )
         }

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from teacher_logits_client.calls.registry import RegistryCalls
     from teacher_logits_client.claims import Claim, Sealing
     from teacher_logits_client.line import Line
-    from teacher_logits_client.openers.stream import BufferPool
+    from teacher_logits_client.openers.buffers import BufferPool
     from teacher_logits_client.placed_columns import Registered
 
 CHUNK_BYTES = 1 << 20

@@ -38,20 +38,27 @@ def valid_and_scored(
     """Return which positions are to be learnt from, and which the teacher scored, bool [P].
 
     Raises:
-        PayloadInvalidError: rows have more or fewer positions than the entries.
+        PayloadInvalidError: rows have more or fewer positions than the entries, or no number.
     """
     counts = offsets.diff()
+    positions = len(columns[ColumnKind.TOPK_IDS])
+    first, last = offsets[[0, -1]].tolist() if len(offsets) else (0, 0)
+    if not len(offsets) or first or bool((counts < 0).any()):
+        raise PayloadInvalidError(
+            f"row_offsets run from {first} to {last} over {len(counts)} rows: they start at 0, "
+            f"never fall, and end at the number of positions, {positions}",
+            facts={"first": first, "last": last, "positions": positions},
+        )
+    if last != positions:
+        raise PayloadInvalidError(
+            f"row_offsets speak of {last} positions and topk_ids has {positions}",
+            facts={"row_offsets_positions": last, "positions": positions},
+        )
     status = columns.get(ColumnKind.ROW_STATUS)
     rows_ok = (
         torch.ones_like(counts, dtype=torch.bool) if status is None else status == RowStatus.OK
     )
     scored = rows_ok.to(offsets.device).repeat_interleave(counts)
-    positions = len(columns[ColumnKind.TOPK_IDS])
-    if len(scored) != positions:
-        raise PayloadInvalidError(
-            f"row_offsets speak of {len(scored)} positions and topk_ids has {positions}",
-            facts={"row_offsets_positions": len(scored), "positions": positions},
-        )
     if lengths is None:
         return scored, scored
     ends = counts if firsts is None else firsts + counts
@@ -81,9 +88,19 @@ def refuse_faults(
     if actual is not None:
         largest = torch.maximum(largest, actual.float())
     _refuse(scored & ~(largest < math.inf), "holds a NaN or +inf although its row's status is OK")
+    _check_absent(columns[ColumnKind.TOPK_IDS], scored, logprobs)
     if bound is not None:
         off = is_off(columns, bound=bound)
         _refuse(scored & off, "has entries and a tail that do not sum to one")
+
+
+def _check_absent(ids: torch.Tensor, scored: torch.Tensor, logprobs: torch.Tensor) -> None:
+    """Refuse ids that are neither one of a vocabulary nor absent, and mass without an id."""
+    if not ids.numel() or int(ids.amin()) >= 0:
+        return
+    _refuse(scored & (ids < -1).any(1), "holds an id below -1, and -1 is what is absent")
+    lost = ((ids < 0) & (logprobs > -math.inf)).any(1)
+    _refuse(scored & lost, "has a log-probability without an id, whose mass would be lost")
 
 
 def _refuse(faulty: torch.Tensor, what: str) -> None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _TOLERANCE = 1e-5
 """Of sums and logarithms that were computed in fp64 and travel as fp32."""
+_ROUNDINGS = 2.0**-22
+"""What a normaliser, rounded to fp32 and added to there, may be off by, relative to its size."""
 
 
 def sampled_rules(columns: Mapping[ColumnKind, torch.Tensor], vocab_size: int) -> Rules:
@@ -81,18 +83,19 @@ def sums_to_one(
 ) -> Rules:
     """Yield the rules of one temperature, that of a column of ``log_tail`` and ``logsumexp``."""
     tails, normalisers = columns[ColumnKind.LOG_TAIL], columns.get(ColumnKind.LOGSUMEXP)
-    values = stored
+    values, large = stored, None
     if normalisers is not None:
         yield "a logsumexp that is not finite", ~normalisers[:, column].isfinite()
         if column > 0:
             at_1, at_tau = normalisers[:, 0], normalisers[:, column]
             values = retemper(stored, at_1, at_tau, temperature)
+            large = at_1.abs() / temperature + at_tau.abs()
     elif column > 0:
         return
-    yield (
-        f"entries and tail that do not sum to one at temperature {temperature:g}",
-        mass_is_off(stored, values, tails[:, column], temperature=temperature, bound=bound),
+    off = mass_is_off(
+        stored, values, tails[:, column], temperature=temperature, bound=bound, large=large
     )
+    yield f"entries and tail that do not sum to one at temperature {temperature:g}", off
 
 
 def mass_is_off(
@@ -102,12 +105,16 @@ def mass_is_off(
     *,
     temperature: float,
     bound: ErrorBound,
+    large: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return which of ``values`` [P,K] and ``log_tail`` [P] do not sum to one, bool [P].
 
-    ``values`` are what is ``stored`` [P,K] at a temperature.
+    ``values`` are what is ``stored`` [P,K] at a temperature. ``large`` [P] sums the sizes of the
+    numbers that they are differences of, of which fp32 keeps so many digits and no more.
     """
     tolerance = normalisation_tolerance(stored, log_tail) * max(1.0, 1.0 / temperature)
+    if large is not None:
+        tolerance = tolerance + _ROUNDINGS * large
     if not bound.is_exact:
         tolerance = tolerance + mass_error(stored, values.float().exp(), bound) / temperature
     return ~(log_total(values, log_tail).abs() <= tolerance)

@@ -15,6 +15,10 @@ down its entries go: what is far down weighs little. With n = K + 1 categories a
 variance of the error under any tilt of p towards q is at most c^2 n^(2c) max(ln n, 2 / (1 - c))^2,
 since the sum of p^(1-c) ln^2 p is largest where p is flat and that of p^(1+c) smallest there. So
 d = c n^c max(ln n, 2 / (1 - c)) + absolute stands in the place of d above.
+
+At temperature t an entry is off by its error over t. From t = 1 on that is no more than c times its
+|log-probability| there, since the p-norm of exp(logits / t) falls with p, and the same d holds.
+Below 1 it need not: a flat position is off by up to d / t, and ``value_codecs.certify`` is asked.
 """
 
 from __future__ import annotations
@@ -43,8 +47,9 @@ _OF_RANGE = 1 / 508
 class ErrorBound:
     """What a codec may cost. All numbers are 0 where it loses nothing.
 
-    ``kl`` (nats) and ``gradient`` (L1) hold for every position; None where that hangs on its
-    range: ``value_codecs.certify`` then says what holds of those that came.
+    ``kl`` (nats) and ``gradient`` (L1) hold for every position, at temperature 1 and above; None
+    where that hangs on its range: ``value_codecs.certify`` then says what holds of those that
+    came, and at lower temperatures as well.
     """
 
     relative: float = 0.0

@@ -24,7 +24,13 @@ from teacher_logits.complement import complement_sums, rows_at_once
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import RowStatus
 from teacher_logits.ranking import status_of
-from teacher_logits.selection_checks import check_logits, check_next_ids, check_settings
+from teacher_logits.selection_checks import (
+    INTEGERS,
+    check_logits,
+    check_next_ids,
+    check_settings,
+    check_tensor,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,12 +126,14 @@ def score_given(
         PayloadInvalidError: shapes, settings or ids that make no sense.
     """
     width = check_logits(logits, vocab_size)
-    positions = len(logits)
-    if logits.dim() != 2 or ids.dim() != 2 or len(ids) != positions or ids.is_floating_point():
+    check_tensor(ids, "ids")
+    positions, is_pair = len(logits), logits.dim() == 2 and ids.dim() == 2
+    if not is_pair or len(ids) != positions or ids.dtype not in INTEGERS:
         raise PayloadInvalidError(
-            f"ids have shape {tuple(ids.shape)} and logits {tuple(logits.shape)}: give integers "
-            "[positions, entries] and logits [positions, vocabulary]",
-            facts={"id_positions": len(ids), "positions": positions},
+            f"ids are {str(ids.dtype).removeprefix('torch.')} of shape {tuple(ids.shape)} and "
+            f"logits have {tuple(logits.shape)}: give integers [positions, entries] and logits "
+            "[positions, vocabulary]",
+            facts={"ids": str(tuple(ids.shape)), "positions": positions},
         )
     check_settings(max(1, ids.shape[1]), temperatures)
     ids = ids.to(logits.device, torch.int64)

@@ -53,8 +53,9 @@ _OVER_POSITIONS = (
     ColumnKind.SCORED_LOGPROBS,
     ColumnKind.ENTROPY,
 )
-_TILE_ENTRIES = 1 << 16
-"""Entries checked at a time on a CPU: what is made on the way stays in the cache."""
+_TILE_ENTRIES, _DEVICE_ENTRIES = 1 << 16, 1 << 24
+"""Entries checked at a time: on a CPU what is made on the way stays in the cache, and a device is
+filled and has no copies of a large payload."""
 
 
 def check_invariants(
@@ -89,7 +90,7 @@ def check_invariants(
     offsets = columns[ColumnKind.ROW_OFFSETS].cpu()
     _check_rows(columns, offsets, first_row, positions=len(columns[entries]))
     good = _good_positions(columns, offsets, columns[entries])
-    for run in _runs(columns[entries]):
+    for run in runs(columns[entries]):
         part = {kind: columns[kind][run] for kind in _OVER_POSITIONS if kind in columns}
         for rule, faulty in _rules(part, vocab_size, temperatures, bound):
             places = (faulty & good[run]).nonzero()
@@ -98,10 +99,11 @@ def check_invariants(
                 raise _fault(rule, place, len(places), offsets, first_row)
 
 
-def _runs(ids: torch.Tensor) -> Iterator[slice]:
-    """Yield runs of positions that are checked at a time; all of them on a device."""
+def runs(ids: torch.Tensor) -> Iterator[slice]:
+    """Yield runs of positions of ``ids`` [P,K] that are looked at together."""
     positions = len(ids)
-    step = max(1, _TILE_ENTRIES // max(1, ids.shape[1]) if ids.device.type == "cpu" else positions)
+    entries = _TILE_ENTRIES if ids.device.type == "cpu" else _DEVICE_ENTRIES
+    step = max(1, entries // max(1, ids.shape[1]))
     for start in range(0, positions, step):
         yield slice(start, min(start + step, positions))
 

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from teacher_logits.errors import PayloadInvalidError
+from teacher_logits.selection_checks import check_settings
+from teacher_logits.selection_rules import Nucleus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from teacher_logits.selection import Selection
-    from teacher_logits.selection_rules import Nucleus
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,9 +51,15 @@ def cap_nucleus(
     fp32 at least: cut before log-probabilities are rounded to 16 bits, not after.
 
     Raises:
-        PayloadInvalidError: there are other temperatures than columns.
+        PayloadInvalidError: there are other temperatures than columns, or no nucleus.
     """
+    if not isinstance(nucleus, Nucleus):
+        raise PayloadInvalidError(
+            f"the nucleus is {nucleus!r}: give Nucleus(mass=...)",
+            facts={"given": type(nucleus).__name__},
+        )
     columns = selection.log_tail.shape[1]
+    check_settings(1, temperatures)
     if len(temperatures) != columns:
         raise PayloadInvalidError(
             f"{len(temperatures)} temperatures are given and the selection has {columns}",
@@ -65,9 +72,10 @@ def cap_nucleus(
     cut = (before >= nucleus.mass) & (places >= nucleus.least) & (selection.topk_ids >= 0)
     scale = torch.tensor(list(temperatures), dtype=torch.float64, device=values.device)
     normalisers = selection.logsumexp.double()
-    # At a temperature: the logit divided by it, minus its own normaliser.
-    logits = (values + normalisers[:, :1]).masked_fill(~cut, -torch.inf)
-    moved = (logits.unsqueeze(2) / scale - normalisers.unsqueeze(1)).logsumexp(1)
+    # At a temperature: the logit divided by it, minus its own normaliser. Of log-probabilities,
+    # since logits have no digits left for them where they are large.
+    gone = values.masked_fill(~cut, -torch.inf).unsqueeze(2) / scale
+    moved = gone.logsumexp(1) + (normalisers[:, :1] / scale - normalisers)
     tail = torch.logaddexp(selection.log_tail.double(), moved)
     raw = selection.topk_logits
     return replace(

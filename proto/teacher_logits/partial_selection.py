@@ -27,7 +27,12 @@ from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import RowStatus
 from teacher_logits.ranking import in_order, rank
 from teacher_logits.selection import Selection, pieces
-from teacher_logits.selection_checks import check_logits, check_next_ids, check_settings
+from teacher_logits.selection_checks import (
+    check_logits,
+    check_next_ids,
+    check_settings,
+    check_whole,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -115,6 +120,8 @@ def select_partial(
     """
     columns = check_logits(logits, None)
     check_settings(k, temperatures)
+    check_whole(vocab_size, "vocab_size")
+    check_whole(first_id, "first_id")
     if vocab_size < 1 or first_id < 0:
         raise _invalid(
             f"first_id is {first_id} and vocab_size {vocab_size}: a slice starts at 0 or later, in "
@@ -142,10 +149,15 @@ def merge_partials(parts: Iterable[PartialSelection]) -> PartialSelection:
 
     Raises:
         PayloadInvalidError: there are none, two of them hold an id, or they were cut by
-            different settings.
+            different settings or beside different next ids.
     """
     merged: PartialSelection | None = None
     for part in parts:
+        if not isinstance(part, PartialSelection):
+            raise _invalid(
+                f"a slice is a {type(part).__name__}: merge what select_partial returned",
+                given=type(part).__name__,
+            )
         merged = part if merged is None else _merge(merged, part)
     if merged is None:
         raise _invalid("no slices are given: merge at least one")
@@ -189,6 +201,7 @@ def _joined(a: PartialSelection, b: PartialSelection) -> Spans:
                 first=str(of_a),
                 second=str(of_b),
             )
+    _check_alike(a.next_ids, b.next_ids)
     spans = sorted((*a.spans, *b.spans))
     for (_, stop), (start, end) in pairwise(spans):
         if start < stop:
@@ -205,6 +218,23 @@ def _joined(a: PartialSelection, b: PartialSelection) -> Spans:
         else:
             joined.append((start, stop))
     return tuple(joined)
+
+
+def _check_alike(a: torch.Tensor | None, b: torch.Tensor | None) -> None:
+    """Refuse next ids of two slices that differ: each would be looked for in the one slice."""
+    if a is None or b is None:
+        return
+    differ = (a != b).nonzero()
+    if len(differ):
+        at = int(differ[0])
+        first, second = int(a[at]), int(b[at])
+        raise _invalid(
+            f"next_ids[{at}] is {first} beside one slice and {second} beside another "
+            f"({len(differ)} such positions): give the whole vocabulary's, alike for all",
+            position=at,
+            first=first,
+            second=second,
+        )
 
 
 def _fill(part: PartialSelection, at: slice, rows: torch.Tensor, first_id: int) -> None:

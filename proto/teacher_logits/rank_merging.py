@@ -27,8 +27,10 @@ from teacher_logits.payload import MAX_TEMPERATURES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_NAMES = ("positions", "k", "vocab_size", "next_ids", "temperatures")
+_NAMES = ("positions", "k", "vocab_size", "next_ids", "sum_of_next_ids", "temperatures")
 """What a header says after its span, temperatures last; alike on all ranks."""
+_MIXER, _MOST_WEIGHT, _MOST_SUM = 0x9E3779B1, (1 << 31) - 1, 1 << 52
+"""Each position's weight in the sum of next ids: a multiple of the first, below the second."""
 
 
 def merge_over_ranks(
@@ -40,8 +42,8 @@ def merge_over_ranks(
     device, which is one that the group's backend moves.
 
     Raises:
-        PayloadInvalidError: on every rank alike: ranks disagree about positions, K, temperatures
-            or the vocabulary, a rank's ids are no single run, or two ranks hold an id.
+        PayloadInvalidError: on every rank alike: ranks disagree about positions, K, temperatures,
+            next ids or the vocabulary, a rank's ids are no single run, or two ranks hold an id.
     """
     count = dist.get_world_size(group)
     headers = _gather(_header(part), count, group)
@@ -64,9 +66,18 @@ def _header(part: PartialSelection) -> torch.Tensor:
     # A span that is none: refused by all ranks, where an error of one would leave the others.
     start, stop = part.spans[0] if len(part.spans) == 1 else (0, -len(part.spans))
     temperatures = [*part.temperatures, *[0.0] * MAX_TEMPERATURES][:MAX_TEMPERATURES]
-    numbers = [*part.ids.shape, part.vocab_size, int(part.next_ids is not None), *temperatures]
+    following = (part.next_ids is not None, _sum(part.next_ids))
+    numbers = [*part.ids.shape, part.vocab_size, *following, *temperatures]
     values = [float(each) for each in (start, stop, *numbers)]
     return torch.tensor(values, dtype=torch.float64, device=part.ids.device)
+
+
+def _sum(next_ids: torch.Tensor | None) -> int:
+    """Return what other next ids, or these at other positions, hardly sum to; exact in fp64."""
+    if next_ids is None:
+        return 0
+    places = torch.arange(1, len(next_ids) + 1, device=next_ids.device)
+    return int(((next_ids + 1) * (places * _MIXER % _MOST_WEIGHT)).sum()) % _MOST_SUM
 
 
 def _agreed(headers: Sequence[Sequence[float]]) -> list[tuple[tuple[int, int], ...]]:
@@ -76,8 +87,8 @@ def _agreed(headers: Sequence[Sequence[float]]) -> list[tuple[tuple[int, int], .
             if own != first:
                 name = _NAMES[min(place, len(_NAMES) - 1)]
                 raise PayloadInvalidError(
-                    f"rank {rank} of the group has {name} {own:g} and rank 0 {first:g}: all ranks "
-                    "select from the same positions, by the same settings",
+                    f"rank {rank} of the group has {name} {own:.16g} and rank 0 {first:.16g}: all "
+                    "ranks select from the same positions, by the same settings",
                     facts={"rank": rank, "what": name, "own": own, "first": first},
                 )
         if header[1] < -1:

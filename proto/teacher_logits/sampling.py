@@ -15,7 +15,9 @@ with a row. A position with a NaN, a +inf or nothing finite has ids -1 and zeros
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
+from numbers import Real
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -24,6 +26,7 @@ from teacher_logits.complement import row_sums
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import RowStatus
 from teacher_logits.ranking import status_of
+from teacher_logits.selection_checks import check_tensor, check_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,13 +67,13 @@ def sample_threshold(logits: torch.Tensor, *, m: int, uniforms: torch.Tensor) ->
     value and then id; the others follow by id.
 
     Raises:
-        PayloadInvalidError: ``m`` is below 1, or there is not one uniform a position.
+        PayloadInvalidError: ``m`` is below 1, or there is not one uniform a position, in [0, 1).
     """
-    if m < 1 or logits.dim() != 2 or tuple(uniforms.shape) != (len(logits),):
+    check_whole(m, "m")
+    _check_drawn(logits, uniforms, axes=1)
+    if m < 1:
         raise PayloadInvalidError(
-            f"a sample of {m} entries of logits {tuple(logits.shape)} from uniforms "
-            f"{tuple(uniforms.shape)}: give at least 1 entry, [P,V] and one uniform a position",
-            facts={"m": m, "positions": len(logits), "uniforms": uniforms.numel()},
+            f"a sample of {m} entries: give at least 1 a position", facts={"m": m}
         )
     parts = [_threshold(rows, m, uniforms[at]) for rows, at in _pieces(logits)]
     if not parts:  # of the shapes that there would be
@@ -88,7 +91,24 @@ def sample_with_replacement(
 
     Returns ids int64 [P,N], each drawn id once, ascending, then -1; and weights fp64 [P,N], the
     share of the draws times p over what was drawn from: unbiased, and at power 1 of sum one.
+
+    Raises:
+        PayloadInvalidError: there are no uniforms a position in [0, 1), ``power`` is no finite
+            number, or a position's logits hold a NaN, a +inf or nothing finite.
     """
+    _check_drawn(logits, uniforms, axes=2)
+    if not isinstance(power, Real) or not math.isfinite(power):
+        raise PayloadInvalidError(
+            f"the power is {power!r}: give a finite number, such as 1.0",
+            facts={"power": str(power)},
+        )
+    bad = (status_of(logits.amax(1)) != RowStatus.OK).nonzero()
+    if len(bad):
+        raise PayloadInvalidError(
+            f"position {int(bad[0])} has a NaN, a +inf or nothing finite ({len(bad)} such): there "
+            "is nothing to draw from; leave such positions out",
+            facts={"position": int(bad[0]), "faulty_positions": len(bad)},
+        )
     draws = uniforms.shape[1]
     p = logits.double().softmax(1)
     source = (logits.double() * power).softmax(1)
@@ -103,6 +123,37 @@ def sample_with_replacement(
     ratio = (p / source).gather(1, ids.clamp_min(0))
     weights = torch.where(ids >= 0, counts / draws * ratio, 0.0)
     return ids, weights
+
+
+def _check_drawn(logits: torch.Tensor, uniforms: torch.Tensor, *, axes: int) -> None:
+    """Let logits [P,V] pass that have uniforms, [P] or [P,N] by ``axes``, each in [0, 1)."""
+    check_tensor(logits, "logits")
+    check_tensor(uniforms, "uniforms")
+    shapes, wanted = (tuple(logits.shape), tuple(uniforms.shape)), ("[P]", "[P,N]")[axes - 1]
+    floats = logits.is_floating_point() and uniforms.is_floating_point()
+    if not floats or logits.dim() != 2 or uniforms.dim() != axes or not shapes[0][1]:
+        raise PayloadInvalidError(
+            f"a sample of logits {shapes[0]} ({_name(logits)}) from uniforms {shapes[1]} "
+            f"({_name(uniforms)}): give floats [P,V], of at least one id, and {wanted}",
+            facts={"logits": str(shapes[0]), "uniforms": str(shapes[1])},
+        )
+    if len(uniforms) != len(logits):
+        raise PayloadInvalidError(
+            f"{len(uniforms)} uniforms are given for {len(logits)} positions: give them for each",
+            facts={"uniforms": len(uniforms), "positions": len(logits)},
+        )
+    outside = (~((uniforms >= 0) & (uniforms < 1))).nonzero()
+    if len(outside):
+        at = tuple(outside[0].tolist())
+        raise PayloadInvalidError(
+            f"uniforms{list(at)} is {float(uniforms[at]):g} ({len(outside)} such): a uniform is a "
+            "number from 0 on and below 1",
+            facts={"uniform": float(uniforms[at]), "faulty": len(outside)},
+        )
+
+
+def _name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _pieces(logits: torch.Tensor) -> Iterator[tuple[torch.Tensor, slice]]:

@@ -262,8 +262,11 @@ def _write(target: torch.Tensor, values: torch.Tensor, blank: torch.Tensor) -> N
 
 
 def write_values(target: torch.Tensor, values: torch.Tensor) -> None:
-    """Cast ``values`` into ``target``, whatever its device. Only what is -inf becomes -inf."""
-    if target.dtype == torch.float16 and values.dtype != torch.float16:
+    """Cast ``values`` into ``target``, whatever its device. Only what is -inf becomes -inf.
+
+    A logit masked with the least fp32 number, as models mask them, is beyond bf16 too.
+    """
+    if target.dtype in (torch.float16, torch.bfloat16) and values.dtype != target.dtype:
         least = torch.finfo(target.dtype).min
         values = torch.where(values == -torch.inf, values, values.clamp_min(least))
     target.copy_(values)

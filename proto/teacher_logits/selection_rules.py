@@ -109,6 +109,9 @@ def check_selection(selection: object, allowed: tuple[type, ...], *, whose: str)
     if isinstance(selection, allowed):
         return
     ways = " or ".join(f"{each.__name__}(...)" for each in allowed)
+    if isinstance(selection, Sampled):
+        ways += ", since what is published are the K best; a sample is drawn by a server's engine "
+        ways += "(serve --model), for the students whose StudentProfile asks for Sampled(...)"
     raise RequestInvalidError(
         f"selection of {whose} is {selection!r}: give {ways}",
         facts={"argument": "selection", "given": type(selection).__name__},

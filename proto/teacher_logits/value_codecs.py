@@ -1,6 +1,6 @@
 """Value codecs: log-probabilities in two bytes or one, and what that costs.
 
-    float16, bfloat16   rounded
+    float16, bfloat16   rounded; what is finite stays so in bf16, down to its least number
     bfloat16_exact      | first log-probability, fp32 |   | K logits, bf16 |
                         logit_k - logit_1 + first, in fp32: how a log-softmax computes them
     uint8               | largest, step: two fp32 |       | K steps below the largest, uint8 |
@@ -76,15 +76,20 @@ def decode_values(
         _read_codes(data, head.view(torch.float32), out)
 
 
-def certify(logprobs: torch.Tensor, bound: ErrorBound) -> tuple[torch.Tensor, torch.Tensor]:
+def certify(
+    logprobs: torch.Tensor, bound: ErrorBound, *, temperature: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what holds of decoded positions [P,K]: bounds on KL and on the gradient, fp64 [P].
 
     By math note 2.1 from the largest error that an entry of the position can have, and never
-    above what holds for all positions.
+    above what holds for all positions. ``logprobs`` are those of temperature 1, as they came;
+    ``temperature`` is that of the targets made of them, which divides their errors, and the
+    gradient is by the student's logits over it. What holds for all positions does so from
+    temperature 1 on; below, these alone do.
     """
-    delta = entry_errors(logprobs.double(), bound).amax(1)
+    delta = entry_errors(logprobs.double(), bound).amax(1) / temperature
     kl, gradient = delta * delta / 2, delta
-    if bound.kl is not None and bound.gradient is not None:
+    if temperature >= 1 and bound.kl is not None and bound.gradient is not None:
         kl, gradient = kl.clamp_max(bound.kl), gradient.clamp_max(bound.gradient)
     return kl, gradient
 
@@ -119,7 +124,13 @@ def mass_error(logprobs: torch.Tensor, masses: torch.Tensor, bound: ErrorBound) 
 
 def _round(values: torch.Tensor, out: torch.Tensor) -> None:
     out.copy_(values)
-    if out.dtype is torch.float16 and bool((values.amin(1) < torch.finfo(out.dtype).min).any()):
+    least = torch.finfo(out.dtype).min
+    if not bool((values.amin(1) < least).any()):
+        return
+    if out.dtype is torch.bfloat16:
+        # The least fp32 number, by which models mask, is less than half a step below bf16's.
+        out.masked_fill_((out == -torch.inf) & (values > -torch.inf), least)
+    else:
         _refuse((out == -torch.inf) & (values > -torch.inf), values, ValueCodec.FLOAT16)
 
 
@@ -169,6 +180,9 @@ def _read_codes(codes: torch.Tensor, scale: torch.Tensor, out: torch.Tensor) -> 
         )
     step = scale[:, 1:]
     decoded = scale[:, :1] - codes.float().mul_(step.abs())
+    least = torch.finfo(torch.float32).min
+    if bool((scale[:, 0] < least / 2).any()) or bool((step.abs() > -least / 512).any()):
+        decoded.clamp_min_(least)  # a step is rounded, and all of them together may overflow
     absent = step.signbit()
     if bool(absent.any()):
         decoded.masked_fill_(absent & (codes == _ABSENT), -torch.inf)

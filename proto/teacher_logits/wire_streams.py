@@ -6,11 +6,12 @@ that rule here, so that nobody decodes by another layout than was sent.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from teacher_logits.encodings import StreamCodec, encoding_of
 from teacher_logits.error_bounds import ErrorBound
-from teacher_logits.errors import PayloadInvalidError
+from teacher_logits.errors import PayloadInvalidError, RequestInvalidError
 from teacher_logits.terms import StreamTerms
 from teacher_logits.v1 import payload_pb2, session_pb2, tensor_pb2
 from teacher_logits.wire import (
@@ -44,20 +45,33 @@ def stream_terms_to_wire(terms: StreamTerms) -> session_pb2.StreamTerms:
 
 
 def stream_terms_from_wire(message: session_pb2.StreamTerms) -> StreamTerms:
-    """Return a session's codec and its bound."""
-    bound = message.bound
-    return StreamTerms(
-        codec=StreamCodec(
-            values=value_codec_from_wire(message.values), ids=id_codec_from_wire(message.ids)
-        ),
-        bound=ErrorBound(
-            relative=bound.relative,
-            of_range=bound.of_range,
-            absolute=bound.absolute,
-            kl=bound.kl if bound.HasField("kl") else None,
-            gradient=bound.gradient if bound.HasField("gradient") else None,
-        ),
+    """Return a session's codec and its bound.
+
+    Raises:
+        RequestInvalidError: a codec that this release does not know, or a bound that is none.
+    """
+    codec = StreamCodec(
+        values=value_codec_from_wire(message.values), ids=id_codec_from_wire(message.ids)
     )
+    return StreamTerms(codec=codec, bound=_bound_from_wire(message.bound))
+
+
+def _bound_from_wire(message: session_pb2.ErrorBound) -> ErrorBound:
+    bound = ErrorBound(
+        relative=message.relative,
+        of_range=message.of_range,
+        absolute=message.absolute,
+        kl=message.kl if message.HasField("kl") else None,
+        gradient=message.gradient if message.HasField("gradient") else None,
+    )
+    numbers = [number for number in vars(bound).values() if number is not None]
+    if not all(0 <= number < math.inf for number in numbers) or not bound.relative < 1:
+        raise RequestInvalidError(
+            f"the session's error bound is {bound}: its numbers are finite and none is negative, "
+            "and relative is below 1; use the same release on both sides",
+            facts={"field": "bound"},
+        )
+    return bound
 
 
 def stream_source_to_wire(encoding: Encoding) -> payload_pb2.StreamSource:

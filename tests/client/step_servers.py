@@ -32,8 +32,8 @@ from teacher_logits_client.agreement import Agreed
 from teacher_logits_client.config import MapMode
 from teacher_logits_client.line import Line
 from teacher_logits_client.mailbox import Mailbox
+from teacher_logits_client.openers.buffers import BufferPool
 from teacher_logits_client.openers.devices import Devices
-from teacher_logits_client.openers.stream import BufferPool
 from teacher_logits_client.reader import Reader
 from teacher_logits_client.returns import Returner
 from teacher_logits_client.student import Session

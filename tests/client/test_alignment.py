@@ -8,10 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from teacher_logits.digest import row_digest
+from teacher_logits.error_bounds import ErrorBound
 from teacher_logits.errors import AlignmentError, PayloadInvalidError
 from teacher_logits.layout import ColumnKind as Kind
 from teacher_logits.layout import RowStatus
 from teacher_logits.selection import select_top_k
+from teacher_logits.value_codecs import entry_errors
+from teacher_logits_client import alignment
 from teacher_logits_client.alignment import check_lookup_identity, compare_digests
 from teacher_logits_client.labels import labels_mask, next_token_labels, position_mask
 
@@ -187,6 +190,27 @@ class TestLookupIdentity:
 
         with pytest.raises(PayloadInvalidError, match="19 next ids are given for 20 positions"):
             check_lookup_identity(columns, next_ids[:-1])
+
+
+def test_a_large_payload_is_compared_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def errors(logprobs: torch.Tensor, bound: ErrorBound) -> torch.Tensor:
+        seen.append(logprobs.numel())
+        return entry_errors(logprobs, bound)
+
+    monkeypatch.setattr(alignment, "entry_errors", errors)
+    rows = torch.randn(3000, 80, generator=torch.Generator().manual_seed(1))
+    following = torch.arange(3000) % 80
+    got = select_top_k(rows, k=64, next_ids=following)
+    columns = {Kind[name.upper()]: each for name, each in got.columns.items()}
+    columns[Kind.ROW_OFFSETS] = torch.tensor([0, 3000])
+
+    found = check_lookup_identity(columns, following, bound=ErrorBound(absolute=1e-6))
+
+    assert found.checked == 3000
+    assert sum(seen) == rows.shape[0] * 64
+    assert max(seen) <= 1 << 16
 
 
 class TestLabels:

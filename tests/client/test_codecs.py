@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,12 +14,13 @@ from tests.client.publishing import a_student, a_teacher, flat, some_rows
 from tests.encoded import chunk
 
 import teacher_logits_client as tl
-from teacher_logits.encodings import StreamCodec
+from teacher_logits.encodings import IdCodec, StreamCodec, ValueCodec
 from teacher_logits.errors import ChecksumError, SessionRefusedError, StreamBrokenError
 from teacher_logits.layout import ColumnKind
 from teacher_logits.value_codecs import certify, entry_errors
 from teacher_logits_client.calls import Calls
-from teacher_logits_client.openers.stream import BufferPool, StreamOpener, parse_chunk
+from teacher_logits_client.openers.buffers import BufferPool
+from teacher_logits_client.openers.stream import StreamOpener, parse_chunk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -148,6 +150,58 @@ def test_logits_that_bf16_cannot_carry_come_as_they_were_written(
 
     assert_same(got, expected)
     assert any("is not what bf16 logits give" in each for each in caplog.messages)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "settled", "named"),
+    [
+        ({"value_codecs": ("uint8",)}, ("as_written", "int32"), "value_codecs asks for uint8"),
+        ({"id_codecs": ("planes24",)}, ("as_written", "int32"), "id_codecs asks for planes24"),
+        ({"value_codecs": ("float16",)}, ("uint8", "int32"), "settled on uint8"),
+        ({}, ("bfloat16", "int32"), "value_codecs asks for none"),
+        ({}, ("as_written", "packed18"), "id_codecs asks for none"),
+    ],
+)
+def test_a_server_that_settles_on_what_was_not_asked_for_is_told_so_at_once(
+    client: tl.Client,
+    monkeypatch: pytest.MonkeyPatch,
+    wishes: dict[str, object],
+    settled: tuple[str, str],
+    named: str,
+) -> None:
+    """As one of a release that knew no codecs does, which passes them over."""
+    opening = Calls.open_session
+
+    def deaf(self: Calls, *given: object, **named: object) -> object:
+        opened = opening(self, *given, **named)  # type: ignore[arg-type]
+        codec = StreamCodec(values=ValueCodec(settled[0]), ids=IdCodec(settled[1]))
+        stream = replace(opened.terms.stream, codec=codec)
+        return replace(opened, terms=replace(opened.terms, stream=stream))
+
+    profile = a_student("settled", transports=("stream",), **wishes)
+    with published(client, "settled", LOGITS.bfloat16()):
+        with monkeypatch.context() as patched:
+            patched.setattr(Calls, "open_session", deaf)
+            with pytest.raises(SessionRefusedError, match=f"codec_unavailable: .*{named}"):
+                client.open_session(profile)
+        with streaming(client, "settled"):  # the refused session holds no rank
+            pass
+
+
+@pytest.mark.parametrize(
+    ("wishes", "kind"),
+    [
+        ({"value_codecs": ("float32",)}, "as_written"),
+        ({"value_codecs": ("uint8", "as_written")}, "uint8"),
+    ],
+)
+def test_what_changes_nothing_may_be_settled_on_by_its_own_name(
+    client: tl.Client, wishes: dict[str, object], kind: str
+) -> None:
+    with ExitStack() as stack:
+        name = teacher_of(stack, client, f"named-{kind}")
+        session = stack.enter_context(streaming(client, name, **wishes))
+        assert session.terms.stream.codec.values.value == kind
 
 
 def test_other_transports_encode_nothing(client: tl.Client) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.encoded import Written, chunk, rows_of_logits, written
 
-from teacher_logits.encodings import CODEC_FACT, Encoding, Plane
+from teacher_logits.encodings import (
+    CODEC_FACT,
+    Encoding,
+    IdCodec,
+    Plane,
+    StreamCodec,
+    ValueCodec,
+    encoding_of,
+)
 from teacher_logits.errors import (
     ChecksumError,
     PayloadInvalidError,
@@ -21,8 +30,9 @@ from teacher_logits.errors import (
 from teacher_logits.layout import ColumnKind, ElementType
 from teacher_logits.terms import LeaseTerms
 from teacher_logits_client.openers import decoder as decoding
+from teacher_logits_client.openers.buffers import BufferPool
 from teacher_logits_client.openers.decoder import Decoder
-from teacher_logits_client.openers.stream import BufferPool, StreamOpener
+from teacher_logits_client.openers.stream import StreamOpener
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -181,6 +191,19 @@ def test_bytes_that_changed_on_the_way_are_never_decoded() -> None:
         opener.open(server.lease, until=NEVER)
 
 
+@pytest.mark.parametrize("settled", [("float16", "packed18"), ("uint8", "int32")])
+def test_a_stream_in_another_codec_than_the_session_s_is_not_even_asked_for(
+    settled: tuple[str, str],
+) -> None:
+    server = Server(PAYLOAD, PAYLOAD.encoding("uint8", "packed18"))
+    codec = StreamCodec(values=ValueCodec(settled[0]), ids=IdCodec(settled[1]))
+    opener = StreamOpener(server.read, pool=BufferPool(), count=lambda size: None, codec=codec)
+
+    with pytest.raises(PayloadInvalidError, match=r"settled on .*whose error it certified"):
+        opener.open(server.lease, until=NEVER)
+    assert server.asked == []
+
+
 def plane_of(encoding: Encoding, plane: Plane) -> slice:
     [column] = [each for each in encoding.columns if each.plane is plane]
     return slice(column.offset_bytes, column.end_bytes)
@@ -206,6 +229,31 @@ def test_bytes_that_no_payload_encodes_to_are_refused(
     with pytest.raises(PayloadInvalidError, match=rule):
         server.opener().open(server.lease, until=NEVER)
     assert [what for what, _ in server.asked] == ["encoded"]
+
+
+@pytest.mark.parametrize(
+    "missing", [ColumnKind.ROW_OFFSETS, ColumnKind.TOPK_LOGPROBS, ColumnKind.LOG_TAIL]
+)
+def test_a_server_that_encodes_what_is_no_payload_is_refused_by_the_missing_column(
+    missing: ColumnKind,
+) -> None:
+    kept = tuple(each for each in PAYLOAD.payload.columns if each.kind is not missing)
+    payload = replace(PAYLOAD.payload, columns=kept, vocabulary_size=1 << 18)
+    encoding = encoding_of(payload, StreamCodec(ids=IdCodec.PACKED18))
+    assert encoding is not None
+    decoder = Decoder(payload, encoding, memoryview(bytearray(payload.size_bytes)))
+    decoder.take(memoryview(bytes(encoding.size_bytes)), 0)
+
+    with pytest.raises(PayloadInvalidError, match=f"no column {missing.value}"):
+        decoder.finish()
+
+
+def test_rows_of_less_than_no_positions_are_refused_in_a_vocabulary_of_all_eighteen_bits() -> None:
+    source = written(LOGITS, top_k=7, row_lengths=[2, len(LOGITS) - 2], vocabulary_size=1 << 18)
+    source.columns[ColumnKind.ROW_OFFSETS][1] = len(LOGITS) + 3
+
+    with pytest.raises(PayloadInvalidError, match="row_offsets run from 0"):
+        decoded(source, source.encoding("uint8", "packed18"))
 
 
 def test_what_a_codec_cannot_carry_comes_as_it_was_written_and_so_does_the_rest(

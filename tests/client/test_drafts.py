@@ -21,7 +21,7 @@ from tests.client.publishing import (
 
 import teacher_logits_client as tl
 from teacher_logits.digest import row_digest
-from teacher_logits.errors import PayloadInvalidError, TeacherLogitsError
+from teacher_logits.errors import AlignmentError, PayloadInvalidError, TeacherLogitsError
 from teacher_logits.layout import ColumnKind
 from teacher_logits.payload import Payload
 from teacher_logits.payload_room import HostRoom
@@ -313,6 +313,26 @@ def test_what_comes_after_a_rows_last_position_is_zero() -> None:
     with pytest.raises(PayloadInvalidError, match="its last") as caught:
         finished(*written_by_hand("actual_logprob", WIDTH - 1, -3.0))
     assert (caught.value.facts["row"], caught.value.facts["position"]) == (0, WIDTH - 1)
+
+
+def test_zeros_for_the_next_tokens_are_found_before_anybody_reads_them() -> None:
+    rows, columns = written_by_hand()
+    columns.selection.actual_logprob.zero_()  # type: ignore[union-attr]
+    columns.touched.fill_(True)
+
+    with pytest.raises(AlignmentError, match=r"row 0, position 0: .*is said to be 0\.0000"):
+        finished(rows, columns)
+
+
+def test_where_no_token_ids_were_given_nobody_knows_what_comes_next() -> None:
+    ids, lengths, logits = some_rows(1)
+    rows = rows_of(lengths=lengths)
+    part, columns = draft_of(rows)
+    values = {k: v for k, v in vars(expected(ids, lengths, logits)).items() if k != "status"}
+    values["actual_logprob"] = torch.zeros_like(values["actual_logprob"])
+    part.write(**values)
+
+    assert finished(rows, columns) == 0
 
 
 @pytest.mark.parametrize("column", ["topk_logprobs", "log_tail", "actual_logprob"])

@@ -22,6 +22,7 @@ from teacher_logits.errors import (
     DeadlinePassedError,
     LeaseLostError,
     NotAllowedError,
+    PoolFullError,
     SlabOpenError,
     StalePayloadError,
     StreamBrokenError,
@@ -29,7 +30,7 @@ from teacher_logits.errors import (
 )
 from teacher_logits.inprocess import Resident
 from teacher_logits.layout import ColumnKind, ElementType, lay_out
-from teacher_logits.payload import Extent, Payload
+from teacher_logits.payload import MAX_SIZE_BYTES, Extent, Payload
 from teacher_logits.slab import CONTROL_BYTES, WriterSlab
 from teacher_logits.terms import LeaseTerms
 from teacher_logits.transport import Locality, Transport
@@ -44,10 +45,11 @@ from teacher_logits_client.fallback import (
 )
 from teacher_logits_client.line import PassedSlab
 from teacher_logits_client.openers import maps, pages
+from teacher_logits_client.openers.buffers import BufferPool
 from teacher_logits_client.openers.local import LocalOpener
 from teacher_logits_client.openers.own import OwnPayload
 from teacher_logits_client.openers.shared_memory import SharedMemoryOpener
-from teacher_logits_client.openers.stream import BufferPool, StreamOpener, parse_chunk
+from teacher_logits_client.openers.stream import StreamOpener, parse_chunk
 
 PAGE = mmap.PAGESIZE
 NEVER = float("inf")
@@ -871,3 +873,8 @@ class TestFallback:
 
         assert sum(pauses) > MAX_RECONNECT_SECONDS
         assert pauses[-1] == 0.0
+
+
+def test_a_payload_that_this_process_has_no_memory_for_is_refused_with_its_size() -> None:
+    with pytest.raises(PoolFullError, match=f"{MAX_SIZE_BYTES} bytes .*no memory"):
+        BufferPool().take(MAX_SIZE_BYTES)

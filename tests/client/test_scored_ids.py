@@ -206,6 +206,11 @@ class TestRefusedBeforeAnythingIsSent:
         with pytest.raises(PayloadInvalidError, match="ids is None: give the ids to score"):
             session.scored_ids(ROWS, ids=None)  # type: ignore[arg-type]
 
+    @pytest.mark.parametrize("given", [5, 1.5])
+    def test_what_lists_no_ids(self, session: tl.Session, given: object) -> None:
+        with pytest.raises(PayloadInvalidError, match=r"ids are .*give a tensor of integers"):
+            session.scored_ids(ROWS, ids=given)  # type: ignore[arg-type]
+
     def test_more_a_position_than_the_teacher_gives(self, session: tl.Session) -> None:
         most = session.teacher.top_k
         ids = torch.arange(most + 1).expand(POSITIONS, -1)

@@ -324,6 +324,12 @@ class TestRefused:
         with pytest.raises(RequestInvalidError, match="selection of a teacher"):
             a_teacher("t", selection=given)
 
+    def test_a_publisher_of_samples_who_is_told_where_they_come_from(self) -> None:
+        with pytest.raises(
+            RequestInvalidError, match=r"drawn by a server's engine \(serve --model"
+        ):
+            a_teacher("t", selection=SAMPLED)
+
 
 def test_a_sharded_head_is_published_by_one_of_its_ranks(client: tl.Client) -> None:
     """What a tensor-parallel teacher does: each shard selects, one rank writes what they merge."""

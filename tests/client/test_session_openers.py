@@ -15,11 +15,12 @@ from tests.fake_cuda.spec import Spec
 from teacher_logits.errors import HostCopyNeededError, SlabOpenError, TransportFailure
 from teacher_logits.grid import BatchGrid
 from teacher_logits.profiles import StudentProfile
+from teacher_logits.terms import StreamTerms
 from teacher_logits.transport import PREFERENCE, Locality, Transport
 from teacher_logits_client.agreement import Agreed
 from teacher_logits_client.config import MapMode
+from teacher_logits_client.openers.buffers import BufferPool
 from teacher_logits_client.openers.devices import Devices
-from teacher_logits_client.openers.stream import BufferPool
 from teacher_logits_client.session_openers import SessionOpeners
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ GRID = BatchGrid(global_batch_size=1, data_parallel_size=1, micro_batch_size=1)
 
 class SessionTermsOnly:
     session_id = "s-1"
+    stream = StreamTerms()
 
 
 class SlabLine:

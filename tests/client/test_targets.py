@@ -290,6 +290,26 @@ class TestRefusals:
         with pytest.raises(PayloadInvalidError, match="of 6 positions and topk_ids has 7"):
             make_targets(columns)
 
+    @pytest.mark.parametrize("offsets", [[], [0, 5, 4, 7], [2, 4, 4, 7]])
+    def test_of_offsets_that_are_none(self, offsets: list[int]) -> None:
+        columns = columns_of(some_rows())
+        columns[Kind.ROW_OFFSETS] = torch.tensor(offsets, dtype=torch.int64)
+
+        with pytest.raises(PayloadInvalidError, match="row_offsets run from"):
+            make_targets(columns)
+
+    @pytest.mark.parametrize(
+        ("token_id", "rule"), [(-7, "an id below -1"), (-1, "a log-probability without an id")]
+    )
+    def test_of_an_id_that_is_none_beside_its_log_probability(
+        self, token_id: int, rule: str
+    ) -> None:
+        columns = columns_of(some_rows())
+        columns[Kind.TOPK_IDS][5, 1] = token_id
+
+        with pytest.raises(PayloadInvalidError, match=f"position 5 of 7 .*{rule}"):
+            make_targets(columns)
+
     def test_a_nan_in_a_row_that_is_masked_is_none_of_them(self) -> None:
         columns = columns_of(some_rows())
         columns[Kind.TOPK_LOGPROBS][5] = math.nan

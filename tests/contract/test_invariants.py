@@ -18,10 +18,12 @@ TEMPERATURES = (1.0, 0.5, 2.0)
 VOCABULARY = 50
 
 
-def payload(dtype: torch.dtype, *, k: int = 6, scale: float = 2.0, seed: int = 0) -> Columns:
+def payload(
+    dtype: torch.dtype, *, k: int = 6, scale: float = 2.0, seed: int = 0, offset: float = 0.0
+) -> Columns:
     """Three rows of 4, 0 and 3 positions."""
     generator = torch.Generator().manual_seed(seed)
-    rows = torch.randn(7, VOCABULARY, generator=generator) * scale
+    rows = torch.randn(7, VOCABULARY, generator=generator) * scale + offset
     next_ids = torch.tensor([3, 1, 4, -1, 5, 9, -1])
     got = select_top_k(rows, k=k, temperatures=TEMPERATURES, next_ids=next_ids)
     offsets = torch.tensor([0, 4, 4, 7])
@@ -67,6 +69,20 @@ def at_another_temperature(columns: Columns) -> None:
 )
 def test_what_a_teacher_selects_passes(dtype: torch.dtype, k: int, scale: float, seed: int) -> None:
     check(payload(dtype, k=k, scale=scale, seed=seed))
+
+
+@pytest.mark.parametrize("offset", [400.0, -5000.0, 1e6])
+def test_logits_so_large_that_fp32_rounds_their_normalisers_pass(offset: float) -> None:
+    for seed in range(5):
+        check(payload(torch.float32, offset=offset, seed=seed))
+
+
+def test_another_temperature_is_found_beside_large_logits_too() -> None:
+    columns = payload(torch.float32, offset=400.0)
+    at_another_temperature(columns)
+
+    with pytest.raises(PayloadInvalidError, match="do not sum to one at temperature 2"):
+        check(columns)
 
 
 def test_the_columns_that_need_not_be_there_need_not_be_there() -> None:

@@ -96,3 +96,11 @@ def test_a_mass_that_is_no_share_is_refused(mass: float) -> None:
 def test_fewer_than_one_entry_is_refused(least: int) -> None:
     with pytest.raises(RequestInvalidError, match="at least"):
         Nucleus(mass=0.9, least=least)
+
+
+def test_what_is_cut_keeps_its_mass_however_large_the_logits() -> None:
+    cut = cap_nucleus(select_top_k(torch.full((1, 8), 1e30), k=8), Nucleus(mass=0.5))
+
+    kept = int((cut.topk_ids >= 0).sum())
+    assert 4 <= kept <= 5
+    torch.testing.assert_close(cut.log_tail.exp(), torch.tensor([[1 - kept / 8]]))

@@ -1,5 +1,7 @@
 """Value codecs: what comes back is as near as was certified, or the codec says that it cannot."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -122,6 +124,56 @@ def test_a_log_probability_beyond_fp16_is_refused() -> None:
 
     with pytest.raises(CodecError, match="-70000 is beyond what fp16 holds"):
         through(ValueCodec.FLOAT16, values)
+
+
+@pytest.mark.parametrize(
+    ("codec", "written"), [case for case in LOSSY if case[0] is not ValueCodec.FLOAT16]
+)
+def test_the_least_number_of_a_type_by_which_models_mask_stays_an_entry(
+    codec: ValueCodec, written: ElementType
+) -> None:
+    dtype = DTYPES[written]
+    least = torch.finfo(dtype).min
+    values = torch.tensor([[-0.5, least], [-0.5, least / 3], [least, least]], dtype=dtype)
+    masked = torch.tensor([[-0.5, least, -torch.inf]], dtype=dtype)
+    bound = bound_of(StreamCodec(values=codec), written=written, top_k=2)
+
+    for row in (values, masked):
+        back = through(codec, row)
+        assert torch.equal(back == -torch.inf, row == -torch.inf)
+        error = (back.double() - row.double()).nan_to_num(0.0).abs()
+        assert (error <= entry_errors(back, bound)).all()
+
+
+def test_below_temperature_1_a_position_is_certified_by_its_own_errors() -> None:
+    flat = torch.full((1, 64), -math.log(64))
+    bound = bound_of(StreamCodec(values=ValueCodec.BFLOAT16), written=ElementType.FLOAT32, top_k=64)
+    moved = flat + bound.relative * flat.abs() * torch.tensor([1.0, -1.0]).repeat(32)
+    p, q = ((2 * each.double()).log_softmax(1) for each in (flat, moved))  # at temperature 1/2
+    divergence = float((p.exp() * (p - q)).sum())
+    kl, gradient = certify(moved, bound, temperature=0.5)
+    assert bound.kl is not None
+
+    assert bound.kl < divergence <= float(kl)
+    assert float((p.exp() - q.exp()).abs().sum()) <= float(gradient)
+
+
+@given(rows_of_logits(), st.sampled_from(LOSSY), st.sampled_from([0.3, 1.5, 4.0]))
+def test_what_is_certified_holds_at_any_temperature(
+    logits: torch.Tensor, case: tuple[ValueCodec, ElementType], temperature: float
+) -> None:
+    codec, written = case
+    selection = select_top_k(logits, k=7, temperatures=(1.0, temperature))
+    values, tail = selection.topk_logprobs.to(DTYPES[written]), selection.log_tail[:, 1]
+    shift = (selection.logsumexp[:, :1] / temperature - selection.logsumexp[:, 1:]).double()
+    bound = bound_of(StreamCodec(values=codec), written=written, top_k=7)
+    back = through(codec, values)
+    true, got = (coarse(each.double() / temperature + shift, tail) for each in (values, back))
+
+    divergence = torch.where(true > -torch.inf, true.exp() * (true - got), 0.0).sum(1)
+    kl, gradient = certify(back, bound, temperature=temperature)
+    assert (divergence <= kl + 1e-12).all()
+    assert ((true.exp() - got.exp()).abs().sum(1) <= gradient + 1e-12).all()
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

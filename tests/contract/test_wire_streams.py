@@ -1,5 +1,6 @@
 """Codecs, bounds and encodings come back from their messages, or are refused by name."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -101,3 +102,17 @@ def test_more_codecs_than_there_are_are_not_read() -> None:
 
     with pytest.raises(RequestInvalidError, match="id_codecs has 17 entries"):
         student_from_wire(student_to_wire(student))
+
+
+@pytest.mark.parametrize(
+    ("field", "number"),
+    [("relative", 1.0), ("relative", -0.1), ("of_range", math.nan), ("kl", math.inf)],
+)
+def test_a_bound_that_is_none_is_refused(field: str, number: float) -> None:
+    codec = StreamCodec(values=ValueCodec.FLOAT16)
+    terms = StreamTerms(codec=codec, bound=bound_of(codec, written=ElementType.FLOAT32, top_k=64))
+    message = stream_terms_to_wire(terms)
+    setattr(message.bound, field, number)
+
+    with pytest.raises(RequestInvalidError, match="error bound is"):
+        stream_terms_from_wire(message)

@@ -78,7 +78,13 @@ def run(rank: int, folder: Path) -> None:
     dist.init_process_group("gloo", meeting, rank=rank, world_size=RANKS, timeout=PATIENCE)
     pair = dist.new_group([0, 1])
     refusals = []
-    for others in ({"k": 3}, {"temperatures": (1.0, 3.0)}, {"next_ids": None}):
+    shifted = next_ids().roll(1)
+    for others in (
+        {"k": 3},
+        {"temperatures": (1.0, 3.0)},
+        {"next_ids": None},
+        {"next_ids": shifted},
+    ):
         given = others if rank == 3 else {}
         try:
             merge_over_ranks(shard(rank, **given))

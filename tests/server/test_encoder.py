@@ -14,6 +14,7 @@ from teacher_logits.encodings import (
     CodecError,
     Encoding,
     IdCodec,
+    Plane,
     StreamCodec,
     ValueCodec,
     encoding_of,
@@ -47,6 +48,38 @@ def test_any_run_of_bytes_is_that_of_the_whole(encoding: Encoding, data: st.Data
 
     assert len(whole) == encoding.size_bytes
     assert b"".join(encoder.parts(start, stop)) == whole[start:stop]
+
+
+@each_encoding
+@settings(max_examples=25)
+@given(start=st.integers(0, 300), most=st.integers(1, 200))
+def test_chunks_are_the_whole_and_none_is_of_more_bytes_than_it_may(
+    encoding: Encoding, start: int, most: int
+) -> None:
+    whole = PAYLOAD.encoded(encoding)
+    encoder = Encoder(PAYLOAD.pinned, encoding, PAYLOAD.room)
+    made = bytearray(whole[:start])
+    while len(made) < len(whole):
+        stop = encoder.stop_of(len(made), most)
+        assert len(made) < stop <= len(made) + most
+        made += b"".join(encoder.parts(len(made), stop))
+
+    assert made == whole
+
+
+def test_a_chunk_of_scales_looks_at_no_more_entries_than_one_of_codes() -> None:
+    wide = written(torch.randn(40, 64), top_k=64)
+    encoding = wide.encoding("uint8")
+    encoder = Encoder(wide.pinned, encoding, wide.room)
+    scale, codes = (
+        next(each for each in encoding.columns if each.plane is plane)
+        for plane in (Plane.SCALE, Plane.CODES)
+    )
+
+    assert encoder.stop_of(scale.offset_bytes, 640) == scale.offset_bytes + 10 * scale.row_bytes
+    assert encoder.stop_of(scale.offset_bytes - 3, 640) == scale.offset_bytes + 80
+    assert encoder.stop_of(scale.offset_bytes + 5, 7) == scale.offset_bytes + 12
+    assert encoder.stop_of(codes.offset_bytes, 640) == codes.offset_bytes + 640
 
 
 @each_encoding

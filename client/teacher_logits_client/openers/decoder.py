@@ -35,6 +35,7 @@ TILE_BYTES = 1 << 18
 """Encoded bytes that are decoded at a time, so that they are in the cache; at least a position."""
 
 _HEADS = (Plane.FIRST, Plane.SCALE)
+_NEEDED = (ColumnKind.TOPK_IDS, ColumnKind.TOPK_LOGPROBS, ColumnKind.ROW_OFFSETS)
 
 
 class Sink(Protocol):
@@ -139,6 +140,8 @@ class Decoder:
             PayloadInvalidError: naming the first fault, by its row and position.
         """
         payload, codec = self._payload, self._encoding.codec
+        for kind in _NEEDED:  # also a server that is not ours says what its payloads have
+            payload.column(kind)
         columns = dict(self._columns)
         offsets = columns[ColumnKind.ROW_OFFSETS]
         # A cut of a payload keeps the offsets that its rows had there.
@@ -161,6 +164,7 @@ class Decoder:
         ids, values = columns[ColumnKind.TOPK_IDS], columns[ColumnKind.TOPK_LOGPROBS]
         scored = torch.ones(len(ids), dtype=torch.bool)
         status, lengths = columns.get(ColumnKind.ROW_STATUS), columns[ColumnKind.ROW_OFFSETS].diff()
-        if status is not None and int(lengths.sum()) == len(ids):
+        may_be = int(lengths.sum()) == len(ids) and bool((lengths >= 0).all())
+        if status is not None and may_be:
             scored = (status == RowStatus.OK).repeat_interleave(lengths)
         restore_absent(ids, values, scored)

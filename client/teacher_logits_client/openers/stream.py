@@ -3,19 +3,13 @@
 A chunk is a ``ReadPayloadResponse``, read in place: its header field by field, its data
 copied or decoded once, into the buffer (``decoder``). A stream that breaks is resumed at the byte
 it broke at. Every chunk's checksum is compared before its bytes count.
-
-Buffers are kept when their last view is gone, since fresh pages cost ten times a warm copy,
-and are made of huge pages where the kernel has them.
 """
 
 from __future__ import annotations
 
 import logging
-import mmap
 import struct
-import threading
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import crc32c
@@ -28,17 +22,19 @@ from teacher_logits.errors import (
     StreamBrokenError,
     TeacherLogitsError,
 )
-from teacher_logits.layout import round_up
 from teacher_logits.transport import Transport
-from teacher_logits_client.config import DEFAULT_BUFFER_BYTES
 from teacher_logits_client.fallback import pause_before_resuming
+from teacher_logits_client.openers.codec_terms import check_encoding
 from teacher_logits_client.openers.decoder import Copying, Decoder
 from teacher_logits_client.openers.host_payload import HostPayload
 
 if TYPE_CHECKING:
+    import mmap
     from collections.abc import Callable, Iterable
 
+    from teacher_logits.encodings import StreamCodec
     from teacher_logits.terms import LeaseTerms
+    from teacher_logits_client.openers.buffers import BufferPool
     from teacher_logits_client.openers.decoder import Sink
 
     Read = Callable[[str, int, float], Iterable[bytes]]
@@ -47,8 +43,6 @@ _log = logging.getLogger("teacher_logits_client")
 
 _OFFSET_FIELD, _CRC_FIELD, _DATA_FIELD = 1, 2, 15
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-#: A buffer is used for payloads down to this part of its size.
-_LEAST_FILL = 0.5
 
 
 class Chunk(NamedTuple):
@@ -57,54 +51,6 @@ class Chunk(NamedTuple):
     offset_bytes: int
     crc32c: int
     data: memoryview
-
-
-class BufferPool:
-    """Buffers of finished streams, kept for the next; shared by all sessions of a client.
-
-    Args:
-        most_bytes: bytes of idle buffers that are kept; the oldest go first.
-    """
-
-    def __init__(self, most_bytes: int = DEFAULT_BUFFER_BYTES) -> None:
-        self._most_bytes = most_bytes
-        self._idle: list[mmap.mmap] = []
-        self._lock = threading.Lock()
-
-    @property
-    def idle_bytes(self) -> int:
-        """Bytes of the buffers that wait for use."""
-        with self._lock:
-            return sum(len(buffer) for buffer in self._idle)
-
-    def take(self, size_bytes: int) -> mmap.mmap:
-        """Return a buffer of at least that size: the smallest idle one, or a new one."""
-        with self._lock:
-            fits = [b for b in self._idle if len(b) * _LEAST_FILL <= size_bytes <= len(b)]
-            if fits:
-                best = min(fits, key=len)
-                self._idle.remove(best)
-                return best
-        return _new_buffer(size_bytes)
-
-    def put(self, buffer: mmap.mmap) -> None:
-        """Take back a buffer that nothing views."""
-        with self._lock:
-            self._idle.append(buffer)
-            kept = sum(len(each) for each in self._idle)
-            while kept > self._most_bytes:
-                kept -= len(self._idle.pop(0))
-
-
-def _new_buffer(size_bytes: int) -> mmap.mmap:
-    buffer = mmap.mmap(
-        -1,
-        round_up(size_bytes, mmap.PAGESIZE),
-        flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS,
-    )
-    with suppress(OSError):  # a kernel without huge pages
-        buffer.madvise(mmap.MADV_HUGEPAGE)
-    return buffer
 
 
 class StreamedPayload(HostPayload):
@@ -135,6 +81,7 @@ class StreamOpener:
             offset, and the seconds that it may take.
         read_as_written: likewise, whatever the lease's encoding; where its codec cannot carry
             what was written, that is what is read, and of the session's later leases too.
+        codec: what the session was settled on; a lease in another is refused.
         count: told how many bytes came.
         pause: waits for some seconds before a broken stream is resumed.
     """
@@ -147,6 +94,7 @@ class StreamOpener:
         *,
         pool: BufferPool,
         count: Callable[[int], None],
+        codec: StreamCodec | None = None,
         read_as_written: Read | None = None,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -154,6 +102,7 @@ class StreamOpener:
         self._read_as_written = read_as_written
         self._pool = pool
         self._count = count
+        self._codec = codec
         self._pause = pause
         self._has_refused = False
 
@@ -161,8 +110,11 @@ class StreamOpener:
         """Return the lease's payload, all of it. See ``Opener.open``.
 
         Raises:
-            PayloadInvalidError: what was decoded is none.
+            PayloadInvalidError: what was decoded is none, or it comes in another codec.
+            PoolFullError: this process has no memory for it.
         """
+        if self._codec is not None:
+            check_encoding(lease, self._codec)
         size = lease.payload.size_bytes
         buffer = self._pool.take(size)
         try:

@@ -46,6 +46,20 @@ class Encoder:
         has_logsumexp = any(c.kind is ColumnKind.LOGSUMEXP for c in pinned.payload.columns)
         self._logsumexp = self._tensor(ColumnKind.LOGSUMEXP)[:, 0] if has_logsumexp else None
 
+    def stop_of(self, start: int, most: int) -> int:
+        """Return where a chunk from ``start`` on ends, of at most so many bytes and entries.
+
+        A position's scale is a few bytes, and all of its entries are looked at for them. One
+        position is encoded in any case, however many entries it has.
+        """
+        stop = min(start + most, self._encoding.size_bytes)
+        rows = max(1, most // self._ids.shape[1])
+        for column in self._encoding.columns:
+            first = max(start, column.offset_bytes)
+            if column.plane is Plane.SCALE and first < min(stop, column.end_bytes):
+                stop = min(stop, first + rows * column.row_bytes)
+        return stop
+
     def parts(self, start: int, stop: int) -> Iterator[memoryview]:
         """Yield the encoded bytes from ``start`` to ``stop``."""
         for column in self._encoding.columns:

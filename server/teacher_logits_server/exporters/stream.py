@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from teacher_logits_server.rooms import Pinned
 
 ENCODED_CHUNK_BYTES = 1 << 18
-"""Most of a chunk that is encoded: the server's loop hears nobody while it makes one."""
+"""Most bytes, and most entries looked at, of a chunk that is encoded: the server's loop hears
+nobody while it makes one."""
 
 MAX_HEADER_BYTES = 2 * (1 + 10) + 5
 _OFFSET_TAG, _CRC_TAG, _DATA_TAG = b"\x08", b"\x15", b"\x7a"
@@ -111,9 +112,11 @@ class StreamExporter:
             yield frame(start, *_parts(pinned.segments, room, start, stop))
 
     def _encoded(self, encoder: Encoder, offset: int, size: int) -> Iterator[bytes]:
-        chunk = min(self._chunk_bytes, ENCODED_CHUNK_BYTES)
-        for start in range(offset, size, chunk):
-            yield frame(start, *encoder.parts(start, min(start + chunk, size)))
+        most = min(self._chunk_bytes, ENCODED_CHUNK_BYTES)
+        while offset < size:
+            stop = encoder.stop_of(offset, most)
+            yield frame(offset, *encoder.parts(offset, stop))
+            offset = stop
 
 
 def frame(offset_bytes: int, *data: bytes | memoryview) -> bytes:
