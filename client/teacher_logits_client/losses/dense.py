@@ -18,7 +18,7 @@ import torch
 
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.grid import is_size
-from teacher_logits_client.losses.dense_tiles import DenseInputs, dense_loss
+from teacher_logits_client.losses.dense_tiles import MAXIMA, DenseInputs, dense_loss
 from teacher_logits_client.losses.fitting import check_temperature_above_zero
 from teacher_logits_client.losses.positions import check_mask, weights_and_count
 from teacher_logits_client.losses.sharding import check_columns, refused_together
@@ -26,8 +26,6 @@ from teacher_logits_client.losses.sharding import check_columns, refused_togethe
 if TYPE_CHECKING:
     from teacher_logits_client.losses.sharding import VocabShard
 
-# Two maxima a position travel over a shard's ranks.
-_MAXIMA = 2
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -127,7 +125,7 @@ def _sums_and_counts(
     settings: _Settings,
     shard: VocabShard | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    with refused_together(shard, student_logits, each=_MAXIMA):
+    with refused_together(shard, student_logits, each=MAXIMA):
         check_temperature_above_zero(settings.temperature)
         _check_sizes(bins=bins, tile=settings.tile)
         _check_logits("student", student_logits)

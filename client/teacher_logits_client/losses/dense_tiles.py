@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
     from teacher_logits_client.losses.sharding import VocabShard
 
+MAXIMA = 2
+"""Maxima a position that travel over a shard's ranks: the teacher's and the student's."""
+
 # Temporaries of a tile that live at the same time.
 _BUFFERS = 4
 
@@ -106,7 +109,7 @@ class _DenseLoss(torch.autograd.Function):
         teacher, tiles = inputs.teacher, _cut(logits, inputs)
         sums = _streamed(logits, teacher, tiles)
         if inputs.shard is not None:
-            sums.merge(inputs.shard, room=2 * len(logits), agreed=_said(tiles, inputs))
+            sums.merge(inputs.shard, room=MAXIMA * len(logits), agreed=_said(tiles, inputs))
         _check_teacher(sums.teacher_sum, tiles.rows)
         values = sums.cross_entropy()
         if inputs.less_entropy:

@@ -80,7 +80,7 @@ class _HiddenLoss(torch.autograd.Function):
         ids = inputs.own_ids(at)
         tiled = TiledHead(head, rows, ids, inputs.temperature)
         coarse, entropy = _coarse_student(tiled, ids, inputs.tail)
-        coarse, entropy = over_shards(coarse, entropy, inputs, at, room=hidden[..., 0].numel())
+        coarse, entropy = over_shards(coarse, entropy, inputs, at, room=hidden.shape[:-1].numel())
         weighed = weigh(coarse, entropy, inputs, at)
         log_outside = coarse[:, -1:].clone()
         saved = (hidden, weight, bias, rows, ids, log_outside, weighed.pulls, weighed.of_logs)
