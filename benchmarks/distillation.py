@@ -5,8 +5,9 @@
 
 The demo's student (a small Llama of random weights) takes the same tokens in as many steps, once
 a recipe and seed; `distilling` says what the recipes are. The teacher, SmolLM2-135M-Instruct by
-`teacher-logits serve`, scores the rows once, over the service, and all learn from the same bytes.
-A seed chooses the student's weights and the order of the rows.
+`teacher-logits serve`, scores the rows over the service, once for its K best and once for a sample
+where a recipe takes one, and all learn from the same bytes. A seed chooses the student's weights
+and the order of the rows.
 
 One JSON object a line. `held_out`, of each recipe and seed: `unit` `perplexity`, of the text
 itself, and `unit` `nats`, the KL (teacher ‖ student) a token with the tail as a bucket. Lines
@@ -29,7 +30,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from teacher_logits_client.student import Session
 
@@ -40,17 +41,11 @@ from benchmarks.distillation_figures import (
     report_quality,
     report_summary,
 )
-from benchmarks.distilling import (
-    HeldOutQuality,
-    Recipe,
-    Scored,
-    loss_of,
-    measure,
-    sampled_targets,
-)
+from benchmarks.distilling import HeldOutQuality, Recipe, Scored, loss_of, measure
 
 from teacher_logits.grid import BatchGrid
 from teacher_logits.profiles import StudentProfile
+from teacher_logits.selection_rules import Sampled
 from teacher_logits_client.connecting import connect
 from teacher_logits_client.demo.command import PRESETS, Preset
 from teacher_logits_client.demo.config import default_cache_folder, threads_a_side
@@ -157,7 +152,7 @@ def _recipes(options: argparse.Namespace, preset: Preset) -> tuple[Recipe, ...]:
 def _score(
     plan: Plan, train: torch.Tensor, held_out: torch.Tensor
 ) -> tuple[list[Scored], list[Scored]]:
-    """Have the service score all rows, and sample from the same model's logits."""
+    """Have the service score all rows, and sample those that are trained on."""
     preset = plan.preset
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "teacher.log"
@@ -170,40 +165,27 @@ def _score(
                 micro_batch_size=preset.rows_per_step,
             )
             profile = StudentProfile(batch_grid=grid, top_k=preset.top_k)
-            with connect(it.address) as client, client.open_session(profile) as session:
-                told = list(_ask(session, train, preset.rows_per_step))
-                unseen = list(_ask(session, held_out, preset.rows_per_step))
-    if plan.sample_size:
-        told = _sampled(plan, told)
-    return told, unseen
+            with connect(it.address) as client:
+                with client.open_session(profile) as session:
+                    best = list(_ask(session, train.split(preset.rows_per_step)))
+                    unseen = list(_ask(session, held_out.split(preset.rows_per_step)))
+                if not plan.sample_size:
+                    return best, unseen
+                profile = replace(profile, top_k=plan.sample_size, selection=Sampled(seed=0))
+                with client.open_session(profile) as session:
+                    drawn = _ask(session, train.split(preset.rows_per_step))
+                    pairs = zip(best, drawn, strict=True)
+                    return [replace(a, sampled=b.targets) for a, b in pairs], unseen
 
 
-def _ask(session: Session, rows: torch.Tensor, size: int) -> Iterator[Scored]:
+def _ask(session: Session, batches: Sequence[torch.Tensor]) -> Iterator[Scored]:
     """Yield each batch of rows as it is scored, some being under way at any time."""
-    batches = list(rows.split(size))
     waiting = [session.score(each, timeout=SCORE_SECONDS) for each in batches[:AHEAD]]
     for at, batch in enumerate(batches):
         if at + AHEAD < len(batches):
             waiting.append(session.score(batches[at + AHEAD], timeout=SCORE_SECONDS))
         with waiting.pop(0).result(timeout=SCORE_SECONDS) as payload:
-            yield Scored(rows=batch, targets=payload.targets.clone(), sampled=None)
-
-
-def _sampled(plan: Plan, told: list[Scored]) -> list[Scored]:
-    """Draw from the whole distribution, which the service hands out the top of."""
-    from teacher_logits_server.engines import Row
-    from teacher_logits_server.engines.transformers import load_engine
-
-    engine = load_engine(str(plan.model), device="cpu", dtype=plan.dtype)
-    chance = torch.Generator().manual_seed(0)
-    found = []
-    for each in told:
-        rows = [Row(token_ids=row, first=0, count=len(row)) for row in each.rows]
-        with torch.no_grad():
-            chunks = (chunk[:, : plan.vocabulary_size] for chunk in engine.logits(rows))
-            targets = sampled_targets(each.targets, chunks, size=plan.sample_size, chance=chance)
-        found.append(replace(each, sampled=targets))
-    return found
+            yield Scored(rows=batch, targets=payload.targets.clone())
 
 
 # --- the students ---------------------------------------------------------------------------

@@ -3,10 +3,10 @@
     no_teacher      the text alone: cross-entropy on the token that comes next
     tail_bucket     the K most probable ids, and the mass outside them as one category more
     renormalised    the same ids, both sides divided by their mass on them
-    sampled         M ids by threshold sampling: the head as it is, the tail by chance, unbiased
+    sampled         M ids of a session of `Sampled`: the head as it is, the tail by chance, unbiased
 
-The teacher's rows are scored once, and every recipe at every seed learns from the same bytes. A
-smaller K takes a prefix of what was scored: what is dropped goes into the tail, exactly.
+Every recipe at every seed learns from the same bytes. A smaller K takes a prefix of what was
+scored: what is dropped goes into the tail, exactly.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import torch
 
 from teacher_logits_client import losses
 from teacher_logits_client.losses import Tail
-from teacher_logits_client.targets import ABSENT_LOGPROB, Targets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from teacher_logits_client.demo.student import Student
+    from teacher_logits_client.targets import Targets
 
 SumAndCount = tuple[torch.Tensor, torch.Tensor]
 
@@ -41,11 +41,11 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scored:
-    """Rows [N,S] of one batch, what the teacher says of them, and what it says by chance."""
+    """Rows [N,S] of one batch, the teacher's K best of them, and a sample where one is learnt."""
 
     rows: torch.Tensor
     targets: Targets
-    sampled: Targets | None
+    sampled: Targets | None = None
 
 
 def loss_of(recipe: Recipe, scored: Scored) -> Callable[[torch.Tensor], SumAndCount]:
@@ -56,7 +56,7 @@ def loss_of(recipe: Recipe, scored: Scored) -> Callable[[torch.Tensor], SumAndCo
         if scored.sampled is None:
             raise SystemExit("nothing was sampled for the recipe sampled")
         sampled = scored.sampled
-        return lambda logits: losses.soft_cross_entropy(logits, sampled, tail=Tail.TRUNCATED)
+        return lambda logits: losses.forward_kl(logits, sampled)
     targets = prefix(scored.targets, recipe.k)
     tail = {"tail_bucket": Tail.BUCKET, "renormalised": Tail.RENORMALISED}[recipe.name]
     return lambda logits: losses.forward_kl(logits, targets, tail=tail)
@@ -79,48 +79,6 @@ def prefix(targets: Targets, k: int) -> Targets:
         topk_ids=targets.topk_ids[:, :k].contiguous(),
         topk_logprobs=targets.topk_logprobs[:, :k].contiguous(),
         log_tail=rest.logsumexp(1),
-    )
-
-
-def threshold_sample(
-    logits: torch.Tensor, size: int, uniforms: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids [P,M] and the logs of their weights, whose expectation is the distribution.
-
-    ``logits`` [P,V], ``uniforms`` fp64 [P], one a position. The h most probable ids have their
-    own probability, the others one weight each, the threshold: math note 1.6.
-    """
-    probabilities = logits.float().softmax(1)
-    top, ids = probabilities.topk(size, dim=1)
-    upto = probabilities.cumsum(1, dtype=torch.float64)  # fp32 would drift
-    top = top.double()
-    left = upto[:, -1:] - (top.cumsum(1) - top)  # S: the mass from the h-th on
-    wanted = torch.arange(size, 0, -1, dtype=torch.float64)  # M - h
-    exact = (top * wanted > left).int().cumprod(1).sum(1).clamp_max(size - 1)
-    in_head = torch.arange(size) < exact.unsqueeze(1)
-    tail = probabilities.scatter_(1, ids, torch.where(in_head, 0.0, top).float())
-    upto = torch.cumsum(tail, 1, dtype=torch.float64, out=upto)
-    threshold = upto[:, -1:] / wanted[exact].unsqueeze(1)
-    picks = (torch.arange(size) - exact.unsqueeze(1) + uniforms.unsqueeze(1)) * threshold
-    # Just below the whole, where the sum's last digit would put the last pick behind all ids.
-    picks = picks.clamp_min(0.0).minimum(torch.nextafter(upto[:, -1:], torch.zeros(1).double()))
-    picked = torch.searchsorted(upto, picks, right=True)
-    return torch.where(in_head, ids, picked), torch.where(in_head, top, threshold).log()
-
-
-def sampled_targets(
-    of: Targets, chunks: Iterable[torch.Tensor], *, size: int, chance: torch.Generator
-) -> Targets:
-    """Return targets of sampled ids at the positions of others, from the teacher's logits."""
-    parts = []
-    for logits in chunks:
-        uniforms = torch.rand(len(logits), generator=chance, dtype=torch.float64)
-        parts.append(threshold_sample(logits, size, uniforms))
-    return replace(
-        of,
-        topk_ids=torch.cat([ids for ids, _ in parts]).int(),
-        topk_logprobs=torch.cat([logs for _, logs in parts]).float(),
-        log_tail=torch.full_like(of.log_tail, ABSENT_LOGPROB),
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from benchmarks import distillation, trainer_wait
-from benchmarks.distilling import prefix, threshold_sample
+from benchmarks.distilling import prefix
 
 from teacher_logits_client import Targets, select_top_k
 
@@ -22,22 +22,6 @@ def figures(text: str) -> list[dict[str, object]]:
     lines = [json.loads(line) for line in text.splitlines()]
     assert all(tuple(line)[: len(FORM)] == FORM for line in lines)
     return lines
-
-
-@pytest.mark.parametrize("sharpness", [0.1, 1.0, 10.0])
-def test_what_is_sampled_is_the_distribution_on_average(sharpness: float) -> None:
-    logits = sharpness * torch.randn(3, 40, generator=torch.Generator().manual_seed(0))
-    probabilities, mean = logits.double().softmax(1), torch.zeros(3, 40, dtype=torch.float64)
-    rounds = 400
-    for number in range(rounds):
-        ids, logs = threshold_sample(
-            logits, 8, torch.full((3,), (number + 0.5) / rounds, dtype=torch.float64)
-        )
-        assert all(len(set(row)) == 8 for row in ids.tolist())
-        assert logs.exp().sum(1).tolist() == pytest.approx([1.0] * 3, abs=1e-6)
-        mean.scatter_add_(1, ids, logs.exp() / rounds)
-
-    assert float((mean - probabilities).abs().max()) < 1e-3
 
 
 def test_a_smaller_k_is_what_the_teacher_would_have_said() -> None:

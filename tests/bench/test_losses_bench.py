@@ -50,4 +50,15 @@ def test_ours_are_exact_at_every_tail(printed: tuple[str, str]) -> None:
     for line in ours:
         assert isinstance(line["max"], float)
         assert line["max"] <= 1e-5
-    assert "remainder_clamped" in {line["implementation"] for line in tails}
+
+
+def test_a_clamp_is_not(printed: tuple[str, str]) -> None:
+    tails = [line for line in figures(printed[0]) if line["figure"] == "tail_gradient_error"]
+    [clamped] = (
+        line
+        for line in tails
+        if (line["implementation"], line["q0"]) == ("remainder_clamped", min(MASSES))
+    )
+
+    assert isinstance(clamped["min"], float)
+    assert clamped["min"] > 1e-3

@@ -524,6 +524,44 @@ def test_a_mask_is_a_dense_tensor(mask: torch.Tensor) -> None:
         forward_kl(torch.zeros(2, 5), targets_of(torch.zeros(2, 5), k=3), mask)
 
 
+class TestSamples:
+    def sample(self, *, temperature: float = 1.0) -> Targets:
+        """As good a sample as there is: every id, and the exact entropy."""
+        whole = targets_of(normal(3, WIDTH, seed=1), k=WIDTH, temperature=temperature)
+        entropy = -(whole.topk_logprobs.exp() * whole.topk_logprobs).sum(1)
+        return replace(whole, sampled=True, entropy=entropy)
+
+    @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+    def test_of_all_there_is_are_the_distribution(self, temperature: float) -> None:
+        student, sample = normal(3, WIDTH, seed=2), self.sample(temperature=temperature)
+        weights = torch.tensor([0.5, 0.0, 3.0])
+
+        loss, gradient, _ = value_and_gradient(student, sample, weights)
+
+        plain = value_and_gradient(student, replace(sample, sampled=False), weights)
+        assert torch.allclose(loss, plain[0], atol=1e-10)
+        assert torch.allclose(gradient, plain[1], atol=1e-12)
+
+    def test_left_out_add_nothing_whatever_their_entropy_holds(self) -> None:
+        student, sample = normal(3, WIDTH, seed=2), self.sample()
+        keep = torch.tensor([1.0, 0.0, 1.0])
+        expected, _ = forward_kl(student, sample, keep)
+        assert sample.entropy is not None
+        sample.entropy[1] = math.nan
+
+        assert forward_kl(student, sample, keep)[0] == expected
+
+    @pytest.mark.parametrize("loss", [forward_kl, soft_cross_entropy])
+    @pytest.mark.parametrize("entropy", ["exact", "none"])
+    def test_do_not_hide_a_nan_that_counts(self, loss: Loss, entropy: str) -> None:
+        sample = self.sample()
+        sample.topk_logprobs[1, 4] = math.nan
+        if entropy == "none":
+            sample = replace(sample, entropy=None)
+
+        assert loss(normal(3, WIDTH, seed=2), sample)[0].isnan()
+
+
 def test_a_skew_that_is_lost_in_one_is_the_divergence_without_it() -> None:
     logits, targets = torch.arange(10.0).view(2, 5), targets_of(torch.zeros(2, 5), k=3)
     skewed, _ = skew_reverse_kl(logits, targets, alpha=1e-30)

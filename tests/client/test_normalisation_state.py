@@ -139,6 +139,13 @@ class TestCounts:
 
             assert step.finish().losses["loss"].counts == (float(start + 1),)
 
+    @pytest.mark.parametrize("count", [2.0**24 + 1, 0.1])
+    def test_are_the_float_that_was_given(self, count: float) -> None:
+        with StepNormaliser().begin(step=0) as step:
+            step.microbatch(0, torch.tensor(0.0), count)
+
+            assert step.finish().losses["loss"].counts == (count,)
+
     @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
     def test_that_are_none_are_refused_by_every_rank(self, bad: float) -> None:
         meeting = Meeting(2)
@@ -267,13 +274,37 @@ class TestWhetherToStep:
 
         assert (report.should_step, report.reason) == (False, "no loss counted anything")
 
+    def test_is_no_where_only_what_weighs_nothing_counted(self) -> None:
+        with StepNormaliser(StepLoss(), StepLoss(name="watched", weight=0.0)).begin(step=0) as step:
+            step.microbatch(0, torch.tensor(2.0), 2, loss="watched")
+            report = step.finish()
+
+        assert (report.should_step, report.reason) == (
+            False,
+            "no loss counted anything but those that weigh 0",
+        )
+
     def test_is_no_where_a_loss_is_nan_and_names_it(self) -> None:
         report = self.finished(math.nan, 2)
 
         assert (report.should_step, report.reason) == (False, "the loss 'loss' is NaN")
 
     def test_does_not_depend_on_a_loss_that_weighs_nothing(self) -> None:
-        assert self.finished(math.nan, 2, weight=0.0).should_step
+        report = self.finished(math.nan, 2, weight=0.0)
+
+        assert (report.should_step, report.loss) == (True, 1.0)
+
+    @pytest.mark.parametrize("order", RescaleOrder)
+    def test_of_a_loss_that_weighs_nothing_trains_nothing(self, order: RescaleOrder) -> None:
+        parameter = a_parameter()
+        losses = StepLoss(), StepLoss(name="watched", parameters=[parameter], weight=0.0)
+        with StepNormaliser(*losses, order=order).begin(step=0) as step:
+            step.microbatch(0, torch.tensor(1.0), 2, loss="loss")
+            step.microbatch(0, (parameter * math.nan).sum(), 2, loss="watched").backward()
+            report = step.finish()
+
+        assert report.should_step
+        assert gradient_of(parameter) == [0.0, 0.0]
 
     def test_is_yes_where_a_loss_is_infinite_and_its_gradient_is_not(self) -> None:
         assert self.finished(math.inf, 2).should_step

@@ -84,7 +84,7 @@ class _HiddenLoss(torch.autograd.Function):
         with refused_together(inputs.shard, hidden):
             tiled = TiledHead(head, rows, ids, inputs.temperature)
             coarse, entropy = _coarse_student(tiled, ids, inputs.tail)
-        coarse, entropy = over_shards(coarse, entropy, inputs, at, count=hidden[..., 0].numel())
+        coarse, entropy = over_shards(coarse, entropy, inputs, at, count=hidden.shape[:-1].numel())
         weighed = weigh(coarse, entropy, inputs, at)
         log_outside = coarse[:, -1:].clone()
         made = (rows, ids, log_outside, weighed.pulls, weighed.of_logs)

@@ -77,7 +77,7 @@ def sum_over_positions(
             entropy=entropy,
         )
     loss = _loss(student_logits, inputs)
-    return less_entropy(loss, entropy, weights), count
+    return less_entropy(loss, entropy, weights, temperature=targets.temperature), count
 
 
 def _loss(student_logits: torch.Tensor | HeadLogits, inputs: Inputs) -> torch.Tensor:

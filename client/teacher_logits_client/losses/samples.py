@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits_client.losses import slopes
 from teacher_logits_client.losses.tails import Tail
 
 if TYPE_CHECKING:
-    import torch
-
     from teacher_logits_client.targets import Targets
 
 LINEAR_LOSSES = ("forward_kl", "soft_cross_entropy")
@@ -50,10 +50,16 @@ def linear_form(
 
 
 def less_entropy(
-    loss: torch.Tensor, entropy: torch.Tensor | None, weights: torch.Tensor
+    loss: torch.Tensor, entropy: torch.Tensor | None, weights: torch.Tensor, *, temperature: float
 ) -> torch.Tensor:
-    """Return a summed loss less the weighted entropies [P], where there are any to take off."""
-    return loss if entropy is None else loss - (entropy.to(loss) * weights.to(loss)).sum()
+    """Return a summed loss less T² times the weighted entropies [P], if there are any to take off.
+
+    A position left out has no say, whatever its entropy holds.
+    """
+    if entropy is None:
+        return loss
+    weighed = torch.where(weights == 0, 0.0, entropy.to(loss) * weights.to(loss))
+    return loss - weighed.sum() * temperature**2
 
 
 def _refused(why: str, divergence: slopes.Divergence, tail: Tail) -> PayloadInvalidError:

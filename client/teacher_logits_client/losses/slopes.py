@@ -26,7 +26,7 @@ Divergence = Callable[[torch.Tensor, torch.Tensor], TermsAndSlopes]
 def forward_kl(log_p: torch.Tensor, log_q: torch.Tensor) -> TermsAndSlopes:
     """Sum of p log(p/q)."""
     p = log_p.exp()
-    return torch.where(p > 0, p * (log_p - log_q), 0.0), -p
+    return torch.where(p == 0, 0.0, p * (log_p - log_q)), -p
 
 
 def reverse_kl(log_p: torch.Tensor, log_q: torch.Tensor) -> TermsAndSlopes:
@@ -85,7 +85,7 @@ def total_variation(log_p: torch.Tensor, log_q: torch.Tensor) -> TermsAndSlopes:
 def soft_cross_entropy(log_p: torch.Tensor, log_q: torch.Tensor) -> TermsAndSlopes:
     """Sum of -p log q."""
     p = log_p.exp()
-    return torch.where(p > 0, -p * log_q, 0.0), -p
+    return torch.where(p == 0, 0.0, -p * log_q), -p
 
 
 def mean_squared_error(log_p: torch.Tensor, log_q: torch.Tensor) -> TermsAndSlopes:

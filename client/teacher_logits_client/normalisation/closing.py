@@ -107,7 +107,7 @@ def reduce_step(
         step=step,
         attempt=attempt,
         ranks=ranks,
-        loss=sum(each.weight * reports[each.name].mean for each in settings.losses),
+        loss=sum(each.weight * reports[each.name].mean for each in settings.losses if each.weight),
         losses=reports,
         reason=_why_not(settings, reports),
     )
@@ -149,12 +149,20 @@ def _why_not(settings: Settings, reports: dict[str, LossReport]) -> str | None:
     if not any(each.denominator > 0 for each in reports.values()):
         return "no loss counted anything"
     names = [each.name for each in settings.losses if each.weight]
+    if not any(reports[name].denominator > 0 for name in names):
+        return "no loss counted anything but those that weigh 0"
     wrong = [repr(name) for name in names if math.isnan(reports[name].mean)]
     return f"the loss {' and '.join(wrong)} is NaN" if wrong else None
 
 
 def rescale_gradients(settings: Settings, report: StepReport) -> None:
-    """Bring the gradients of raw sums to those of the means, in place."""
+    """Bring the gradients of raw sums to those of the means, in place.
+
+    Those of a loss that weighs 0 become 0, which 0 times a NaN is not.
+    """
+    for loss in settings.losses:
+        if loss.weight == 0:
+            multiply_gradients(loss.parameters, 0.0)
     averaged = settings.averaged_over
     if settings.order is RescaleOrder.DIRECT:
         for loss in settings.losses:

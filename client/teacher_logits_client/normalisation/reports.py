@@ -28,11 +28,11 @@ class StepReport:
     """A step over all its ranks. Each of the ``ranks`` of the reduction has the same one.
 
     ``loss`` is the weighted sum of the losses' means. ``reason`` says why an optimizer should not
-    step, and is None where it should. Where no loss counted anything all gradients are 0, and one
-    that has momentum or decays weights would move the parameters all the same. Where a loss is
-    NaN its gradients are too, and would end the training. An infinite loss is no reason: the
-    gradients of ours are finite then. Those of another, or fp16 that overflowed, are seen in the
-    gradient norm alone (``gradient_norms``).
+    step, and is None where it should; what weighs 0 has no say in either. Where no loss counted
+    anything all gradients are 0, and one that has momentum or decays weights would move the
+    parameters all the same. Where a loss is NaN its gradients are too, and would end the training.
+    An infinite loss is no reason: the gradients of ours are finite then. Those of another, or fp16
+    that overflowed, are seen in the gradient norm alone (``gradient_norms``).
     """
 
     step: int

@@ -31,7 +31,8 @@ class StepLoss:
     Read once, when this is made: something else that turns out to be empty, such as a generator
     that an optimizer was made of before, is refused with the first sum that needs a gradient.
     ``weight`` multiplies the loss where gradients are made of it, and in ``StepReport.loss``;
-    its own mean is reported without it.
+    its own mean is reported without it. A loss that weighs 0 is reported and nothing else: its
+    parameters get gradients of 0, and ``StepReport.loss`` and whether to step leave it out.
     ``bin_weights`` [B], at least 0 and one of them above, weigh the sums and the counts of bins
     (passes, slots, teachers) alike: the mean is Σ w_b S_b / Σ w_b C_b. One bin unless more are
     given.

@@ -51,7 +51,8 @@ class Tally:
         """
         _check_kinds(number, loss_sum, count)
         _check_trains(self.loss, loss_sum)
-        sums, counts = loss_sum.detach().reshape(-1), torch.as_tensor(count).detach().reshape(-1)
+        sums = loss_sum.detach().reshape(-1)
+        counts = torch.as_tensor(count, dtype=torch.float64).detach().reshape(-1)
         if not (len(sums) == len(counts) == self.loss.bins and sums.is_floating_point()):
             raise PayloadInvalidError(
                 f"micro batch {number} has a sum of shape {tuple(loss_sum.shape)} in "
@@ -64,7 +65,7 @@ class Tally:
                     "bins": self.loss.bins,
                 },
             )
-        counts = counts.to(sums.device, torch.float64)
+        counts = counts.to(sums.device)
         bad = ~(counts.isfinite() & (counts >= 0))
         self._sums = self._sums.to(sums.device) + sums.double()
         self._counts = self._counts.to(sums.device) + counts
