@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     Rules = Iterator[tuple[str, torch.Tensor]]
 
 _TOLERANCE = 1e-5
+_EPSILON = torch.finfo(torch.float32).eps
 """Of sums and logarithms that were computed in fp64 and travel as fp32."""
 
 
@@ -81,17 +82,26 @@ def sums_to_one(
 ) -> Rules:
     """Yield the rules of one temperature, that of a column of ``log_tail`` and ``logsumexp``."""
     tails, normalisers = columns[ColumnKind.LOG_TAIL], columns.get(ColumnKind.LOGSUMEXP)
-    values = stored
+    values, rounding = stored, tails.new_zeros(())
     if normalisers is not None:
         yield "a logsumexp that is not finite", ~normalisers[:, column].isfinite()
         if column > 0:
             at_1, at_tau = normalisers[:, 0], normalisers[:, column]
             values = retemper(stored, at_1, at_tau, temperature)
+            # Of a peaked row they are large, and what is left of their difference is not.
+            rounding = (at_1.abs() / temperature + at_tau.abs()) * _EPSILON
     elif column > 0:
         return
     yield (
         f"entries and tail that do not sum to one at temperature {temperature:g}",
-        mass_is_off(stored, values, tails[:, column], temperature=temperature, bound=bound),
+        mass_is_off(
+            stored,
+            values,
+            tails[:, column],
+            temperature=temperature,
+            bound=bound,
+            rounding=rounding,
+        ),
     )
 
 
@@ -102,15 +112,17 @@ def mass_is_off(
     *,
     temperature: float,
     bound: ErrorBound,
+    rounding: torch.Tensor | float = 0.0,
 ) -> torch.Tensor:
     """Return which of ``values`` [P,K] and ``log_tail`` [P] do not sum to one, bool [P].
 
-    ``values`` are what is ``stored`` [P,K] at a temperature.
+    ``values`` are what is ``stored`` [P,K] at a temperature, and may be off by ``rounding`` [P],
+    that of the normalisers they were taken there by.
     """
     tolerance = normalisation_tolerance(stored, log_tail) * max(1.0, 1.0 / temperature)
     if not bound.is_exact:
         tolerance = tolerance + mass_error(stored, values.float().exp(), bound) / temperature
-    return ~(log_total(values, log_tail).abs() <= tolerance)
+    return ~(log_total(values, log_tail).abs() <= tolerance + rounding)
 
 
 def _id_rules(ids: torch.Tensor, vocab_size: int) -> Rules:
