@@ -16,7 +16,6 @@ def figures(text: str) -> list[dict[str, object]]:
     return lines
 
 
-@pytest.mark.timeout(240)
 def test_scoring_says_what_each_way_costs(capfd: pytest.CaptureFixture[str]) -> None:
     small = ["--vocabulary", "500", "--hidden", "32", "--layers", "1", "--k", "8"]
     assert scoring.main([*small, "--tokens", "32", "--rounds", "2", "--threads", "1"]) == 0

@@ -130,7 +130,6 @@ def test_reports_each_stage_and_goes_on_behind_one_that_fails(spec: Spec) -> Non
     assert "--other-python" in stages["torch_versions"]["why"]
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "stage",
     [

@@ -17,7 +17,6 @@ KILLS = 20
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_a_server_killed_twenty_times_in_the_middle_of_a_put_leaves_nothing(stage: Stage) -> None:
     caller = stage.student("victim")
     for _ in range(KILLS):
@@ -50,7 +49,6 @@ def test_a_restarted_server_has_publishers_and_students_register_anew(stage: Sta
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_a_small_dev_shm_does_not_matter() -> None:
     if shutil.which("unshare") is None:
         pytest.skip("unshare is not installed")
