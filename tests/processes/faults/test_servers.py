@@ -9,7 +9,7 @@ from signal import SIGKILL
 import pytest
 from tests.processes.faults.oracle import SOCKETS, census_of
 from tests.processes.faults.publisher import SHARDS
-from tests.processes.faults.stage import Stage
+from tests.processes.faults.stage import Stage, await_true
 from tests.processes.faults.step_plays import PEACE, StepPlays
 from tests.processes.faults.workers import PATIENCE_SECONDS
 
@@ -27,7 +27,8 @@ def test_a_server_killed_twenty_times_in_the_middle_of_a_put_leaves_nothing(stag
         stage.cast.server.signal(SIGKILL)
         caller.error_of(call)
         caller.do("end")
-        assert not census_of(caller).slabs  # and so what the server had written is nowhere
+        # And so what the server had written is nowhere.
+        await_true(lambda: not census_of(caller).slabs, f"{caller} has no slab")
         stage.cast.start_server()
     assert sorted(path.name for path in stage.cast.place.run.iterdir()) == SOCKETS
 
