@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
 from tests.cuda.teaching import Teaching
+from tests.cuda.workers import WorkerError
 from tests.fake_cuda.log import (
     Operation,
     done,
@@ -16,6 +17,7 @@ from tests.fake_cuda.log import (
     still_open,
 )
 from tests.fake_cuda.spec import Spec
+from tests.processes.test_fifty_steps import await_true
 from tests.reports.raw import connect_raw
 
 if TYPE_CHECKING:
@@ -62,9 +64,22 @@ class Node:
         spec: Spec | None = None,
         **settings: object,
     ) -> Worker:
-        """Return a worker that is admitted as a publisher with slabs on the first device."""
+        """Return a worker that is admitted as a publisher with slabs on the first device.
+
+        Once the server knows that the last of its shard is gone, where that was killed.
+        """
         worker = self.worker(name, spec)
-        worker.ask("open_publisher", teaching or self.teaching, rank, **settings)
+
+        def is_admitted() -> bool:
+            try:
+                worker.ask("open_publisher", teaching or self.teaching, rank, **settings)
+            except WorkerError as error:
+                if error.told.rules != ("shard_taken",):
+                    raise
+                return False
+            return True
+
+        await_true(is_admitted)
         return worker
 
     def student(
