@@ -6,9 +6,12 @@ import heapq
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import PayloadRetiredError
+from teacher_logits_server.parts import Step
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
+
+    from teacher_logits_server.parts import Claim, Seat
 
 LIMIT = 4096
 """Retired steps remembered one by one; all below the lowest of them count as retired too."""
@@ -42,27 +45,35 @@ class RetiredSteps:
 
 
 class GivenUpSteps:
-    """Steps of which nothing is left, and that are still to be written: others wait for them."""
+    """Steps of which nothing is left, and that are still to be written: others wait for them.
+
+    Who has read one, before it was lost, is kept: nobody waits for that reader again.
+    """
 
     def __init__(self) -> None:
-        self._steps: set[int] = set()
+        self._steps: dict[int, dict[str, set[Seat]]] = {}
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._steps)
 
-    def add(self, step: int) -> None:
+    def add(self, step: Step) -> None:
         """Have room kept for a step; beyond ``LIMIT`` the highest are forgotten."""
-        self._steps.add(step)
+        self._steps[step.number] = step.consumed
         if len(self._steps) > LIMIT:
-            self._steps.remove(max(self._steps))
+            del self._steps[max(self._steps)]
+
+    def begin_again(self, claim: Claim) -> Step:
+        """Return the step of a claim as that begins it: with who has read it, if it was here."""
+        read = self._steps.get(claim.step, {})
+        return Step(number=claim.step, real_rows=claim.real_rows, consumed=read)
 
     def discard(self, step: int) -> None:
         """Learn that a step is written again, or over."""
-        self._steps.discard(step)
+        self._steps.pop(step, None)
 
     def discard_below(self, step: int, *, unless: Container[int]) -> None:
         """Learn that nobody needs a step below this one, ``unless`` it is waited for."""
-        self._steps = {each for each in self._steps if each >= step or each in unless}
+        self._steps = {n: read for n, read in self._steps.items() if n >= step or n in unless}
 
 
 def retired_error(number: int, lowest: int) -> PayloadRetiredError:

@@ -100,7 +100,7 @@ class Steps:
             older.check_same(claim)
             return older, self._parts[older.payload_id].repeat == older
         self.check_open(claim.step)
-        step = self._steps.get(claim.step) or Step(number=claim.step, real_rows=claim.real_rows)
+        step = self._steps.get(claim.step) or self._given_up.begin_again(claim)
         step.check_claim(claim)
         if not step.is_written:
             step.real_rows = claim.real_rows
@@ -254,9 +254,9 @@ class Steps:
 
     def _note_given_up(self, step: Step) -> None:
         """Keep a step open of which nothing is left, where it is still to come."""
-        is_passed = step.number < max(self._highest_complete, *self._steps, -1)
+        is_passed = step.consumed or step.number < max(self._highest_complete, *self._steps, -1)
         if not step.is_written and (is_passed or step.number in self.seats.wanted()):
-            self._given_up.add(step.number)
+            self._given_up.add(step)
 
     def _retire_what_is_read(self) -> None:
         for step in list(self._steps.values()):

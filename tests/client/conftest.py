@@ -1,6 +1,7 @@
 """A server in a thread of the tests' own process, with a teacher that tests can hold up."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -58,6 +59,12 @@ class Service:
         with grpc.insecure_channel(self.address) as channel:
             stub = operator_service_pb2_grpc.OperatorServiceStub(channel)
             return stub.Inspect(operator_service_pb2.InspectRequest(), timeout=30)
+
+    def await_that(self, holds: Callable[[operator_service_pb2.InspectResponse], bool]) -> None:
+        """Ask until something is so; sessions, for one, end a moment after their close."""
+        until = time.monotonic() + 30
+        while not holds(self.inspect()):
+            assert time.monotonic() < until
 
     def lease_count(self, client: tl.Client) -> int:
         """Leases that the server has out, once all that the client let go of has come back."""

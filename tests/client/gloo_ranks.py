@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 T = TypeVar("T")
-PATIENCE = timedelta(seconds=20)
+PATIENCE = timedelta(seconds=120)
 #: How long the one who asks waits: longer than any collective.
-DEADLINE = 40.0
+DEADLINE = 150.0
 
 
 class Ranks:

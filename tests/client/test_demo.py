@@ -92,7 +92,6 @@ def streamed(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Run:
     return run_demo(folder, "--transport", "stream", cache=cache, steps=3)
 
 
-@pytest.mark.timeout(RUN_SECONDS + 30)
 class TestTheDemo:
     def test_succeeds(self, shared: Run) -> None:
         assert shared.code == 0, shared.text

@@ -8,7 +8,16 @@ from time import monotonic
 
 import pytest
 import torch
-from tests.client.test_own_slabs import GOOD, LONG, SOON, Desk, a_claim, slabs, slot_of
+from tests.client.test_own_slabs import (
+    ANSWERED,
+    GOOD,
+    LONG,
+    SOON,
+    Desk,
+    a_claim,
+    slabs,
+    slot_of,
+)
 from tests.fake_cuda.driver import FakeCuda
 from tests.fake_cuda.visible import MIG_GPU, ONE_GPU, OTHER_GPU
 
@@ -23,6 +32,7 @@ from teacher_logits.errors import (
 )
 from teacher_logits.layout import Column, ColumnKind, is_on_device
 from teacher_logits.pool import PAGE_BYTES
+from teacher_logits_client import line
 from teacher_logits_client.claims import Claim, Granted, Sealing
 from teacher_logits_client.config import HostCopies
 from teacher_logits_client.device_choice import choose_device
@@ -142,7 +152,7 @@ def test_a_copy_on_the_host_is_made_where_a_reader_needs_it(tmp_path: Path, why:
 def test_a_device_without_memory_shows_as_a_full_pool(tmp_path: Path) -> None:
     with on_a_device(tmp_path, memory_bytes=PAGE_BYTES) as (way, _, memory):
         with pytest.raises(PoolFullError, match=memory.devices()[0].uuid):
-            way.reserve(a_whole_claim(0), until=monotonic() + SOON)
+            way.reserve(a_whole_claim(0), until=monotonic() + ANSWERED)
 
 
 def test_where_the_usual_slab_cannot_be_had_a_small_one_may_do(tmp_path: Path) -> None:
@@ -174,7 +184,7 @@ def test_what_lies_on_the_host_outlives_its_publisher_and_is_not_waited_for(tmp_
     with slabs(tmp_path) as (way, _):
         way.reserve(a_claim(0), until=monotonic() + LONG)
         way.seal("p-0", GOOD, until=monotonic() + LONG)
-        way.wait_free(until=monotonic() + SOON, but_copied=True)
+        way.wait_free(until=monotonic() + LONG, but_copied=True)
 
 
 # --- buffers that publishers own
@@ -229,7 +239,10 @@ def test_what_is_published_from_an_own_buffer_lies_where_its_owner_wrote_it(
         assert desk.seals == [False]
 
 
-def test_an_own_buffer_is_free_when_nobody_reads_what_was_published_there(tmp_path: Path) -> None:
+def test_an_own_buffer_is_free_when_nobody_reads_what_was_published_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line, "SAY_WHY_SECONDS", LONG)
     with on_a_device(tmp_path) as (way, desk, memory):
         own = Owned(way, memory)
         own.buffer.wait_free(timeout=LONG)
@@ -253,7 +266,7 @@ def test_a_place_that_is_still_read_is_waited_for(tmp_path: Path) -> None:
         way.reserve(claim, until=monotonic() + LONG)
         way.seal("p-0", sealing_of(claim), until=monotonic() + LONG)
         with pytest.raises(PoolFullError, match="step 0 is not read by all yet"):
-            way.reserve(own.claim(1, 0), until=monotonic() + SOON)
+            way.reserve(own.claim(1, 0), until=monotonic() + ANSWERED)
         desk.free(0)
         way.reserve(own.claim(2, 0), until=monotonic() + LONG)
         assert slot_of(way, "p-2") == 3

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import socket
+import time
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -447,8 +448,9 @@ class TestAVisit:
     def test_leaves_no_session_behind(self, server: testing.ServerProcess) -> None:
         visited(server.address)
 
-        view = inspect_server(parse_address(server.address), timeout=20)
-        assert view.sessions == ()
+        until = time.monotonic() + 30  # a session ends a moment after its close
+        while inspect_server(parse_address(server.address), timeout=20).sessions:
+            assert time.monotonic() < until
 
     def test_of_a_streaming_server_says_what_refused_shared_memory_and_the_cure(
         self, streaming_server: testing.ServerProcess
@@ -483,7 +485,7 @@ class TestAVisit:
     ) -> None:
         profile = a_teacher("published")
         with tl.connect(server.address) as client, client.open_publisher(profile):
-            found = visited(server.address, teacher_id="published", timeout=5)
+            found = visited(server.address, teacher_id="published", timeout=20)
 
         assert found["handshake"].verdict is Verdict.OK
 

@@ -105,7 +105,7 @@ def test_a_program_that_holds_everything_to_its_end_ends_in_silence(tmp_path: Pa
             [sys.executable, "-c", CARELESS, service.address],
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
 

@@ -38,7 +38,7 @@ def ends() -> dict[str, str]:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=55,
+            timeout=200,
             check=False,
         )
     assert told.returncode == 0, told.stderr

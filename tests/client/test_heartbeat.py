@@ -5,6 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError
 
 import pytest
+from tests.held import running_threads
 
 from teacher_logits.clock import ManualClock
 from teacher_logits.errors import (
@@ -182,11 +183,13 @@ def test_a_closed_session_is_renewed_no_more() -> None:
 
 
 def test_stopping_ends_the_thread() -> None:
+    before = running_threads()  # another test's session may have had this id
     heartbeat = Heartbeat(
         a_life(), renew=lambda seconds: None, lock=threading.Lock(), clock=ManualClock()
     )
     heartbeat.start()
-    [thread] = [t for t in threading.enumerate() if t.name == "teacher-logits-heartbeat-s-1"]
+    new = running_threads() - before
+    [thread] = [t for t in new if t.name == "teacher-logits-heartbeat-s-1"]
 
     heartbeat.stop()
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -105,6 +106,12 @@ def as_json(view: ServerView) -> str:
     return inspect_json.as_json(view, address="unix:/run/t.sock")
 
 
+def shown_session(document: dict[str, Any], session: tl.Session) -> dict[str, Any]:
+    """A session among those that are shown; one of another test may be on its way out."""
+    by_id: dict[str, dict[str, Any]] = {each["session_id"]: each for each in document["sessions"]}
+    return by_id[session.terms.session_id]
+
+
 class TestARunningServer:
     def test_names_its_teacher_and_its_budget(self, service: Service, shown: Shown) -> None:
         document = json.loads(shown(service.address, "--json"))
@@ -120,8 +127,7 @@ class TestARunningServer:
         with service.session(student_id="trainer") as (_, session):
             document = json.loads(shown(service.address, "--json"))
 
-        (found,) = document["sessions"]
-        assert found["session_id"] == session.terms.session_id
+        found = shown_session(document, session)
         assert found["student_id"] == "trainer"
         assert found["transports"][0]["transport"] == "shared_memory"
         assert found["liveness"] == "line"
@@ -130,6 +136,7 @@ class TestARunningServer:
     def test_shows_an_open_lease_and_the_room_it_takes(
         self, service: Service, shown: Shown
     ) -> None:
+        service.await_that(lambda view: not view.leases)  # those of other tests
         with service.session() as (_, session), session.score(ROWS).result(timeout=30) as payload:
             document = json.loads(shown(service.address, "--json"))
 
@@ -137,7 +144,7 @@ class TestARunningServer:
             assert lease["lease_id"] == payload.lease_id
             assert lease["size_bytes"] >= payload.payload.size_bytes
             assert document["pool"]["used_bytes"] >= lease["size_bytes"]
-            assert document["sessions"][0]["leased_bytes"] == lease["size_bytes"]
+            assert shown_session(document, session)["leased_bytes"] == lease["size_bytes"]
 
     def test_counts_what_was_scored(self, service: Service, shown: Shown) -> None:
         before = json.loads(shown(service.address, "--json"))["queue"]
@@ -150,16 +157,17 @@ class TestARunningServer:
         assert after["scored_tokens"] - before["scored_tokens"] == ROWS.numel()
 
     def test_says_why_a_better_transport_was_refused(self, service: Service, shown: Shown) -> None:
-        with service.session((tl.Transport.CUDA_IPC, *STREAM)):
+        with service.session((tl.Transport.CUDA_IPC, *STREAM)) as (_, session):
             document = json.loads(shown(service.address, "--json"))
 
-        (settled,) = document["sessions"][0]["transports"]
+        (settled,) = shown_session(document, session)["transports"]
         (refusal,) = settled["refusals"]
         assert settled["transport"] == "stream"
         assert (refusal["transport"], refusal["reason"]) == ("cuda_ipc", "NOT_OFFERED")
         assert refusal["message"]
 
     def test_is_shown_to_people_too(self, service: Service, shown: Shown) -> None:
+        service.await_that(lambda view: not view.leases)  # those of other tests
         with service.session(student_id="trainer") as (_, session):
             text = shown(service.address)
 

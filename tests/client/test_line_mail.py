@@ -10,6 +10,7 @@ from time import monotonic
 
 import pytest
 from tests.client.test_line import LONG, SOON, Broker, a_line, a_page, released
+from tests.held import left_behind, open_descriptors
 
 from teacher_logits.errors import (
     ForkedClientError,
@@ -147,12 +148,12 @@ def test_descriptors_beside_mail_are_closed(tmp_path: Path) -> None:
     got: list[Mail] = []
     with a_line(tmp_path, on_mail=got.append) as (line, broker):
         page = a_page(b"stray")
-        before = len(os.listdir("/proc/self/fd"))
+        before = open_descriptors()
         broker.answer(mail_to_wire(a_grant(3)), page)
         line.drain()
 
         assert got == [a_grant(3)]
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert not left_behind(before, open_descriptors)
         os.close(page)
 
 

@@ -31,6 +31,7 @@ from teacher_logits.terms import Reservation, RoomFreed
 from teacher_logits.v1 import line_pb2
 from teacher_logits.wire_errors import to_status
 from teacher_logits.wire_steps import mail_to_wire, reservation_to_wire
+from teacher_logits_client import line
 from teacher_logits_client.claims import Claim, Sealing
 from teacher_logits_client.config import HostCopies
 from teacher_logits_client.device_slab_maker import DeviceSlabMaker
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from teacher_logits_client.calls.registry import RegistryCalls
 
 SOON, LONG = 0.1, 30.0
+ANSWERED = 1.0
+"""A wait for room that is in vain, behind a claim that was answered."""
 GOOD = Sealing(columns=(), bad_row_count=0, valid_count=None, digest="")
 
 
@@ -210,20 +213,24 @@ def test_a_claim_that_finds_no_room_in_time_is_given_up(tmp_path: Path) -> None:
     with slabs(tmp_path) as (way, desk):
         way.reserve(a_claim(0), until=monotonic() + LONG)
         with pytest.raises(PoolFullError, match="step 0 is being written"):
-            way.reserve(a_claim(1), until=monotonic() + SOON)
+            way.reserve(a_claim(1), until=monotonic() + ANSWERED)
         assert desk.asked[-1] == "abandon"
 
 
-def test_a_full_pool_names_whom_the_server_says_it_waits_for(tmp_path: Path) -> None:
+def test_a_full_pool_names_whom_the_server_says_it_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with slabs(tmp_path) as (way, desk):
         way.reserve(a_claim(0), until=monotonic() + LONG)
         desk.holders = "step 0 waits for student:3"
-        with pytest.raises(PoolFullError, match=r"\(step 0 waits for student:3\)$") as raised:
-            way.reserve(a_claim(1), until=monotonic() + SOON)
+        with monkeypatch.context() as patient:
+            patient.setattr(line, "SAY_WHY_SECONDS", LONG)
+            with pytest.raises(PoolFullError, match=r"\(step 0 waits for student:3\)$") as raised:
+                way.reserve(a_claim(1), until=monotonic() + ANSWERED)
         assert raised.value.facts["need_bytes"] == 100
         desk.unanswered = {"want_steps"}
         with pytest.raises(PoolFullError, match=r"raise pool_size_bytes of open_publisher$"):
-            way.reserve(a_claim(1), until=monotonic() + SOON)
+            way.reserve(a_claim(1), until=monotonic() + ANSWERED)
 
 
 def test_a_seal_that_was_not_answered_leaves_its_room_in_doubt(tmp_path: Path) -> None:
@@ -237,7 +244,7 @@ def test_a_seal_that_was_not_answered_leaves_its_room_in_doubt(tmp_path: Path) -
         with pytest.raises(DeadlinePassedError):
             way.abandon("p-0", until=monotonic() + SOON)
         with pytest.raises(PoolFullError, match="sealed, as far as is known"):
-            way.reserve(a_claim(1), until=monotonic() + SOON)
+            way.reserve(a_claim(1), until=monotonic() + ANSWERED)
         desk.free(0)
         way.reserve(a_claim(1), until=monotonic() + LONG)
 
@@ -271,7 +278,7 @@ def test_the_answer_to_an_abandon_says_whether_a_seal_was_taken(tmp_path: Path) 
             desk.sealed = {"p-1"}
             assert way.abandon(f"p-{step}", until=monotonic() + LONG) is is_sealed
         with pytest.raises(PoolFullError, match="step 1 is not read by all yet"):
-            way.reserve(a_claim(2), until=monotonic() + SOON)
+            way.reserve(a_claim(2), until=monotonic() + ANSWERED)
         desk.free(1)
         way.reserve(a_claim(2), until=monotonic() + LONG)
 
@@ -376,11 +383,11 @@ def test_where_there_is_no_memory_for_more_room_is_kept_for_a_lower_step(tmp_pat
         way.seal("p-0", GOOD, until=monotonic() + LONG)
         way.room.shelf.maker = SlabMaker(check_memory=none_left)
         with pytest.raises(PoolFullError, match="no memory"):
-            way.reserve(a_claim(1), until=monotonic() + SOON)
+            way.reserve(a_claim(1), until=monotonic() + ANSWERED)
         way.room.table.want(1)  # a thread of its own waits for it
         desk.free(0)
         with pytest.raises(PoolFullError, match="room is kept for step 1"):
-            way.reserve(a_claim(2), until=monotonic() + SOON)
+            way.reserve(a_claim(2), until=monotonic() + ANSWERED)
         way.reserve(a_claim(1), until=monotonic() + LONG)
 
 
@@ -409,10 +416,10 @@ def test_a_step_that_gives_up_its_wait_lets_the_one_go_on_that_left_room_for_it(
         way.reserve(a_claim(0, 2 * PAGE_BYTES), until=monotonic() + LONG)
         with way.room.lock:
             way.room.table.want(1)  # it waits already when the higher one comes
-        higher = pool.submit(way.reserve, a_claim(2), until=monotonic() + LONG)
+        higher = pool.submit(way.reserve, a_claim(2), until=monotonic() + 10 * LONG)
         with pytest.raises(PoolFullError, match="step 1"):
-            way.reserve(a_claim(1, 2 * PAGE_BYTES), until=monotonic() + SOON)
-        higher.result(LONG / 3)
+            way.reserve(a_claim(1, 2 * PAGE_BYTES), until=monotonic() + ANSWERED)
+        higher.result(LONG)
 
 
 def test_the_end_of_the_line_ends_a_wait_for_room(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ class TestStoppedServer:
 class TestLostServer:
     def test_is_said_at_once_and_its_successor_refuses_what_it_gave(self, tmp_path: Path) -> None:
         listen = f"unix:{tmp_path}/s"
-        with testing.serve(listen=listen) as first:
+        with testing.serve(listen=listen, session_ttl="1h") as first:  # it outlives the restart
             client = tl.connect(first.address)
             local = client.open_session(a_profile(transports=SHARED_MEMORY))
             remote = client.open_session(a_profile(transports=STREAM))

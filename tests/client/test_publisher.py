@@ -27,6 +27,7 @@ from tests.client.publishing import (
     next_of,
     some_rows,
 )
+from tests.clocks import answer_early
 
 import teacher_logits_client as tl
 from teacher_logits.errors import (
@@ -43,6 +44,7 @@ from teacher_logits.errors import (
     SessionRefusedError,
 )
 from teacher_logits.selection import Selection
+from teacher_logits_client import line
 
 WAYS = [("shared_memory",), ("stream",)]
 _names = (f"teacher-{number}" for number in itertools.count())
@@ -313,18 +315,21 @@ def test_a_full_pool_waits_for_students_and_then_goes_on(
             ahead.result(30)
 
 
-def test_a_pool_that_stays_full_says_what_it_waits_for(service: Service) -> None:
+def test_a_pool_that_stays_full_says_what_it_waits_for(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line, "SAY_WHY_SECONDS", 30.0)
     ids, lengths, _ = some_rows(0)
     with publishing(service, pool=1 << 13) as (_, publisher):
         write(publisher, 0)
         with pytest.raises(PoolFullError, match="step 0 is not read by all yet") as raised:
-            publisher.reserve(1, input_ids=ids, lengths=lengths, timeout=0.2)
+            publisher.reserve(1, input_ids=ids, lengths=lengths, timeout=1.0)
         assert str(raised.value).endswith("(no student is there to read)")
         assert raised.value.facts["need_bytes"] == 4352
         assert raised.value.facts["free_bytes"] == 0
         # The claim was given up with it.
         with pytest.raises(PoolFullError, match="step 1 needs"):
-            publisher.reserve(1, input_ids=ids, lengths=lengths, timeout=0.2)
+            publisher.reserve(1, input_ids=ids, lengths=lengths, timeout=1.0)
 
 
 def test_a_payload_larger_than_the_pool_is_refused_at_once(service: Service) -> None:
@@ -581,8 +586,11 @@ def test_a_rank_of_padding_alone_finds_no_rows_to_publish(service: Service) -> N
             publisher.rows_of_step(5)
 
 
-def test_a_remote_publisher_waits_for_room_of_the_server_s(service: Service) -> None:
+def test_a_remote_publisher_waits_for_room_of_the_server_s(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The server's pool has 1 MiB; nobody reads."""
+    answer_early(monkeypatch)
     many = torch.zeros(ROWS, 64, dtype=torch.int64)
     with publishing(service, ("stream",), top_k=250, vocabulary_size=300, head_rows=300) as (
         client,
@@ -592,7 +600,7 @@ def test_a_remote_publisher_waits_for_room_of_the_server_s(service: Service) -> 
 
         def write_on() -> None:
             for step in range(4):
-                with publisher.reserve(step, input_ids=many, timeout=2.0) as draft:
+                with publisher.reserve(step, input_ids=many, timeout=30.0) as draft:
                     tl.select_top_k(torch.zeros(ROWS, 64, 300), out=draft)
 
         with pytest.raises(PoolFullError, match="no room") as raised:

@@ -27,7 +27,7 @@ from teacher_logits.errors import (
     PayloadInvalidError,
     PayloadRetiredError,
 )
-from teacher_logits_client import uploads
+from teacher_logits_client import line, uploads
 from teacher_logits_client.calls.registry import chunk
 from teacher_logits_client.fallback import MAX_STREAM_TRIES
 
@@ -204,7 +204,10 @@ def test_a_student_without_ids_at_hand_counts_what_the_whole_step_counts(
             assert int(batch.targets.valid.sum()) == batch.global_count
 
 
-def test_a_wait_over_shared_memory_ends_with_what_the_step_lacks(client: tl.Client) -> None:
+def test_a_wait_over_shared_memory_ends_with_what_the_step_lacks(
+    client: tl.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line, "SAY_WHY_SECONDS", LONG)
     ids, lengths, _ = some_rows(0)
     name = next(names)
     with (
@@ -212,8 +215,8 @@ def test_a_wait_over_shared_memory_ends_with_what_the_step_lacks(client: tl.Clie
         client.open_session(a_student(name, transports="shared_memory")) as session,
     ):
         with pytest.raises(DeadlinePassedError, match="nothing of it is reserved; the lowest"):
-            session.acquire(step=4, timeout=0.5)
+            session.acquire(step=4, timeout=1.0)
         publisher.reserve(0, input_ids=ids, lengths=lengths).abandon()
         publisher.close()
         with pytest.raises(DeadlinePassedError, match="no publisher of the teacher is left"):
-            session.acquire(step=0, timeout=0.5)
+            session.acquire(step=0, timeout=1.0)

@@ -78,10 +78,11 @@ class TestStreams:
         with streamed_session(profile=rank(1)) as (session, calls):
             calls.grant(a_grant(7, streamed(calls, [shard_of(IDS)], RANK_1), real_rows=8))
             with session.acquire(step=7, timeout=LONG):
-                pass
+                assert calls.begun.get(timeout=LONG) == "l-p-7-0"
             calls.gate.clear()
             leases = streamed(calls, [shard_of(IDS, step=8)], RANK_1)
             calls.grant(a_grant(8, leases, real_rows=8))
+            assert calls.begun.get(timeout=LONG) == "l-p-8-0"
             with pytest.raises(DeadlinePassedError, match="step 8 is complete, and its bytes"):
                 session.acquire(step=8, timeout=SOON)
             calls.gate.set()

@@ -24,10 +24,15 @@ from teacher_logits.errors import (
     SessionExpiredError,
 )
 from teacher_logits.terms import StepFailure
+from teacher_logits_client import line
 from teacher_logits_client.mailbox import Mailbox
 
 if TYPE_CHECKING:
     from tests.client.step_calls import StepCalls
+
+
+ANSWERED = 1.0
+"""A wait that is in vain, and in which the broker has answered."""
 
 
 class TestClosing:
@@ -40,14 +45,16 @@ class TestClosing:
             with session.acquire(step=5, timeout=LONG):  # and so the line lasts
                 while not broker.wanted.empty():
                     broker.wanted.get()
-                waiting = [threads.submit(session.acquire, step=n, timeout=LONG) for n in (7, 9)]
+                waiting = [
+                    threads.submit(session.acquire, step=n, timeout=10 * LONG) for n in (7, 9)
+                ]
                 for _ in waiting:
                     broker.wanted.get(timeout=LONG)
                 broker.deaf.set()  # no word from it wakes them
                 session.close()
                 for each in waiting:
                     with pytest.raises(SessionExpiredError, match="closed by this client"):
-                        each.result(LONG / 3)
+                        each.result(LONG)
                 broker.deaf.clear()
 
 
@@ -79,21 +86,24 @@ class TestWaiting:
     def test_ends_with_the_deadline_and_says_what_was_waited_for(self, tmp_path: Path) -> None:
         with local_session(tmp_path) as (session, broker):
             with pytest.raises(DeadlinePassedError, match="for step 7, and it is not complete"):
-                session.acquire(step=7, timeout=SOON)
+                session.acquire(step=7, timeout=ANSWERED)
             broker.deaf.set()
             with pytest.raises(DeadlinePassedError, match=r"step 8, and the broker did not answer"):
                 session.acquire(step=8, timeout=SOON)
 
-    def test_that_was_in_vain_says_what_the_server_says_of_the_step(self, tmp_path: Path) -> None:
+    def test_that_was_in_vain_says_what_the_server_says_of_the_step(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(line, "SAY_WHY_SECONDS", LONG)
         with local_session(tmp_path) as (session, broker):
             broker.lacking = "nothing of it is reserved"
             with pytest.raises(
                 DeadlinePassedError, match="it is not complete: nothing of it is reserved"
             ):
-                session.acquire(step=7, timeout=SOON)
+                session.acquire(step=7, timeout=ANSWERED)
             broker.lacking = ""
             with pytest.raises(DeadlinePassedError, match="have not sealed all of its rows"):
-                session.acquire(step=7, timeout=SOON)
+                session.acquire(step=7, timeout=ANSWERED)
 
     def test_what_comes_after_the_deadline_is_there_for_the_next_who_asks(
         self, tmp_path: Path

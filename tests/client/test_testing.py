@@ -1,6 +1,7 @@
 """The server that users' own tests start."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -155,9 +156,10 @@ def server_pids() -> set[str]:
     """Children of ours that run a server."""
     found = set()
     for task in Path("/proc/self/task").iterdir():
-        for pid in (task / "children").read_text().split():
-            if b"teacher_logits" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.add(pid)
+        with suppress(FileNotFoundError, ProcessLookupError):  # another test's, that ends now
+            for pid in (task / "children").read_text().split():
+                if b"teacher_logits" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.add(pid)
     return found
 
 

@@ -72,7 +72,6 @@ def test_r20_the_gradient_is_that_of_one_batch_however_it_is_cut(
     assert rig.logged(trainer, "loss") == [pytest.approx(loss, abs=1e-6)]
 
 
-@pytest.mark.timeout(120)
 def test_r23_served_at_any_beta_it_is_what_trl_computes_with_the_teacher_in_the_process(
     tmp_path: Path,
 ) -> None:
@@ -225,7 +224,6 @@ def test_a_step_without_a_token_of_the_students_is_warned_of(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_r20_two_ranks_take_the_step_of_one(teacher: str, tmp_path: Path) -> None:
     loss, wanted = trl_rig.reference(teacher, beta=0.5)
     command = [sys.executable, "-m", "tests.client.trainer_ranks", teacher, str(tmp_path), "trl"]

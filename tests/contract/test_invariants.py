@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from teacher_logits.errors import PayloadInvalidError
@@ -64,9 +64,10 @@ def at_another_temperature(columns: Columns) -> None:
 @given(
     st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
     st.sampled_from([1, 6, 50, 64]),
-    st.sampled_from([0.0, 2.0, 10.0]),
+    st.sampled_from([0.0, 2.0, 10.0, 60.0]),
     st.integers(0, 2**32),
 )
+@example(torch.float32, 1, 60.0, 7)  # its normalisers' own rounding is all that is off
 def test_what_a_teacher_selects_passes(dtype: torch.dtype, k: int, scale: float, seed: int) -> None:
     check(payload(dtype, k=k, scale=scale, seed=seed))
 

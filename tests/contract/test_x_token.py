@@ -98,7 +98,6 @@ class TestTheRules:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_every_case_passes_under_optimisation_too(tmp_path: Path) -> None:
     """`python -O` takes asserts out of the product (upstream's checks are asserts), not out of
     tests; a test that must fail shows that this run has both."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
 from tests.cuda.teaching import Teaching
+from tests.cuda.workers import WorkerError
 from tests.fake_cuda.log import (
     Operation,
     done,
@@ -62,9 +63,22 @@ class Node:
         spec: Spec | None = None,
         **settings: object,
     ) -> Worker:
-        """Return a worker that is admitted as a publisher with slabs on the first device."""
+        """Return a worker that is admitted as a publisher with slabs on the first device.
+
+        Once the server knows that the last of its shard is gone, where that was killed.
+        """
         worker = self.worker(name, spec)
-        worker.ask("open_publisher", teaching or self.teaching, rank, **settings)
+
+        def is_admitted() -> bool:
+            try:
+                worker.ask("open_publisher", teaching or self.teaching, rank, **settings)
+            except WorkerError as error:
+                if error.told.rules != ("shard_taken",):
+                    raise
+                return False
+            return True
+
+        await_true(is_admitted)
         return worker
 
     def student(

@@ -87,7 +87,7 @@ def test_the_server_keeps_nothing_of_those_that_were_killed(
         (doomed if turn % 2 else publisher).kill()
         (publisher if turn % 2 else doomed).kill()
     await_true(is_let_go)
-    await_true(lambda: kept() == before)
+    await_true(lambda: kept() <= before)  # what was let go of just then is in `before`
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ def test_a_killed_server_takes_nothing_along_that_was_leased(workers: Crew, tmp_
 def test_a_stopped_readers_memory_is_not_freed_under_it(node: Node) -> None:
     """The publisher waits for it a while, and then keeps the memory to its process's end."""
     publisher = node.crew["publisher"]
-    publisher.ask("connect", node.address, node.spec().dumps(), timeout=1.0)
+    publisher.ask("connect", node.address, node.spec().dumps(), timeout=3.0)
     publisher.ask("open_publisher", node.teaching)
     student, _ = node.student(transports=("cuda_ipc",))
     publisher.ask("publish", 0)

@@ -138,7 +138,6 @@ def stranger() -> Iterator[Worker]:
     worker.kill()
 
 
-@pytest.mark.timeout(90)
 def test_another_pid_namespace_is_named_and_streamed_to_or_refused(
     node: Node, stranger: Worker
 ) -> None:

@@ -99,7 +99,6 @@ class Story:
         *(pytest.param(seed, 80, id=f"80-steps-{seed}", marks=pytest.mark.slow) for seed in (2, 3)),
     ],
 )
-@pytest.mark.timeout(180)
 def test_whatever_happens_what_is_read_is_right_and_nothing_is_left(
     node: Node, seed: int, steps: int
 ) -> None:

@@ -81,11 +81,14 @@ class Log:
 
 
 def read_log(folder: Path) -> list[Operation]:
-    """Return what all processes of a node asked, each one's calls in their order."""
+    """Return what all processes of a node asked, each one's calls in their order.
+
+    They may be writing: a line without its end is not there yet.
+    """
     return [
         Operation(**json.loads(line))
         for path in sorted(folder.glob("*.jsonl"))
-        for line in path.read_text().splitlines()
+        for line in path.read_text().split("\n")[:-1]
     ]
 
 

@@ -140,7 +140,6 @@ def test_does_not_pass_where_no_time_was_left_for_a_stage(
     assert "--seconds" in report["stages"]["cycles"]["why"]
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "stage",
     [

@@ -32,7 +32,7 @@ def main(how: str, address: str, teacher_id: str = "") -> None:
         def lease() -> AbstractContextManager[tl.LeasedPayload | tl.Batch]:
             if how == "scored":
                 return session.score([[1, 2, 3], [4, 5]]).result()
-            return session.acquire(step=0, timeout=5)
+            return session.acquire(step=0, timeout=30)
 
         while True:
             try:

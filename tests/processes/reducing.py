@@ -31,7 +31,7 @@ from teacher_logits_client.normalisation import (
 )
 
 RANKS = 4
-PATIENCE = timedelta(seconds=20)
+PATIENCE = timedelta(seconds=120)
 WIDTH = 3
 #: How many tokens each micro batch of each rank has: uneven, and one rank idle.
 UNEVEN = {4: ((5, 1, 3), (2,), (), (4, 4)), 2: ((7,), (1, 2, 3))}

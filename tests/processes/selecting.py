@@ -22,7 +22,7 @@ from teacher_logits.partial_selection import PartialSelection, select_partial
 from teacher_logits.rank_merging import merge_over_ranks
 
 RANKS = 4
-PATIENCE = timedelta(seconds=20)
+PATIENCE = timedelta(seconds=120)
 #: Uneven shards: one narrower than K, and one of padding alone.
 BOUNDS = (0, 5, 60, 101, 110)
 VOCABULARY, K, POSITIONS = 97, 12, 6

@@ -50,7 +50,7 @@ def test_the_old_runs_out_and_nothing_new_is_taken(tmp_path: Path) -> None:
         with pytest.raises(DrainingError, match="shutting down"):
             drain.session.score(ROWS).result()
         with pytest.raises(NotAvailable, match="shutting down"):
-            tl.connect(drain.server.address, timeout=0.3)
+            tl.connect(drain.server.address, timeout=2)
         # Another reader of what is leased is no new work.
         payload_id = leased.payload.payload_id
         with drain.session.acquire(payload_id=payload_id, input_ids=ROWS) as again:

@@ -12,6 +12,8 @@ import pytest
 from tests.client.publishing import a_grid, a_student, a_teacher, expected, some_rows
 from tests.client.test_publisher import same
 from tests.processes.running import PATIENCE_SECONDS, line_of
+from tests.processes.test_fifty_steps import await_true
+from tests.reports.raw import connect_raw
 from tests.stopping import stopped
 
 import teacher_logits_client as tl
@@ -80,6 +82,10 @@ def test_a_killed_publisher_s_step_is_written_again_by_its_successor(
             process.kill()
             process.wait(PATIENCE_SECONDS)
         ids, lengths, logits = some_rows(0)
+        # The server is told of a process's end, and may refuse its successor until then.
+        with connect_raw(server.address) as raw:
+            dead = process.pid
+            await_true(lambda: dead not in [each.pid for each in raw.inspect().sessions])
         with client.open_publisher(a_teacher(name)) as successor:
             with successor.reserve(0, input_ids=ids, lengths=lengths) as draft:
                 tl.select_top_k(logits, out=draft)

@@ -30,7 +30,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> list[Said]:
         [sys.executable, "-W", "ignore", "-m", "tests.processes.selecting", str(folder)],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     return [

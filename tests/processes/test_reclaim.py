@@ -18,6 +18,7 @@ import pytest
 import torch
 from tests.client.publishing import a_grid, a_teacher
 from tests.processes.running import PATIENCE_SECONDS, line_of
+from tests.processes.test_fifty_steps import await_true
 from tests.stopping import stop
 
 import teacher_logits_client as tl
@@ -108,10 +109,17 @@ def the_session(inspect: Command, process: subprocess.Popen[str]) -> dict[str, o
 
 
 def the_lease(inspect: Command, process: subprocess.Popen[str]) -> str:
+    """The one lease that a reader holds, once the ones before have come back."""
     session_id = the_session(inspect, process)["session_id"]
-    leases = json.loads(inspect("--json"))["leases"]
-    (lease_id,) = [each["lease_id"] for each in leases if each["session_id"] == session_id]
-    return str(lease_id)
+    found: list[str] = []
+
+    def is_alone() -> bool:
+        leases = json.loads(inspect("--json"))["leases"]
+        found[:] = [str(each["lease_id"]) for each in leases if each["session_id"] == session_id]
+        return len(found) == 1
+
+    await_true(is_alone)
+    return found[0]
 
 
 def test_a_reader_whose_scored_payload_was_reclaimed_finds_it_stale(

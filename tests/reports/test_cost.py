@@ -42,14 +42,12 @@ def peaks() -> Peaks:
     return Peaks(found["chunk_bytes"], found["peaks"][str(FEW)], found["peaks"][str(MANY)])
 
 
-@pytest.mark.timeout(180)
 def test_r05_memory_does_not_grow_with_the_tokens_scored(peaks: Peaks) -> None:
     assert peaks.many <= peaks.few * 1.3
     whole = MANY * 150_000 * 4
     assert peaks.many < whole / 10
 
 
-@pytest.mark.timeout(180)
 def test_r06_memory_is_what_the_formula_of_a_chunk_says(peaks: Peaks) -> None:
     for peak in (peaks.few, peaks.many):
         assert 0.75 * peaks.chunk_bytes <= peak <= 1.25 * peaks.chunk_bytes

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.processes.running import PATIENCE_SECONDS, line_of
+from tests.processes.running import line_of
 from tests.reports.namespaced import WAYS
 from tests.reports.raw import connect_raw
 from tests.reports.tunnels import tunnel
@@ -29,7 +29,6 @@ ROOT = Path(__file__).parents[2]
 ALONE = ("unshare", "-Urnpm", "--fork", "--mount-proc", "--kill-child")
 TOY = "teacher_logits_client.testing:toy_teacher"
 
-pytestmark = pytest.mark.timeout(4 * PATIENCE_SECONDS)
 
 Said = dict[str, object]
 

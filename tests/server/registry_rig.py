@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import crc32c
 import grpc
 from google.rpc import status_pb2
+from tests.clocks import AheadClock
 
 from teacher_logits import keys
 from teacher_logits.clock import MonotonicClock
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 
     from teacher_logits.errors import TeacherLogitsError
     from teacher_logits.terms import LeaseTerms, Mail
+    from teacher_logits_server.services.waiting import Waiting
 
 T = TypeVar("T")
 PATIENCE = 30.0
@@ -71,7 +73,8 @@ def serving(folder: Path, **settings: object) -> Iterator[Wire]:
         **{"pool_size_bytes": MIB, "slab_size_bytes": MIB, **settings},  # type: ignore[arg-type]
     )
     loop = asyncio.new_event_loop()
-    server = Server(config, lambda: None)
+    server, clock = Server(config, lambda: None), AheadClock()
+    server._clock = clock
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
 
@@ -81,6 +84,7 @@ def serving(folder: Path, **settings: object) -> Iterator[Wire]:
     try:
         readiness = run(server.start())
         with Wire(readiness.address, drain=lambda: run(server.drain())) as wire:
+            wire.clock, wire.waiting = clock, server._waiting
             yield wire
             run(server.stop(grace_seconds=0))
     finally:
@@ -206,6 +210,8 @@ class Wire:
         self.registry = registry_service_pb2_grpc.RegistryServiceStub(self.channel)
         self.bulk = bulk_service_pb2_grpc.BulkServiceStub(self.channel)
         self.operator = operator_service_pb2_grpc.OperatorServiceStub(self.channel)
+        #: Those of a server in this process.
+        self.clock, self.waiting = AheadClock(), cast("Waiting | None", None)
         self.lines: list[LineEnd] = []
         self.slabs: list[WriterSlab] = []
 
@@ -279,6 +285,15 @@ class Wire:
         for settled in session.transports:
             assert settlement_from_wire(settled).transport is wanted, settled
         return line
+
+    def be_impatient(self, seconds: float = 0.1) -> None:
+        """Have calls wait no longer from here on, as with a short --default-wait."""
+        assert self.waiting is not None
+        self.waiting.longest_seconds = seconds
+
+    def be_patient(self) -> None:
+        """Have calls wait as long as they do where nothing is said."""
+        self.be_impatient(PATIENCE)
 
     def inspect(self) -> operator_service_pb2.InspectResponse:
         return self.operator.Inspect(operator_service_pb2.InspectRequest(), timeout=PATIENCE)

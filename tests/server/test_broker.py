@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from tests.held import left_behind, open_descriptors, running_threads
 
 from teacher_logits import keys
-from teacher_logits.clock import MonotonicClock
+from teacher_logits.clock import ManualClock, MonotonicClock
 from teacher_logits.errors import (
     NotAllowedError,
     RequestInvalidError,
@@ -54,6 +54,7 @@ from teacher_logits_server.slabs import ServerSlabs
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from teacher_logits.clock import Clock
     from teacher_logits.terms import LeaseTerms
 
 PATIENCE = 30.0
@@ -231,8 +232,13 @@ def raise_status(reply: line_pb2.LineReply) -> None:
 
 
 @contextmanager
-def running(path: str, *, hello_within: timedelta = timedelta(seconds=PATIENCE)) -> Iterator[Rim]:
-    clock = MonotonicClock()
+def running(
+    path: str,
+    *,
+    hello_within: timedelta = timedelta(seconds=PATIENCE),
+    clock: Clock | None = None,
+) -> Iterator[Rim]:
+    clock = clock or MonotonicClock()
     slabs = ServerSlabs(epoch="0123456789ab")
     ledger = Ledger(
         epoch="0123456789ab",
@@ -365,14 +371,16 @@ class TestHello:
             assert silent.is_hung_up_on()
 
     def test_in_time_lifts_the_time_limit(self, tmp_path: Path) -> None:
-        limit = timedelta(milliseconds=500)
-        with running(str(tmp_path / "b"), hello_within=limit) as rim:
+        clock = ManualClock()
+        with running(str(tmp_path / "b"), clock=clock) as rim:
             opened = rim.open_session()
             with Student(rim.path) as student, Student(rim.path) as silent:
                 rim.prove(opened, student.hello(opened))
-                assert silent.is_hung_up_on()  # its limit came later
-
+                clock.advance(PATIENCE)
                 renew = messages.RenewSessionRequest(session_id=opened.terms.session_id)
+                assert not student.call(renew=renew).renew.draining  # and so the broker looks
+
+                assert silent.is_hung_up_on()  # its limit came later
                 assert not student.call(renew=renew).renew.draining
 
 

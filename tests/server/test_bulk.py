@@ -51,7 +51,7 @@ class Endless:
 async def streaming(
     exporter: Endless, *, stall: timedelta
 ) -> AsyncIterator[grpc.aio.UnaryStreamCall[bytes, bytes]]:
-    """A stream that has begun: one chunk was read."""
+    """A stream, of which nothing was read yet."""
     service = BulkService(exporter=cast("StreamExporter", exporter), stall=stall)
     server = grpc.aio.server(interceptors=(Guard(is_ready=lambda: True),))
     server.add_generic_rpc_handlers((service.handler(),))
@@ -61,11 +61,7 @@ async def streaming(
         method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(
             "/teacher_logits.v1.BulkService/ReadPayload"
         )
-        call = method(b"", timeout=PATIENCE)
-        chunk = await call.read()
-        assert isinstance(chunk, bytes)
-        assert bulk_service_pb2.ReadPayloadResponse.FromString(chunk).data == bytes(CHUNK)
-        yield call
+        yield method(b"", timeout=PATIENCE)
     await server.stop(0)
 
 
@@ -95,6 +91,9 @@ def test_a_reader_that_goes_away_gives_the_room_back() -> None:
     async def scenario() -> None:
         exporter = Endless()
         async with streaming(exporter, stall=timedelta(seconds=PATIENCE)) as call:
+            chunk = await call.read()
+            assert isinstance(chunk, bytes)
+            assert bulk_service_pb2.ReadPayloadResponse.FromString(chunk).data == bytes(CHUNK)
             call.cancel()
             await asyncio.wait_for(exporter.let_go.wait(), PATIENCE)
 

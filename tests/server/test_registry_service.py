@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 import pytest
+from tests.clocks import answer_early
 from tests.server.registry_rig import (
     PATIENCE,
     ROWS,
@@ -42,6 +42,7 @@ from teacher_logits.errors import (
 )
 from teacher_logits.v1 import registry_service_pb2
 from teacher_logits.v1 import teacher_logits_service_pb2 as messages
+from teacher_logits_server.config import ServerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -62,14 +63,6 @@ def wire(tmp_path: Path) -> Iterator[Wire]:
 def small(tmp_path: Path) -> Iterator[Wire]:
     """A server with room for two payloads, a page each."""
     with serving(tmp_path, pool_size_bytes=8192, slab_size_bytes=8192) as wire:
-        yield wire
-
-
-@pytest.fixture
-def impatient(tmp_path: Path) -> Iterator[Wire]:
-    """A server that lets nobody wait for long, with room for two payloads."""
-    wait = timedelta(milliseconds=100)
-    with serving(tmp_path, default_wait=wait, pool_size_bytes=8192, slab_size_bytes=8192) as wire:
         yield wire
 
 
@@ -228,27 +221,28 @@ class TestWriting:
         with pytest.raises(RequestInvalidError, match="none came"):
             second.write([])
 
-    def test_that_stalls_is_given_up_and_keeps_its_reservation(self, tmp_path: Path) -> None:
-        with serving(tmp_path, default_wait=timedelta(milliseconds=50)) as wire:
-            publisher = wire.publisher(a_teacher(), streams=True)
-            payload = a_payload()
-            data = bytes_of(payload)
-            payload_id = publisher.reserve(payload).payload_id
-            chunks = chunks_of(publisher.session_id, payload_id, data, size=500)
-            enough = threading.Event()
+    def test_that_stalls_is_given_up_and_keeps_its_reservation(self, wire: Wire) -> None:
+        publisher = wire.publisher(a_teacher(), streams=True)
+        payload = a_payload()
+        data = bytes_of(payload)
+        payload_id = publisher.reserve(payload).payload_id
+        chunks = chunks_of(publisher.session_id, payload_id, data, size=500)
+        enough = threading.Event()
 
-            def stalling() -> Iterator[registry_service_pb2.WritePayloadRequest]:
-                yield chunks[0]
-                enough.wait(PATIENCE)
+        def stalling() -> Iterator[registry_service_pb2.WritePayloadRequest]:
+            yield chunks[0]
+            enough.wait(PATIENCE)
 
-            with pytest.raises(grpc.RpcError) as failure:
-                wire.registry.WritePayload(stalling(), timeout=PATIENCE)
-            enough.set()
-            error = error_of(failure.value)
-            assert isinstance(error, DeadlinePassedError)
-            assert error.facts["offset_bytes"] == 500
-            publisher.write(chunks_of(publisher.session_id, payload_id, data, start=500))
-            publisher.seal(payload_id)
+        wire.be_impatient(1.0)  # for its first chunk too, which is on its way
+        with pytest.raises(grpc.RpcError) as failure:
+            wire.registry.WritePayload(stalling(), timeout=PATIENCE)
+        enough.set()
+        wire.be_patient()
+        error = error_of(failure.value)
+        assert isinstance(error, DeadlinePassedError)
+        assert error.facts["offset_bytes"] == 500
+        publisher.write(chunks_of(publisher.session_id, payload_id, data, start=500))
+        publisher.seal(payload_id)
 
     def test_needs_a_deadline(self, wire: Wire) -> None:
         publisher = wire.publisher(a_teacher(), streams=True)
@@ -330,12 +324,13 @@ class TestRoom:
         assert waiting.result(PATIENCE).payload_id
 
     def test_that_does_not_come_in_time_is_told_with_numbers_and_who_is_waited_for(
-        self, impatient: Wire
+        self, small: Wire
     ) -> None:
-        publisher = impatient.publisher(a_teacher(), streams=True)
-        impatient.student(a_student(student_id="slow"), streams=True)
+        publisher = small.publisher(a_teacher(), streams=True)
+        small.student(a_student(student_id="slow"), streams=True)
         for step in (0, 1):
             publisher.publish(a_payload(step), bytes_of(a_payload(step)))
+        small.be_impatient()
 
         with pytest.raises(DeadlinePassedError, match="slow") as late:
             publisher.reserve(a_payload(2))
@@ -343,14 +338,15 @@ class TestRoom:
         assert late.value.facts["need_bytes"] == 4096
 
     def test_that_does_not_come_by_the_call_s_own_deadline_is_a_full_pool(
-        self, small: Wire
+        self, small: Wire, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        answer_early(monkeypatch)
         publisher = small.publisher(a_teacher(), streams=True)
         for step in (0, 1):
             publisher.publish(a_payload(step), bytes_of(a_payload(step)))
 
         with pytest.raises(PoolFullError) as full:
-            publisher.reserve(a_payload(2), timeout=1.0)
+            publisher.reserve(a_payload(2), timeout=PATIENCE)
         assert full.value.facts["need_bytes"] == 4096
 
     def test_of_a_call_that_was_cancelled_is_claimed_by_nobody(
@@ -399,15 +395,17 @@ class TestWaiting:
 
         assert waiting.result(PATIENCE).session_id
 
-    def test_a_student_whose_teacher_never_comes_hears_so(self, impatient: Wire) -> None:
+    def test_a_student_whose_teacher_never_comes_hears_so(self, wire: Wire) -> None:
+        wire.be_impatient()
         with pytest.raises(UnknownTeacherError, match="'absent'"):
-            impatient.student(a_student(teacher_id="absent"), streams=True)
+            wire.student(a_student(teacher_id="absent"), streams=True)
 
-    def test_a_student_is_told_which_publishers_are_missing(self, impatient: Wire) -> None:
-        impatient.publisher(a_teacher(1, of=4), streams=True)
+    def test_a_student_is_told_which_publishers_are_missing(self, wire: Wire) -> None:
+        wire.publisher(a_teacher(1, of=4), streams=True)
+        wire.be_impatient()
 
         with pytest.raises(DeadlinePassedError, match="shard 0, 2, 3"):
-            impatient.student(a_student(), streams=True)
+            wire.student(a_student(), streams=True)
 
     def test_a_step_is_waited_for_until_its_last_shard_is_sealed(
         self, wire: Wire, threads: ThreadPoolExecutor
@@ -422,10 +420,11 @@ class TestWaiting:
 
         assert len(waiting.result(PATIENCE).leases) == 2
 
-    def test_a_step_that_does_not_come_is_told_with_what_it_lacks(self, impatient: Wire) -> None:
-        publishers = [impatient.publisher(a_teacher(shard, of=2), streams=True) for shard in (0, 1)]
-        student = impatient.student(a_student(), streams=True)
+    def test_a_step_that_does_not_come_is_told_with_what_it_lacks(self, wire: Wire) -> None:
+        publishers = [wire.publisher(a_teacher(shard, of=2), streams=True) for shard in (0, 1)]
+        student = wire.student(a_student(), streams=True)
         publishers[0].publish(a_payload(of=2), bytes_of(a_payload(of=2)))
+        wire.be_impatient()
 
         with pytest.raises(DeadlinePassedError, match=r"step 0 .* shard.* 1"):
             student.acquire(0)
@@ -470,7 +469,7 @@ class TestWaiting:
         payload = a_payload()
         publisher.publish(payload, bytes_of(payload))
 
-        assert not wire.inspect().leases
+        wire.await_that(lambda view: not view.leases)  # the step may have met the call's end
         student.release(student.acquire(0))
         wire.await_that(lambda view: view.pool.used_bytes == 0)
 
@@ -487,15 +486,12 @@ class TestWaiting:
 
 
 class TestEnds:
-    def test_a_publisher_that_streams_and_goes_silent_loses_its_payloads(
-        self, tmp_path: Path
-    ) -> None:
-        ttl = {"session_ttl": timedelta(milliseconds=400), "renew_interval": timedelta(seconds=0.1)}
-        with serving(tmp_path, **ttl) as wire:
-            publisher = wire.publisher(a_teacher(), streams=True)
-            publisher.publish(a_payload(), bytes_of(a_payload()))
+    def test_a_publisher_that_streams_and_goes_silent_loses_its_payloads(self, wire: Wire) -> None:
+        publisher = wire.publisher(a_teacher(), streams=True)
+        publisher.publish(a_payload(), bytes_of(a_payload()))
+        wire.clock.advance(ServerConfig().session_ttl.total_seconds())
 
-            wire.await_that(lambda view: not view.sessions and view.pool.used_bytes == 0)
+        wire.await_that(lambda view: not view.sessions and view.pool.used_bytes == 0)
 
     def test_a_publisher_that_closes_leaves_its_payloads(self, wire: Wire) -> None:
         publisher = wire.publisher(a_teacher(), streams=True)

@@ -654,6 +654,8 @@ class TestGivingUp:
         second = service.scorer.submit(service.job(session, [[2]]))
         stopping = threading.Thread(target=service.scorer.stop)
         stopping.start()
+        while service.scorer._queue._closed is None:
+            pass  # else the second may be taken before anybody has asked for an end
         service.teacher.gate.set()
         stopping.join(PATIENCE)
         first.result(0)

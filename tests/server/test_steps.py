@@ -19,7 +19,7 @@ from teacher_logits.errors import (
 )
 from teacher_logits.grid import BatchGrid
 from teacher_logits.profiles import StudentProfile
-from teacher_logits_server.parts import Claim, Seat, Stage
+from teacher_logits_server.parts import Claim, Seat, Stage, Step
 from teacher_logits_server.retired import LIMIT, GivenUpSteps, RetiredSteps
 from teacher_logits_server.seats import MAX_WANTED
 from teacher_logits_server.steps import Steps
@@ -271,6 +271,23 @@ class TestTheLowestOpenStep:
 
 
 class TestLosses:
+    def test_whoever_has_read_a_step_is_not_waited_for_when_a_second_try_at_it_succeeds(
+        self,
+    ) -> None:
+        steps = Steps()
+        for name in "ab":
+            steps.seats.join(name, student(name))
+        sealed(steps, claim())
+        read(steps, 0, "a")
+        steps.lose("p0.0")
+        steps.reserve(claim(payload_id="p1", request_id="r1"))
+        steps.abandon("p1")
+        sealed(steps, claim(payload_id="p2", request_id="r2"))
+
+        read(steps, 0, "b")
+
+        assert steps.changes.take().retired == ("p2",)
+
     def test_a_lost_part_fails_its_step_until_it_is_written_again(self) -> None:
         steps = Steps()
         sealed(steps, claim(0, 0, of=2), claim(0, 1, of=2))
@@ -476,7 +493,7 @@ class TestStudents:
 def test_steps_that_were_given_up_are_remembered_in_bounded_memory() -> None:
     given_up = GivenUpSteps()
     for step in range(LIMIT + 2):
-        given_up.add(step)
+        given_up.add(Step(number=step, real_rows=ROWS))
 
     assert set(given_up) == set(range(LIMIT))
 
@@ -541,8 +558,16 @@ class Model(RuleBasedStateMachine):
             n for n, parts in self.parts.items() if list(parts.values()) == ["sealed"] * self.of
         ]
 
-    def expect_retired(self) -> None:
-        for number in self.complete():
+    def lost(self) -> list[int]:
+        return [n for n, parts in self.parts.items() if "lost" in parts.values()]
+
+    def expect_retired(self, *steps: int) -> None:
+        """Expect that of these steps, of which something was learnt, go those that all have read.
+
+        One that was read was complete, whatever it has lost since, and is being written.
+        """
+        read = {number for number, _ in self.consumed if number in self.parts}
+        for number in {*self.complete(), *self.lost(), *read}.intersection(steps):
             waited = [
                 (name, each)
                 for name, each in self.students.items()
@@ -600,7 +625,8 @@ class Model(RuleBasedStateMachine):
         self.steps.seal(payload_id, valid_count=None, digest="")
         self.given[payload_id] = step
         self.parts[step][shard] = "sealed"
-        self.expect_retired()
+        if step in self.complete():
+            self.expect_retired(step)
 
     @rule(data=st.data())
     def abandon(self, data: st.DataObject) -> None:
@@ -622,6 +648,7 @@ class Model(RuleBasedStateMachine):
         self.steps.lose(payload_id)
         del self.given[payload_id]
         self.parts[step][shard] = "lost"
+        self.expect_retired(step)
 
     @rule(name=st.sampled_from("ab"), data=st.data())
     def join(self, name: str, data: st.DataObject) -> None:
@@ -652,7 +679,7 @@ class Model(RuleBasedStateMachine):
         if not self.students[name].sessions:
             del self.students[name]
             self.asked = self.asked if self.students else -1
-            self.expect_retired()
+        self.expect_retired(*self.parts)
 
     @precondition(lambda self: self.students and self.complete())
     @rule(data=st.data(), by_asking=st.booleans())
@@ -666,8 +693,10 @@ class Model(RuleBasedStateMachine):
         seat = self.steps.seats.of(session)
         assert seat is not None
         self.steps.consume(number, seat)
-        self.consumed.add((number, seat))
-        self.expect_retired()
+        # The reader has gone on without the lower ones that are lost.
+        passed = [lower for lower in self.lost() if lower < number]
+        self.consumed |= {(each, seat) for each in (number, *passed)}
+        self.expect_retired(number, *passed)
 
     @invariant()
     def a_step_stands_where_its_parts_say(self) -> None:

@@ -25,8 +25,6 @@ POSITIONS = 64
 TIMEOUT_SECONDS = 60
 GRPC_DEFAULT_LIMIT_BYTES = 4 << 20
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @pytest.fixture(scope="module")
 def large_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded]:

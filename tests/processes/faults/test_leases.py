@@ -5,7 +5,7 @@ from signal import SIGCONT, SIGSTOP
 
 import pytest
 from tests.processes.faults.cast import Role
-from tests.processes.faults.stage import Stage
+from tests.processes.faults.stage import Stage, await_true
 from tests.processes.faults.step_plays import HARM, StepPlays
 from tests.reports.raw import Raw, connect_raw, refused
 
@@ -43,11 +43,17 @@ def raw(stage: Stage) -> Iterator[Raw]:
 
 
 def lease_of(stage: Stage, role: Role) -> LeaseView:
-    """Return the one lease of a role."""
-    view = stage.cast.inspect()
-    (session_id,) = [each.session_id for each in view.sessions if each.pid == role.pid]
-    (lease,) = [each for each in view.leases if each.session_id == session_id]
-    return lease
+    """Return the one lease of a role, once what it had before has come back."""
+    found: list[LeaseView] = []
+
+    def is_alone() -> bool:
+        view = stage.cast.inspect()
+        own = {each.session_id for each in view.sessions if each.pid == role.pid}
+        found[:] = [each for each in view.leases if each.session_id in own]
+        return len(found) == 1
+
+    await_true(is_alone, f"{role} has one lease")
+    return found[0]
 
 
 def release(raw: Raw, session_id: str, lease_id: str) -> None:
@@ -159,7 +165,7 @@ def test_room_is_used_again_only_when_the_slowest_student_has_returned_it(stage:
         while error is None:  # the quick one returns all, and the writers write on
             reader.do("read_step", session="it", step=step)
             step += 1
-            calls = [(role, role.ask("publish", step=step, timeout=0.5)) for role in publishers]
+            calls = [(role, role.ask("publish", step=step, timeout=2.0)) for role in publishers]
             error = next(filter(None, [role.end_of(call) for role, call in calls]), None)
         assert "PoolFullError" in error.kinds
         assert all(word in error.message for word in ("need", "free", "bytes")), error.message
