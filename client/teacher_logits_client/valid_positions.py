@@ -42,7 +42,7 @@ def valid_and_scored(
     """
     counts = offsets.diff()
     positions = len(columns[ColumnKind.TOPK_IDS])
-    first, last = offsets[[0, -1]].tolist() if len(offsets) else (0, 0)
+    first, last = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, 0)
     if not len(offsets) or first or bool((counts < 0).any()):
         raise PayloadInvalidError(
             f"row_offsets run from {first} to {last} over {len(counts)} rows: they start at 0, "

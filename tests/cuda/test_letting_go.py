@@ -18,7 +18,7 @@ import teacher_logits_client as tl
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.cuda.workers import Crew
+    from tests.cuda.workers import Crew, Worker
 
 PAGE = 4096
 BUFFER_BYTES = 16 << 10
@@ -125,6 +125,10 @@ def test_an_idle_reader_of_scores_closes_what_the_server_gives_up(
         assert len(done(read_log(tmp_path), "close")) == len(done(read_log(tmp_path), "open"))
 
 
+def returned_leases(worker: Worker) -> object:
+    return cast("dict[str, object]", worker.ask("statistics"))["returned_leases"]
+
+
 @pytest.mark.parametrize("end", ["goes on", "is killed"])
 def test_memory_that_a_stopped_reader_has_open_is_waited_for(
     workers: Crew, tmp_path: Path, end: str
@@ -138,6 +142,7 @@ def test_memory_that_a_stopped_reader_has_open_is_waited_for(
             worker.ask("open_scoring", transports=("cuda_ipc",))
         doomed.ask("score", [[1, 2, 3]])
         doomed.ask("close_scored")
+        await_true(lambda: returned_leases(doomed) == 1)
         doomed.stop()
         try:
             with pytest.raises(WorkerError, match=f"{PAGE} bytes of slabs") as caught:
