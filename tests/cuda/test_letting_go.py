@@ -12,13 +12,14 @@ from tests.cuda.workers import WorkerError
 from tests.fake_cuda.log import done, faults, read_log
 from tests.fake_cuda.spec import Spec
 from tests.processes.test_fifty_steps import await_true
+from tests.reports.raw import connect_raw
 
 import teacher_logits_client as tl
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.cuda.workers import Crew, Worker
+    from tests.cuda.workers import Crew
 
 PAGE = 4096
 BUFFER_BYTES = 16 << 10
@@ -125,8 +126,10 @@ def test_an_idle_reader_of_scores_closes_what_the_server_gives_up(
         assert len(done(read_log(tmp_path), "close")) == len(done(read_log(tmp_path), "open"))
 
 
-def returned_leases(worker: Worker) -> object:
-    return cast("dict[str, object]", worker.ask("statistics"))["returned_leases"]
+def await_no_lease(address: str) -> None:
+    """Wait until the server has back what was closed: another thread tells it."""
+    with connect_raw(address) as raw:
+        await_true(lambda: not raw.inspect().leases)
 
 
 @pytest.mark.parametrize("end", ["goes on", "is killed"])
@@ -142,7 +145,7 @@ def test_memory_that_a_stopped_reader_has_open_is_waited_for(
             worker.ask("open_scoring", transports=("cuda_ipc",))
         doomed.ask("score", [[1, 2, 3]])
         doomed.ask("close_scored")
-        await_true(lambda: returned_leases(doomed) == 1)
+        await_no_lease(server.address)
         doomed.stop()
         try:
             with pytest.raises(WorkerError, match=f"{PAGE} bytes of slabs") as caught:
@@ -162,6 +165,7 @@ def test_a_fork_of_a_reader_keeps_nothing_open(node: Node) -> None:
     student, _ = node.student(transports=("cuda_ipc",))
     publisher.ask("publish", 0)
     student.ask("read", 0)
+    await_no_lease(node.address)  # what is out when a fork is made is the fork's as well
     student.ask("fork")
     student.ask("close_session")
     publisher.ask("close_publisher")
