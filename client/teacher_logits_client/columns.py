@@ -159,14 +159,14 @@ class NamedColumns(Mapping[str, "torch.Tensor"]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         self._made.check_open()
-        kind = _KINDS.get(name)
-        if kind is None or kind not in self._columns:
+        try:
+            return self._columns[_KINDS[name]]
+        except KeyError:
             has = ", ".join(self)
             raise UnknownColumnError(
                 f"there is no column {name!r} here: the payload has {has}",
                 facts={"column": str(name), "columns": has},
-            )
-        return self._columns[kind]
+            ) from None
 
     def __iter__(self) -> Iterator[str]:
         self._made.check_open()

@@ -41,6 +41,7 @@ class RowTargets:
         made: Made,
     ) -> None:
         self._columns = columns
+        self._named = NamedColumns(columns, made)
         self._temperatures = tuple(temperatures)
         self._lengths = lengths
         self._made = made
@@ -60,7 +61,7 @@ class RowTargets:
     def columns(self) -> Mapping[str, torch.Tensor]:
         """The columns by name."""
         self._made.check_open()
-        return NamedColumns(self._columns, self._made)
+        return self._named
 
     def at(self, temperature: float) -> Targets:
         """Return targets at a temperature; the same object each time."""

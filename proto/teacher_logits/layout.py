@@ -72,6 +72,9 @@ class ColumnKind(enum.Enum):
     SCORED_LOGPROBS = "scored_logprobs"
     ENTROPY = "entropy"
 
+    # Each is there once; the hash of their names is asked of Python, for every look into a table.
+    __hash__ = object.__hash__
+
 
 _ROW_KINDS = (
     ColumnKind.ACTUAL_LOGPROB,
