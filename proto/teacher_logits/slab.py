@@ -24,6 +24,7 @@ import errno
 import fcntl
 import mmap
 import os
+import platform
 import struct
 import threading
 from typing import TYPE_CHECKING
@@ -43,6 +44,7 @@ _RETIRED = b"TLGONE\r\n"
 _VERSION = 1
 _HEADER = struct.Struct("<8sIIQI")
 _SPARSE = 1
+_KEEPS_ORDER = platform.machine() in ("x86_64", "AMD64")
 
 # Linux numbers; the fcntl module of Python 3.10 lacks the last.
 _F_ADD_SEALS = 1033
@@ -154,12 +156,14 @@ class WriterSlab:
 
 
 def fence() -> None:
-    """Keep this thread's reads and writes of shared memory before it before those after it.
+    """Keep this thread's reads of shared memory before it before all after it, and its writes
+    before its writes after it.
 
-    x86 does so by itself, but for a read that overtakes a write; ARM does not. Of a lock that
-    nobody else knows, the release orders what came before, and the second acquisition, which
-    no CPU lets overtake it, what comes after.
+    x86 does so by itself; ARM does not. Of a lock that nobody else knows, the release orders what
+    came before, and the second acquisition, which no CPU lets overtake it, what comes after.
     """
+    if _KEEPS_ORDER:
+        return
     lock = threading.Lock()
     lock.acquire()
     lock.release()

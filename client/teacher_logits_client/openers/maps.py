@@ -120,7 +120,9 @@ class ReaderSlab:
 
     def holds(self, extent: Extent) -> bool:
         """Say whether an extent may be read, in its generation."""
-        return self.generation(extent.slot) == extent.generation
+        held = self._slots[extent.slot] == extent.generation
+        fence()
+        return held
 
     def generation(self, slot: int) -> int:
         """Read a slot, after whatever of its extent was read, and before whatever will be."""
