@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 
 from teacher_logits_client.step_guards import (
     check_step,
-    look_again,
-    statuses_of,
     tokens_of,
     unchecked_step,
 )
@@ -37,7 +35,9 @@ class CheckedRows:
     def __init__(self, parts: Sequence[Part], *, rows: range) -> None:
         self._parts = parts
         self._rows = rows
-        self._statuses = statuses_of(parts)
+        #: Where the statuses lie: they are looked at while somebody waits for the rows.
+        self._status = [part.status for part in parts]
+        self._statuses = b"".join(self._status)
         self._checks: tuple[Check, ...] = ()
         self._lengths: torch.Tensor | None = None
 
@@ -53,7 +53,9 @@ class CheckedRows:
         Raises:
             PayloadInvalidError: rows have moved meanwhile.
         """
-        self._statuses = look_again(self._parts)
+        for part in self._parts:
+            part.look_again()
+        self._statuses = b"".join(self._status)
 
     def compare(self, own: RowBatch) -> None:
         """Hold the rows against the rank's own.
@@ -71,4 +73,4 @@ class CheckedRows:
 
     def let_go(self) -> None:
         """Keep what was found, and nothing that ends with the batch."""
-        self._parts = ()
+        self._parts, self._status = (), []

@@ -20,33 +20,27 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import DeadlinePassedError, ServerUnreachableError, TeacherLogitsError
-from teacher_logits_client.claims import ABANDON_SECONDS, DraftStage, Sealing, abandon, lapsed
+from teacher_logits_client.claims import ABANDON_SECONDS, DraftStage, Sealing, abandon
 from teacher_logits_client.config import check_timeout
 from teacher_logits_client.draft_checks import finish
 from teacher_logits_client.draft_columns import DraftColumns, digest_of
-from teacher_logits_client.draft_parts import DraftPart
-from teacher_logits_client.forks import Home, refuse_to_travel
+from teacher_logits_client.draft_writing import DraftWriting
+from teacher_logits_client.forks import refuse_to_travel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
-
-    import torch
 
     from teacher_logits.payload import Payload
     from teacher_logits.payload_room import WriterRoom
-    from teacher_logits.selection import Selection
     from teacher_logits_client.claims import Desk, Granted
     from teacher_logits_client.draft_rows import DraftRows
 
 
-class Draft:
+class Draft(DraftWriting):
     """A payload being written. A context manager; ``Publisher.reserve`` makes one.
 
     One thread at a time writes and seals it; a publisher's drafts are independent.
     """
-
-    _stage = DraftStage.ABANDONED
 
     def __init__(
         self,
@@ -60,95 +54,18 @@ class Draft:
         owner: object,
     ) -> None:
         """Take over granted room; ``Publisher``, its owner, does this and lives as long."""
-        self.payload = payload
+        tensors, temperatures = granted.room.tensors(payload.columns), len(payload.temperatures)
+        columns = DraftColumns(
+            tensors, rows, temperatures=temperatures, is_written=granted.is_written
+        )
+        super().__init__(payload, rows, columns, micro_batch_size=micro_batch_size)
         self.is_repeat = granted.reservation.is_repeat
-        self._rows = rows
-        self._micro_batch_size = micro_batch_size
         self._mask_bad_rows = mask_bad_rows
         self._desk = desk
         self._owner = owner
         self._room: WriterRoom | None = granted.room
-        tensors, temperatures = granted.room.tensors(payload.columns), len(payload.temperatures)
-        self._columns: DraftColumns | None = DraftColumns(
-            tensors, rows, temperatures=temperatures, is_written=granted.is_written
-        )
+        #: What its seal says, as of its last check.
         self._sealing: Sealing | None = None
-        self._home = Home()
-        self._stage = DraftStage.OPEN
-
-    @property
-    def payload_id(self) -> str:
-        """The payload's id, which it keeps once it is sealed."""
-        return self.payload.payload_id
-
-    @property
-    def step(self) -> int:
-        """The step that it is of."""
-        return self.payload.key.step if self.payload.key is not None else -1
-
-    @property
-    def rows(self) -> range:
-        """The step's rows that it holds."""
-        return self._rows.rows
-
-    @property
-    def position_count(self) -> int:
-        """P: the positions that are to be written."""
-        return self._rows.position_count
-
-    @property
-    def stage(self) -> str:
-        """``open``, ``sealed`` or ``abandoned``; or that a seal was not answered."""
-        return self._stage.value
-
-    @property
-    def selection(self) -> Selection:
-        """The tensors that ``select_top_k`` fills, flat over the positions."""
-        return self._whole().selection
-
-    @property
-    def columns(self) -> Mapping[str, torch.Tensor]:
-        """Views of the columns that a teacher fills, by name: ``topk_ids`` int32 [P,K], ...
-
-        They lie where readers will read them, in the teacher's ``value_type`` where they are
-        ``topk_logprobs``. ``write`` takes a teacher's own tensors in more forms.
-        """
-        return self._whole().columns
-
-    def part(self, rows: range) -> DraftPart:
-        """Return some of its rows, by their numbers in the step.
-
-        Raises:
-            PayloadInvalidError: they are not among the draft's.
-        """
-        return self._part(self._rows.part(rows))
-
-    def micro_batches(self, size: int | None = None) -> Iterator[DraftPart]:
-        """Yield its rows in order, ``size`` at a time: the grid's micro batches by default.
-
-        Raises:
-            PayloadInvalidError: the size is no whole number of at least 1.
-        """
-        size = self._micro_batch_size if size is None else size
-        return map(self._part, self._rows.micro_batches(size))
-
-    def select(
-        self,
-        logits: torch.Tensor,
-        *,
-        k: int | None = None,
-        temperatures: Sequence[float] | None = None,
-        vocab_size: int | None = None,
-        next_ids: torch.Tensor | None = None,
-    ) -> Selection:
-        """Select from the logits of all its rows; see ``DraftPart.select``."""
-        return self._whole().select(
-            logits, k=k, temperatures=temperatures, vocab_size=vocab_size, next_ids=next_ids
-        )
-
-    def write(self, **columns: torch.Tensor | None) -> None:
-        """Write columns of all its rows; see ``DraftPart.write``."""
-        self._whole().write(**columns)
 
     def check(self) -> None:
         """Look at all that was written, so that ``seal`` need not, while readers wait for it.
@@ -161,9 +78,7 @@ class Draft:
             PayloadInvalidError: as for ``seal``; the draft stays open, and may be written anew.
         """
         self._check_open()
-        columns = self._columns
-        if columns is not None and columns.bad_row_count is None:
-            finish(columns, self._rows, self.payload, mask=self._mask_bad_rows)
+        self._look()
 
     def seal(self, *, timeout: float | None = None) -> None:
         """Check it, if that was not done, and have it read from now on; again is fine.
@@ -180,22 +95,23 @@ class Draft:
         """
         if self._stage is DraftStage.SEALED:
             return
-        self._desk.check()
         self._check_held()
+        if self._desk.way.line is None:  # else its end is seen by the seal itself
+            self._desk.check()
         default = self._desk.default_seconds
         seconds = default if timeout is None else check_timeout(timeout, what="seal")
         until = time.monotonic() + seconds
-        if self._sealing is None or self._stage is DraftStage.OPEN:
-            try:
-                self._sealing = self._finish()
-            except BaseException:
-                self.abandon()
-                raise
+        try:
+            sealing = self._look()
+        except BaseException:
+            self.abandon()
+            raise
         # Before anything is sent, and whatever interrupts it: readers may be let in from here on.
         self._stage = DraftStage.DOUBTFUL
         try:
-            self._desk.way.seal(self.payload_id, self._sealing, until=until)
+            self._desk.way.seal(self.payload_id, sealing, until=until)
         except (DeadlinePassedError, ServerUnreachableError):
+            self._desk.check()  # where the session has ended, that is the better thing to say
             raise
         except TeacherLogitsError:
             self._end(DraftStage.ABANDONED)
@@ -257,43 +173,20 @@ class Draft:
             f"({self.stage})>"
         )
 
-    def _whole(self) -> DraftPart:
-        return self._part(self.rows)
-
-    def _part(self, rows: range) -> DraftPart:
-        self._check_open()
-        if self._columns is None:
-            raise ValueError("an open draft has columns")
-        return DraftPart(
-            rows,
-            draft_rows=self._rows,
-            columns=self._columns,
-            payload=self.payload,
-            check_open=self._check_open,
-        )
-
-    def _check_open(self) -> None:
-        self._check_held()
-        if self._stage is DraftStage.DOUBTFUL:
-            raise lapsed(self._stage, payload_id=self.payload_id, step=self.step)
-
-    def _check_held(self) -> None:
-        self._home.check("draft")
-        if self._stage in (DraftStage.SEALED, DraftStage.ABANDONED):
-            raise lapsed(self._stage, payload_id=self.payload_id, step=self.step)
-
-    def _finish(self) -> Sealing:
+    def _look(self) -> Sealing:
+        """Return what its seal says, looked at anew where something was written since."""
         if self._columns is None or self._room is None:
             raise ValueError("an open draft has room")
-        if self._columns.bad_row_count is None:
-            self.check()
-        self._room.settle()
-        return Sealing(
-            columns=self.payload.columns,
-            bad_row_count=self._columns.bad_row_count or 0,
-            valid_count=self._rows.valid_count,
-            digest=digest_of(self.payload, self._room) if self.is_repeat else "",
-        )
+        if self._sealing is None or self._columns.bad_row_count is None:
+            bad = finish(self._columns, self._rows, self.payload, mask=self._mask_bad_rows)
+            self._room.settle()
+            self._sealing = Sealing(
+                columns=self.payload.columns,
+                bad_row_count=bad,
+                valid_count=self._rows.valid_count,
+                digest=digest_of(self.payload, self._room) if self.is_repeat else "",
+            )
+        return self._sealing
 
     def _end(self, stage: DraftStage) -> None:
         self._stage = stage

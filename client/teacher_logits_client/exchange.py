@@ -1,7 +1,7 @@
 """Exchange: requests and their replies over one socket of packets, and what is sent ahead on it.
 
-Any thread may call. Whoever waits first reads for all, so that a call costs no change of
-threads, and hands every packet to its owner:
+Any thread may call. Whoever waits first reads for all (``turns``), so that a call costs no change
+of threads, and hands every packet to its owner:
 
     the reply to a call     the thread that waits for it
     the reply to a post     the poster is told of a refusal
@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import itertools
 import select
-import threading
 import time
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import ServerUnreachableError, TeacherLogitsError
+from teacher_logits.errors import TeacherLogitsError
 from teacher_logits.wire_steps import mail_from_wire
 from teacher_logits_client import packets
-from teacher_logits_client.forks import Home
 from teacher_logits_client.replies import no_reply, read_reply
+from teacher_logits_client.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     OnRefusal = Callable[[TeacherLogitsError], None]
 
 
-class Exchange:
+class Exchange(Turns):
     """One end of a socket of packets, connected to the broker at ``path``.
 
     Args:
@@ -57,30 +56,14 @@ class Exchange:
         Raises:
             OSError: nobody answers at the path, or this platform has no such sockets.
         """
-        self._path = path
+        super().__init__(path, timeout=timeout)
         self._late_lease = late_lease
         self._on_mail = on_mail
-        self._home = Home()
-        self._socket = packets.connect(path, timeout)
         self._call_ids = itertools.count(1)
-        # The lock's own `with`: an interrupt on the way out of a Condition's leaves it locked.
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
         #: Replies by call, None while they are awaited; calls that were given up are not here.
         self._replies: dict[int, Reply | None] = {}
         #: Who is told of a refusal, by the post that was refused.
         self._posts: dict[int, OnRefusal] = {}
-        self._somebody_reads = False
-        self._end = ""
-        self._closed = False
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether either side has closed the connection."""
-        with self._lock:
-            if not self._end and packets.has_hung_up(self._socket):
-                self._end = "the broker hung up"
-            return bool(self._end)
 
     def call(
         self,
@@ -150,55 +133,6 @@ class Exchange:
         with self._lock:
             return call_id not in self._posts
 
-    def drain(self) -> None:
-        """Take whatever lies in the socket; wait for nothing, and leave an end to who waits next.
-
-        Raises:
-            ForkedClientError: this is a forked child.
-        """
-        self._home.check("session")
-        reading = False
-        try:
-            with self._lock:
-                if self._somebody_reads or self._end:
-                    return
-                reading = self._somebody_reads = True
-            while self._take():
-                pass
-        finally:
-            if reading:
-                self._stop_reading()
-
-    def wait(self, until_true: Callable[[], bool], until: float) -> bool:
-        """Read, or wait for whoever reads, until something holds; False after the deadline.
-
-        ``until_true`` is asked under this exchange's lock after each packet. What came before
-        the end of the connection still counts.
-
-        Raises:
-            ServerUnreachableError, ForkedClientError: as for ``call``.
-        """
-        self._home.check("session")
-        return self._read_until(until_true, until)
-
-    def wake(self) -> None:
-        """Have whoever waits ask again whether what it waits for holds."""
-        with self._lock:
-            self._changed.notify_all()
-            if self._somebody_reads and not self._closed:
-                self._socket.ring()
-
-    def close(self) -> None:
-        """Let go of the connection; twice is fine, and a forked child's own stays open."""
-        with self._lock:
-            self._end = self._end or "this client closed it"
-            self._changed.notify_all()
-            self._closed = True
-            if self._somebody_reads:
-                self._socket.ring()
-            else:
-                self._socket.close()
-
     def _send(self, packet: bytes, until: float, descriptors: Sequence[int] = ()) -> bool:
         """Send a packet; False where the socket stays full until the deadline, or is gone."""
         while True:
@@ -211,34 +145,6 @@ class Exchange:
             except OSError as error:
                 self._ended(f"the broker is gone ({error})")
                 return False
-
-    def _read_until(self, until_true: Callable[[], bool], until: float) -> bool:
-        while True:
-            reading = False
-            try:
-                with self._lock:
-                    if until_true():
-                        return True
-                    self._check_open()
-                    left = until - time.monotonic()
-                    if left <= 0:
-                        return False
-                    if self._somebody_reads:
-                        self._changed.wait(left)
-                        continue
-                    reading = self._somebody_reads = True
-                if packets.wait(self._socket, select.POLLIN, until):
-                    self._take()
-            finally:
-                if reading:
-                    self._stop_reading()
-
-    def _stop_reading(self) -> None:
-        with self._lock:
-            self._somebody_reads = False
-            self._changed.notify_all()
-            if self._closed:
-                self._socket.close()
 
     def _take(self) -> bool:
         """Take a packet off the socket, False if there is none; by the one thread that reads."""
@@ -288,13 +194,3 @@ class Exchange:
         reply.close()
         if reply.lease_id and self._late_lease is not None:
             self._late_lease(reply.lease_id)
-
-    def _ended(self, why: str) -> None:
-        with self._lock:
-            self._end = self._end or why
-            self._changed.notify_all()
-
-    def _check_open(self) -> None:
-        if self._end:
-            why = f"the line to the broker at {self._path} has ended: {self._end}"
-            raise ServerUnreachableError(why, facts={"path": self._path})

@@ -34,6 +34,8 @@ class FileWatch:
             raise SlabOpenError("this platform cannot watch a slab's file") from None
         if self.fd < 0:
             raise _failed("max_user_instances")
+        #: Whether whoever waited was told of something that was not drained yet.
+        self.is_told = False
         self._close = weakref.finalize(self, os.close, self.fd)
         self._close.atexit = False
 
@@ -55,6 +57,7 @@ class FileWatch:
 
     def drain(self) -> None:
         """Take in what was told, so that the next touch wakes anew."""
+        self.is_told = False
         with suppress(OSError):
             if self._close.alive:  # else its number may be another file's
                 os.read(self.fd, _READ_BYTES)

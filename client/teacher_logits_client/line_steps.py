@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
 from concurrent.futures import CancelledError
 from functools import partial
 from typing import TYPE_CHECKING
@@ -66,8 +65,8 @@ class LineSteps:
         #: The steps that were wanted last.
         self._wanted = range(0)
         self._lock = threading.Lock()
-        #: Steps that some thread waits for.
-        self._awaited: Counter[int] = Counter()
+        #: Steps that threads wait for, each once for each of them.
+        self._awaited: list[int] = []
         self._closed = False
         ahead.when_given_up = lambda step: later(partial(self._want_again, step))
 
@@ -160,7 +159,7 @@ class LineSteps:
 
         try:
             with self._lock:
-                self._awaited[step] += 1
+                self._awaited.append(step)
                 call_id = self._want(step, until=until, on_refusal=refuse)
             while self._line.wait(partial(self._is_over, step), until):
                 if self._closed:
@@ -173,9 +172,7 @@ class LineSteps:
                     break
         finally:
             with self._lock:
-                self._awaited[step] -= 1
-                if not self._awaited[step]:
-                    del self._awaited[step]
+                self._awaited.remove(step)
         answers = call_id is not None and self._line.has_answered(call_id)
         why = "the broker did not answer: the server is stopped, or gone"
         if answers:

@@ -107,6 +107,8 @@ class Liveness:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if error is None:
+            return
         if isinstance(error, SessionExpiredError | EpochChangedError):
             # One that names our own epoch speaks of an older payload, not of this session.
             if error.facts.get("epoch") != self._epoch:

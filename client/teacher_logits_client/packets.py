@@ -118,24 +118,30 @@ def receive(connection: socket.socket) -> Packet:
 def wait(connection: Connection, event: int, until: float) -> bool:
     """Wait until the socket is ready or has failed; False after the deadline.
 
-    Who waits to read is told False at a ring, too, and when a watched file was touched.
+    Who waits to read is told False at a ring, too, and when a watched file was touched: once at
+    once, and once more by the next wait, which takes that in. Whoever is woken so has what it
+    waited for before it tidies up.
     """
     if connection.fileno() < 0:
         return True  # closed on this side
     poll = select.poll()
     poll.register(connection, event)
+    files = connection.files if event == select.POLLIN else None
+    if files is not None and files.is_told:
+        files.drain()
+        return False
     if event == select.POLLIN:
         poll.register(connection.bell, select.POLLIN)
-        if connection.files is not None:
-            poll.register(connection.files.fd, select.POLLIN)
+    if files is not None:
+        poll.register(files.fd, select.POLLIN)
     ready = poll.poll(max(0.0, until - time.monotonic()) * 1000)
     woken = False
     for fd, _ in ready:
         if fd == connection.bell:
             with suppress(OSError):  # closed meanwhile
                 os.eventfd_read(fd)
-        elif connection.files is not None and fd == connection.files.fd:
-            connection.files.drain()
+        elif files is not None and fd == files.fd:
+            files.is_told = True
         else:
             woken = True
     return woken

@@ -113,10 +113,10 @@ class Part(Mapping[ColumnKind, torch.Tensor]):
         return self.payload.first_row + self.first
 
     @property
-    def status(self) -> bytes:
-        """The status of each row."""
+    def status(self) -> memoryview:
+        """The status of each row, where it lies; see ``LeasedColumns.raw``."""
         stop = self.first + self.row_count
-        return bytes(self._columns.raw(ColumnKind.ROW_STATUS)[self.first : stop])
+        return self._columns.raw(ColumnKind.ROW_STATUS)[self.first : stop]
 
     def rows(self, first: int, row_count: int) -> Part:
         """Return some of these rows."""

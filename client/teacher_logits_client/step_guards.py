@@ -144,17 +144,6 @@ def statuses_of(parts: Sequence[Part]) -> bytes:
     return b"".join([part.status for part in parts])
 
 
-def look_again(parts: Sequence[Part]) -> bytes:
-    """Return the statuses of rows that were looked at before their seal, as they are since.
-
-    Raises:
-        PayloadInvalidError: rows have moved meanwhile.
-    """
-    for part in parts:
-        part.look_again()
-    return statuses_of(parts)
-
-
 def unchecked_step(statuses: bytes) -> tuple[Check, ...]:
     """Return what is known of a step's rows, by their statuses, where the caller gave no ids."""
     return (_check_status(statuses), *_UNCHECKED)

@@ -81,8 +81,11 @@ class Steps:
                 if self._closed:
                     raise self._was_closed() from None
                 raise
-            leases = self._open(taken, until)
-            made = taken.batch or self._make(taken.grant, leases)
+            if taken.batch is not None:
+                made, leases = taken.batch, taken.leases or ()
+            else:
+                leases = self._open(taken, until)
+                made = self._make(taken.grant, leases)
         return self._hand_out(made, leases, batch)
 
     def close(self) -> None:
