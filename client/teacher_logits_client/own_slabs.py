@@ -120,19 +120,21 @@ class OwnSlabs:
 
     def seal(self, payload_id: str, sealing: Sealing, *, until: float) -> None:
         """Let readers in and say so; see ``Way.seal``."""
-        with self.room.lock:
-            self.room.take_mail()
-            held = self._table.find(payload_id)
-            if held is None:
-                return  # a try that was not answered was heard, and all have read it since
         try:
+            with self.room.lock:
+                held = self._table.sealing(payload_id)
+                if held is not None and not held.wants_copy:
+                    self.room.shelf.let_in(held.extent)  # before all else: readers wait for it
+                self.room.take_mail()
+                if held is None or self._table.find(payload_id) is None:
+                    return  # a try that was not answered was heard, and all have read it since
             try:
-                self._let_in(payload_id, sealing, held, until)
+                self._say(payload_id, sealing, held, until)
             except HostCopyNeededError:  # a reader came that cannot open a device's memory
                 if held.wants_copy:
                     raise
                 held.wants_copy = True
-                self._let_in(payload_id, sealing, held, until)
+                self._say(payload_id, sealing, held, until)
         except NotAvailable as error:
             with self.room.lock:
                 if isinstance(error, DeadlinePassedError | ServerUnreachableError):
@@ -160,14 +162,12 @@ class OwnSlabs:
             self.room.free(payload_id)
         return was_read
 
-    def _let_in(self, payload_id: str, sealing: Sealing, held: Held, until: float) -> None:
-        """Copy what has to be, let readers in by the slot, and say so."""
+    def _say(self, payload_id: str, sealing: Sealing, held: Held, until: float) -> None:
+        """Tell the server; where readers want a copy they are let in here, behind it."""
         if held.wants_copy:
             self.room.shelf[held.extent.slab_id].copy_to_host(held.extent, sealing.columns)
-        with self.room.lock:
-            if self._table.sealing(payload_id) is None:
-                return  # an earlier try was heard, and all have read it since
-            self.room.shelf.let_in(held.extent)
+            with self.room.lock:
+                self.room.shelf.let_in(held.extent)
         # The server compares a repeat with all that was sealed before, and not on the line.
         seal = self._registry.seal if sealing.digest else self._line.seal
         seal(

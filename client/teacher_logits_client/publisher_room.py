@@ -190,14 +190,12 @@ class PublisherRoom:
             for held in self._held.values()
         )
 
-    def sealing(self, payload_id: str) -> Extent | None:
+    def sealing(self, payload_id: str) -> Held | None:
         """Note that a seal goes out; return where the payload lies."""
         held = self._held.get(payload_id)
-        if held is None:
-            return None
-        if held.stage is Stage.WRITING:
+        if held is not None and held.stage is Stage.WRITING:
             held.stage = Stage.DOUBTFUL
-        return held.extent
+        return held
 
     def doubt(self, payload_id: str) -> None:
         """Note that a seal was not answered."""

@@ -668,7 +668,7 @@ def test_values_are_checked_however_often_a_seal_is_tried(service: Service) -> N
     with publishing(service) as (_, publisher):
         draft = publisher.reserve(0, input_ids=ids, lengths=lengths)
         tl.select_top_k(logits, out=draft)
-        draft._sealing = draft._finish()  # as an interruption leaves it, right before a seal
+        draft.check()  # and an interruption, right before its seal
         tl.select_top_k(logits * torch.nan, out=draft)
         with pytest.raises(PayloadInvalidError, match="a NaN"):
             draft.seal()
