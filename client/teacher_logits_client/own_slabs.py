@@ -163,10 +163,12 @@ class OwnSlabs:
         return was_read
 
     def _say(self, payload_id: str, sealing: Sealing, held: Held, until: float) -> None:
-        """Tell the server; where readers want a copy they are let in here, behind it."""
+        """Tell the server; where some reader wants a copy all are let in here, behind it."""
         if held.wants_copy:
             self.room.shelf[held.extent.slab_id].copy_to_host(held.extent, sealing.columns)
             with self.room.lock:
+                if self._table.find(payload_id) is None:
+                    return  # likewise, meanwhile
                 self.room.shelf.let_in(held.extent)
         # The server compares a repeat with all that was sealed before, and not on the line.
         seal = self._registry.seal if sealing.digest else self._line.seal
