@@ -109,7 +109,7 @@ class Draft(DraftWriting):
         # Before anything is sent, and whatever interrupts it: readers may be let in from here on.
         self._stage = DraftStage.DOUBTFUL
         try:
-            self._desk.way.seal(self.payload_id, sealing, until=until)
+            self._desk.way.seal(self.payload.payload_id, sealing, until=until)
         except (DeadlinePassedError, ServerUnreachableError):
             self._desk.check()  # where the session has ended, that is the better thing to say
             raise

@@ -52,11 +52,11 @@ class PublisherSlab(Protocol):
     def mark(self, slot: int, generation: int) -> None:
         """Write a slot: an odd number bars readers, an even one lets them in."""
 
+    def let_in(self, slot: int, generation: int) -> None:
+        """Write an even number, and wake whoever watches the slab."""
+
     def generation(self, slot: int) -> int:
         """Read a slot."""
-
-    def touch(self) -> None:
-        """Have whoever watches the slab look at its slots."""
 
     def draft_room(self, extent: Extent, size_bytes: int) -> WriterRoom:
         """Return an extent's room, cut to a payload of ``size_bytes``."""
@@ -127,8 +127,7 @@ class SlabShelf:
         """Let readers in to an extent, and wake those that wait for it. Under the lock."""
         slab = self._slabs.get(extent.slab_id)
         if slab is not None:
-            slab.mark(extent.slot, extent.generation)
-            slab.touch()
+            slab.let_in(extent.slot, extent.generation)
 
     def grow(self, usual_bytes: int, least_bytes: int, *, since: int) -> PoolFullError | None:
         """Make a slab and pass it to the server.

@@ -123,13 +123,13 @@ class DeviceSlab:
         """Write a slot of the twin: see ``WriterSlab.mark``."""
         self._twin.mark(slot, generation)
 
+    def let_in(self, slot: int, generation: int) -> None:
+        """Write a slot of the twin, and wake who watches it: see ``WriterSlab.let_in``."""
+        self._twin.let_in(slot, generation)
+
     def generation(self, slot: int) -> int:
         """Read a slot."""
         return self._twin.generation(slot)
-
-    def touch(self) -> None:
-        """Have whoever watches the twin look at its slots: see ``WriterSlab.touch``."""
-        self._twin.touch()
 
     def room(self, extent: Extent) -> memoryview:
         """Return the extent's bytes of the twin, writable: row columns and host copies."""

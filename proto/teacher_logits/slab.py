@@ -103,13 +103,18 @@ class WriterSlab:
         self._slots[slot] = generation
         fence()
 
+    def let_in(self, slot: int, generation: int) -> None:
+        """Write an even number as ``mark`` does, and wake whoever watches the slab: it is a file,
+        which is touched behind each seal.
+        """
+        fence()
+        self._slots[slot] = generation
+        fence()
+        os.utime(self.fd)
+
     def generation(self, slot: int) -> int:
         """Read a slot."""
         return int(self._slots[slot])
-
-    def touch(self) -> None:
-        """Have whoever watches the slab look at its slots: a slab is a file, and can be watched."""
-        os.utime(self.fd)
 
     def room(self, extent: Extent) -> memoryview:
         """Return the extent's bytes, writable."""

@@ -49,8 +49,9 @@ class Announced:
         broker.send(self.grant)
 
     def seal(self, number: int = 0) -> None:
-        self._mark(self.all[number], 0)
-        self._slab.touch()
+        extent = self.all[number].extent
+        assert extent is not None
+        self._slab.let_in(extent.slot, extent.generation)
 
     def write(self, data: bytes, number: int = 0) -> None:
         extent = self.all[number].extent
