@@ -2,7 +2,9 @@
 
 import array
 import os
+import select
 import socket
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -19,10 +21,13 @@ from teacher_logits.errors import (
 )
 from teacher_logits.layout import ElementType, top_k_columns
 from teacher_logits.payload import Payload
+from teacher_logits.pool import PAGE_BYTES
+from teacher_logits.slab import WriterSlab
 from teacher_logits.terms import LeaseTerms, Mail
 from teacher_logits.v1 import line_pb2
 from teacher_logits.wire_errors import to_status
 from teacher_logits.wire_session import lease_to_wire
+from teacher_logits_client import packets
 from teacher_logits_client.line import Line
 
 SOON, LONG = 0.05, 30.0
@@ -332,6 +337,26 @@ def test_a_full_socket_is_waited_for_no_longer_than_the_deadline(tmp_path: Path)
 
         with pytest.raises(DeadlinePassedError):
             line.release("s-1", "l-1", timeout=SOON)
+
+
+def test_who_is_woken_by_a_file_leaves_that_to_the_next_wait(tmp_path: Path) -> None:
+    slab = WriterSlab("slab", PAGE_BYTES)
+    with a_line(tmp_path) as (line, _):
+        connection = line._socket
+        line.watch(slab.fd)
+        files = connection.files
+        assert files is not None
+        told = []
+        for wanted in (False, True, False, True, False):  # its bell first, since it watches anew
+            assert not packets.wait(connection, select.POLLIN, time.monotonic() + LONG)
+            told.append(files.is_told)
+            slab.let_in(0, 2 + 2 * len(told))
+            assert told[-1] == wanted
+        packets.wait(connection, select.POLLIN, time.monotonic() + LONG)
+        packets.wait(connection, select.POLLIN, time.monotonic() + LONG)
+        assert not packets.wait(connection, select.POLLIN, time.monotonic())
+        assert not files.is_told
+    slab.close()
 
 
 def test_nobody_at_the_path_is_an_os_error(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from teacher_logits.errors import (
     ServerUnreachableError,
 )
 from teacher_logits.keys import PayloadKey
-from teacher_logits.payload import Payload
+from teacher_logits.payload import Extent, Payload
 from teacher_logits.payload_room import HostRoom
 from teacher_logits.pool import PAGE_BYTES
 from teacher_logits.slab import CONTROL_BYTES, is_retired
@@ -38,7 +38,7 @@ from teacher_logits_client.device_slab_maker import DeviceSlabMaker
 from teacher_logits_client.freed_mail import FreedMail
 from teacher_logits_client.own_slabs import OwnSlabs
 from teacher_logits_client.publisher_room import PublisherRoom
-from teacher_logits_client.slab_maker import SlabMaker
+from teacher_logits_client.slab_maker import HostSlab, SlabMaker
 
 if TYPE_CHECKING:
     from teacher_logits_client.calls.registry import RegistryCalls
@@ -301,6 +301,30 @@ def test_a_seal_may_be_tried_again_and_was_heard_if_its_room_is_free_meanwhile(
         way._line.drain()
         way.seal("p-1", GOOD, until=monotonic() + LONG)
         assert len(desk.asked) == asked
+
+
+def test_a_copy_whose_room_is_freed_meanwhile_lets_nobody_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with slabs(tmp_path) as (way, desk):
+        way.reserve(a_claim(0), until=monotonic() + LONG)
+        desk.unanswered = {"seal"}
+        with pytest.raises(DeadlinePassedError):
+            way.seal("p-0", GOOD, until=monotonic() + SOON)
+        held = way.room.table.find("p-0")
+        assert held is not None
+        held.wants_copy = True
+        asked = list(desk.asked)
+
+        def is_read_by_all(slab: HostSlab, extent: Extent, columns: object) -> None:
+            del slab, extent, columns
+            with way.room.lock:
+                way.room.free("p-0")
+
+        monkeypatch.setattr(HostSlab, "copy_to_host", is_read_by_all)
+        way.seal("p-0", GOOD, until=monotonic() + LONG)
+        assert way.room.shelf[held.extent.slab_id].generation(held.extent.slot) == 3
+        assert desk.asked == asked
 
 
 def test_a_refused_seal_frees_its_room_and_keeps_readers_out(tmp_path: Path) -> None:

@@ -448,6 +448,20 @@ def test_a_closed_publisher_abandons_its_drafts_and_refuses_to_go_on(service: Se
             publisher.reserve(1, input_ids=ids, lengths=lengths)
 
 
+def test_a_seal_over_a_line_that_has_ended_says_that_the_session_has(service: Service) -> None:
+    ids, lengths, logits = some_rows(0)
+    with publishing(service) as (_, publisher):
+        draft = publisher.reserve(0, input_ids=ids, lengths=lengths)
+        tl.select_top_k(logits, out=draft)
+        line_of = publisher._desk.way.line
+        assert line_of is not None
+        line_of.close()
+        with pytest.raises(SessionExpiredError, match="has ended"):
+            draft.seal()
+        assert draft.stage == "sealed, as far as is known"
+        draft.abandon()
+
+
 def test_a_shard_comes_back_once_its_publisher_is_closed(service: Service) -> None:
     with tl.connect(service.address) as client:
         profile = a_teacher(next(_names))

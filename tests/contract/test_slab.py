@@ -80,8 +80,18 @@ class TestSlots:
         assert bytes(slab.room(dataclasses.replace(EXTENT, offset_bytes=0))) == first
         assert slab.generation(SLOT_COUNT - 1) == 2**64 - 1
 
-    def test_are_where_readers_look_for_them(self, slab: WriterSlab, reader: mmap.mmap) -> None:
-        slab.mark(3, 0x0102030405060708)
+    @pytest.mark.parametrize("keeps_order", [False, True])
+    @pytest.mark.parametrize("way", ["mark", "let_in"])
+    def test_are_where_readers_look_for_them(
+        self,
+        slab: WriterSlab,
+        reader: mmap.mmap,
+        monkeypatch: pytest.MonkeyPatch,
+        way: str,
+        keeps_order: bool,
+    ) -> None:
+        monkeypatch.setattr("teacher_logits.slab._KEEPS_ORDER", keeps_order)
+        getattr(slab, way)(3, 0x0102030405060708)
 
         (seen,) = struct.unpack_from("<Q", reader, HEADER_BYTES + 8 * 3)
         assert seen == 0x0102030405060708
