@@ -25,10 +25,9 @@ from teacher_logits.pool import PAGE_BYTES
 from teacher_logits.slab import WriterSlab
 from teacher_logits.terms import LeaseTerms, Mail
 from teacher_logits.v1 import line_pb2
-from teacher_logits.wire_errors import to_status
-from teacher_logits.wire_session import lease_to_wire
-from teacher_logits_client import packets
-from teacher_logits_client.line import Line
+from teacher_logits.wire.errors import to_status
+from teacher_logits.wire.session import lease_to_wire
+from teacher_logits_client.line import Line, packets
 
 SOON, LONG = 0.05, 30.0
 

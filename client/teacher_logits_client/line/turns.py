@@ -1,0 +1,147 @@
+"""Turns: threads that wait on one connection take turns to read it.
+
+Whoever waits first reads for all, and hands every packet to its owner; where he has what he waited
+for, another goes on. So a wait costs no change of threads, and no thread reads but for who waits.
+
+Every wait has a deadline. A forked child may not read: it has no part in this.
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from teacher_logits.errors import ServerUnreachableError
+from teacher_logits_client.forks import Home
+from teacher_logits_client.line import packets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Turns(ABC):
+    """A connection to the broker at ``path``, which any thread may wait on."""
+
+    def __init__(self, path: str, *, timeout: float) -> None:
+        """Connect.
+
+        Raises:
+            OSError: nobody answers at the path, or this platform has no such sockets.
+        """
+        self._path = path
+        self._home = Home()
+        self._socket = packets.connect(path, timeout)
+        # The lock's own `with`: an interrupt on the way out of a Condition's leaves it locked.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._somebody_reads = False
+        #: Threads that wait for whoever reads; too many after an interrupt, and never too few.
+        self._waiting = 0
+        self._end = ""
+        self._closed = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether either side has closed the connection."""
+        with self._lock:
+            if not self._end and packets.has_hung_up(self._socket):
+                self._end = "the broker hung up"
+            return bool(self._end)
+
+    def drain(self) -> None:
+        """Take whatever lies in the socket; wait for nothing, and leave an end to who waits next.
+
+        Raises:
+            ForkedClientError: this is a forked child.
+        """
+        self._home.check("session")
+        reading = False
+        try:
+            with self._lock:
+                if self._somebody_reads or self._end:
+                    return
+                reading = self._somebody_reads = True
+            while self._take():
+                pass
+        finally:
+            if reading:
+                self._stop_reading()
+
+    def wait(self, until_true: Callable[[], bool], until: float) -> bool:
+        """Read, or wait for whoever reads, until something holds; False after the deadline.
+
+        ``until_true`` is asked under this object's lock after each packet. What came before
+        the end of the connection still counts.
+
+        Raises:
+            ServerUnreachableError: the connection has ended.
+            ForkedClientError: this is a forked child.
+        """
+        self._home.check("session")
+        return self._read_until(until_true, until)
+
+    def wake(self) -> None:
+        """Have whoever waits ask again whether what it waits for holds."""
+        with self._lock:
+            self._changed.notify_all()
+            if self._somebody_reads and not self._closed:
+                self._socket.ring()
+
+    def close(self) -> None:
+        """Let go of the connection; twice is fine, and a forked child's own stays open."""
+        with self._lock:
+            self._end = self._end or "this client closed it"
+            self._changed.notify_all()
+            self._closed = True
+            if self._somebody_reads:
+                self._socket.ring()
+            else:
+                self._socket.close()
+
+    @abstractmethod
+    def _take(self) -> bool:
+        """Take a packet off the socket, False if there is none; by the one thread that reads."""
+
+    def _read_until(self, until_true: Callable[[], bool], until: float) -> bool:
+        while True:
+            reading = False
+            try:
+                with self._lock:
+                    if until_true():
+                        return True
+                    self._check_open()
+                    left = until - time.monotonic()
+                    if left <= 0:
+                        return False
+                    if self._somebody_reads:
+                        self._waiting += 1
+                        self._changed.wait(left)
+                        self._waiting -= 1
+                        continue
+                    reading = self._somebody_reads = True
+                if packets.wait(self._socket, select.POLLIN, until):
+                    self._take()
+            finally:
+                if reading:
+                    self._stop_reading()
+
+    def _stop_reading(self) -> None:
+        with self._lock:
+            self._somebody_reads = False
+            if self._waiting:
+                self._changed.notify_all()
+            if self._closed:
+                self._socket.close()
+
+    def _ended(self, why: str) -> None:
+        with self._lock:
+            self._end = self._end or why
+            self._changed.notify_all()
+
+    def _check_open(self) -> None:
+        if self._end:
+            why = f"the line to the broker at {self._path} has ended: {self._end}"
+            raise ServerUnreachableError(why, facts={"path": self._path})
