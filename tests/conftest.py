@@ -5,10 +5,12 @@ The time limit of a test stands in pyproject.toml; a test that may take longer c
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
+from tests import forked
 
 # Before torch is first imported, and inherited by the servers that tests start: the tests
 # share two cores, and threads that wait for one another make them slow and uneven.
@@ -23,6 +25,16 @@ _untimed = hypothesis.settings(
 hypothesis.settings.register_profile("dev", _untimed)
 hypothesis.settings.register_profile("ci", _untimed, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_servers() -> Iterator[None]:
+    """`testing.serve` runs servers that are forked, in all tests but those of itself."""
+    from teacher_logits_client import testing  # once OMP_NUM_THREADS is set, and not for --help
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(testing, "subprocess", forked)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from tests import forked
 from tests.client import trainer_ranks
 from tests.client import trainer_rig as rig
 
@@ -294,7 +294,8 @@ def test_r20_two_ranks_take_the_step_of_one(teacher: str, tmp_path: Path) -> Non
     """DistributedDataParallel over gloo, two cuts; the evaluation has a row that comes twice."""
     loss, wanted = rig.reference(teacher)
     command = [sys.executable, "-m", "tests.client.trainer_ranks", teacher, str(tmp_path)]
-    subprocess.run(command, check=True, timeout=250)
+    done = forked.run(command, timeout=250)
+    assert done.returncode == 0, done.stderr
     alone = rig.a_trainer(teacher, tmp_path).evaluate()["eval_loss"]
 
     for rank in range(2):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from tests import forked
 
 from teacher_logits.cuda_memory import find_driver
 from teacher_logits.device_views import DeviceView, device_tensor
@@ -138,7 +139,8 @@ class Rig:
     @contextmanager
     def peer(self, module: str, *arguments: str, python: str = sys.executable) -> Iterator[Peer]:
         """Run another process of the check: ``python -m module DRIVER ORDINAL arguments``."""
-        peer = Peer([python, "-m", module, self.driver, str(self.device.ordinal), *arguments])
+        command = [python, "-m", module, self.driver, str(self.device.ordinal), *arguments]
+        peer = Peer(command, forks=self.is_fake and python == sys.executable)
         try:
             yield peer
         finally:
@@ -146,11 +148,15 @@ class Rig:
 
 
 class Peer:
-    """Another process, which answers each line of JSON with one."""
+    """Another process, which answers each line of JSON with one.
 
-    def __init__(self, command: list[str]) -> None:
+    It is forked only over the fake: no process that has to do with a real driver should be.
+    """
+
+    def __init__(self, command: list[str], *, forks: bool = False) -> None:
+        popen: type[subprocess.Popen[str]] = forked.Popen if forks else subprocess.Popen
         self._command = command
-        self._process = subprocess.Popen(
+        self._process = popen(
             command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
+from tests import forked
 from tests.server.registry_rig import ROWS, TOP_K, a_student, a_teacher, serving
 
 from teacher_logits.clock import MonotonicClock
@@ -82,7 +83,7 @@ class TestARankThatIsRead:
 
     def test_is_had_at_once_when_the_process_that_read_it_was_killed(self, wire: Wire) -> None:
         profile = a_student(student_id="killed")
-        child = subprocess.Popen(
+        child: subprocess.Popen[str] = forked.Popen(
             [sys.executable, "-c", READER, wire.address, profile.student_id],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
