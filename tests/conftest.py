@@ -4,6 +4,7 @@ The time limit of a test stands in pyproject.toml; a test that may take longer c
 `timeout` mark of its own.
 """
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,13 @@ _untimed = hypothesis.settings(
 hypothesis.settings.register_profile("dev", _untimed)
 hypothesis.settings.register_profile("ci", _untimed, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Spare every collection of garbage from here on what stays anyway: modules and tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

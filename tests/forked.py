@@ -17,10 +17,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, STDOUT
+from subprocess import DEVNULL, PIPE, STDOUT, TimeoutExpired
 from typing import Any, AnyStr, TypeAlias
 
-__all__ = ["DEVNULL", "PIPE", "STDOUT", "Popen", "run"]
+__all__ = ["DEVNULL", "PIPE", "STDOUT", "Popen", "TimeoutExpired", "run"]
 
 Done: TypeAlias = "subprocess.CompletedProcess[str]"
 
