@@ -28,11 +28,16 @@ hypothesis.settings.register_profile("ci", _untimed, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish() -> None:
-    """Spare every collection of garbage from here on what stays anyway: modules and tests."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect no garbage among what stays: the modules and tests that are made here."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()  # no later collection looks at it either
+        gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
