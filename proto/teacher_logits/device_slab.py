@@ -96,7 +96,8 @@ class DeviceSlab:
             raise
         self.address = own
         self._is_own = address is None
-        weakref.finalize(self, os.close, self._lock).atexit = False
+        self._close_lock = weakref.finalize(self, os.close, self._lock)
+        self._close_lock.atexit = False
         self._held: Held | None = Held()
 
     @property
@@ -208,12 +209,13 @@ class DeviceSlab:
         self._twin.close(in_use=in_use)
         views, self._held = Views(self._held), None
         if self._is_own and not in_use:
+            self._close_lock.detach()  # whoever frees the memory closes it
             leave_over(
                 LeftOver(
                     memory=self._memory,
                     address=self.address,
                     device=self.device,
-                    lock=os.dup(self._lock),
+                    lock=self._lock,
                     views=views,
                     when_freed=self._when_freed,
                     pid=os.getpid(),

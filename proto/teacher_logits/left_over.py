@@ -16,6 +16,7 @@ kernel wakes, and that frees it and says so the moment the last one has let go.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -128,10 +129,21 @@ def open_lock(fd: int) -> int:
     try:
         return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
+        is_full = error.errno in (errno.EMFILE, errno.ENFILE)
+        way_out = "raise the limit of open files (ulimit -n)" if is_full else "mount /proc"
         raise SlabOpenError(
-            f"a twin cannot be opened anew by /proc/self/fd ({error.strerror}): mount /proc",
+            f"a twin cannot be opened anew by /proc/self/fd ({error.strerror}): {way_out}",
             facts={"errno": error.errno or 0},
         ) from error
+
+
+def let_go(lock: int) -> None:
+    """End a lock and close its descriptor.
+
+    By name: a fork, such as a loader of data, has the descriptor as well, and would keep the lock.
+    """
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    os.close(lock)
 
 
 def is_locked(fd: int) -> bool:
