@@ -1,4 +1,4 @@
-"""Memory of closed device slabs: freed when nobody views it or has it open any more.
+"""Memory of closed device slabs: let go when nobody views it or has it open any more.
 
 To free device memory while another process has it open is undefined (CUDA C++ programming guide,
 "Interprocess Communication"). No reader needs to be asked whether it has:
@@ -61,22 +61,56 @@ class Views:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class LeftOver:
-    """Own memory of a closed slab, and what still stands in the way of freeing it.
+class Own:
+    """Memory that the writer allocated itself.
 
-    ``when_freed`` is called behind that, on whichever thread frees it.
+    ``when_freed`` is called behind its end, on whichever thread frees it.
     """
 
     memory: DeviceMemory
     address: int
     device: Device
+    when_freed: Callable[[], None]
+
+    def free(self) -> None:
+        """Give it back to the driver."""
+        try:
+            self.memory.synchronise(device=self.device)
+            self.memory.free(self.address, device=self.device)
+        except DeviceError as error:
+            _log.warning("device memory was not given back: %s", error.message)
+            return
+        self.when_freed()
+
+
+class Lent:
+    """Memory of another owner, such as a tensor: it is kept alive as long as this is."""
+
+    def __init__(self, owner: object) -> None:
+        self._owner: object = owner
+
+    def free(self) -> None:
+        """Leave it to its owner."""
+        self._owner = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LeftOver:
+    """What a closed slab lay in, and what still stands in the way of letting it go."""
+
+    what: Own | Lent
     lock: int
     views: Views
-    when_freed: Callable[[], None]
     pid: int
 
 
 _left_over: list[LeftOver] = []
+_in_use: list[Own | Lent] = []
+
+
+def keep(what: Own | Lent) -> None:
+    """Keep what somebody may yet open, to the end of this process."""
+    _in_use.append(what)
 
 
 def leave_over(left: LeftOver) -> None:
@@ -115,13 +149,7 @@ def _await_end(left: LeftOver) -> None:
 
 def _free(left: LeftOver) -> None:
     os.close(left.lock)
-    try:
-        left.memory.synchronise(device=left.device)
-        left.memory.free(left.address, device=left.device)
-    except DeviceError as error:
-        _log.warning("device memory was not given back: %s", error.message)
-        return
-    left.when_freed()
+    left.what.free()
 
 
 def open_lock(fd: int) -> int:

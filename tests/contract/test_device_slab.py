@@ -7,6 +7,8 @@ import dataclasses
 import fcntl
 import gc
 import os
+import threading
+import weakref
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -313,6 +315,39 @@ class TestClosing:
         os.close(reader)
         assert not slab.is_open_elsewhere()
         assert not done(cuda.log.operations, "free")
+
+    @pytest.mark.parametrize("who", ["a reader", "a view", "nobody"])
+    def test_keeps_the_owner_of_registered_memory_alive_as_long(
+        self, cuda: FakeCuda, who: str
+    ) -> None:
+        """To free it under a reader, and to reuse its address, is undefined: torch may do neither."""
+        address = cuda.allocate(SIZE, device=cuda.devices()[0])
+        tensor = torch.empty(1)
+        slab = made(cuda, address=address, owner=tensor)
+        reader = open_lock(slab.fd)
+        if who == "a reader":
+            fcntl.flock(reader, fcntl.LOCK_SH)
+        view = slab.device_view(EXTENT, IDS) if who == "a view" else None
+        gone = threading.Event()
+        weakref.finalize(tensor, gone.set)
+        del tensor
+
+        assert not gone.is_set()
+        slab.close()
+        assert gone.is_set() == (who == "nobody")
+        del view
+        os.close(reader)
+        assert gone.wait(LONG)
+
+    def test_keeps_the_owner_of_what_somebody_may_yet_open(self, cuda: FakeCuda) -> None:
+        tensor = torch.empty(1)
+        alive = weakref.ref(tensor)
+        address = cuda.allocate(SIZE, device=cuda.devices()[0])
+        made(cuda, address=address, owner=tensor).close(in_use=True)
+        del tensor
+        gc.collect()
+
+        assert alive() is not None
 
     def test_gives_all_descriptors_back(self, cuda: FakeCuda) -> None:
         before = open_descriptors()
