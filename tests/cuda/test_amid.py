@@ -198,6 +198,32 @@ class TestADriverThatFailsToClose:
         await_true(lambda: publisher.ask("left_over") == 0)
 
 
+class TestADriverThatBreaksAmidAStep:
+    def test_gives_back_what_of_it_was_opened_and_read_by_nobody(self, node: Node) -> None:
+        """The first writer's slab is open, the second's is refused, and then nothing works."""
+        teaching = node.teach(ranks=2)
+        writers = [
+            node.publisher(teaching, name=name, rank=rank)
+            for rank, name in enumerate(("publisher", "second"))
+        ]
+        broken = (
+            Fault(call="open", error=999, after=3),
+            Fault(call="synchronise", error=999, times=1),
+        )
+        student, _ = node.student(teaching, spec=node.spec(faults=broken), **ONLY_DEVICE)
+        for writer in writers:
+            writer.ask("publish", 0)
+        with pytest.raises(WorkerError, match="999") as caught:
+            student.ask("read", 0)
+        assert caught.value.told.kind == "SlabOpenError"
+        await_true(lambda: not node.inspect().leases)
+        student.ask("close_session")
+        await_true(lambda: {each.kind for each in node.inspect().sessions} == {"publisher"})
+        student.kill()  # the handle that it could not close is open until then
+        for writer in writers:
+            writer.kill()  # what nobody will read goes with it
+
+
 class TestAServer:
     @pytest.mark.parametrize("end", ["killed", "stopped"])
     def test_that_ends_under_an_open_takes_nothing_from_the_reader(
@@ -226,4 +252,4 @@ class TestAServer:
         await_mapped(student, 0)
         for worker in (student, publisher):
             worker.kill()
-        node.assert_nothing_is_left(publisher.pid)
+        node.assert_nothing_is_left(student.pid, publisher.pid)
