@@ -107,13 +107,14 @@ class Client:
         self._check()
         _check_profile(profile)
         mode = word_of(MapMode, mode, what="mode")
+        seconds = self._seconds(timeout, what="open_session")
         if mode is MapMode.PINNED:
-            self._devices.check_can_pin()
+            self._devices.check_can_pin(timeout=seconds)
         late, mailbox = _LateLeases(), Mailbox(prefetch)
         agreed = shake_hands(
             self._calls,
             profile,
-            timeout=self._seconds(timeout, what="open_session"),
+            timeout=seconds,
             make_line=partial(_make_line, late, mailbox),
             devices=self._devices,
         )

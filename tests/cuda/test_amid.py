@@ -180,6 +180,33 @@ class TestAnOpenThatIsSlow:
         assert student.ask("read", 0) == ["cuda_ipc"]
 
 
+class TestAPublishersDriver:
+    @pytest.mark.parametrize("call", ["allocate", "copy_to_device", "export"])
+    def test_that_hangs_costs_the_deadline_and_serves_who_comes_again(
+        self, node: Node, shut: str, call: str
+    ) -> None:
+        publisher = node.worker("publisher", node.spec(faults=(Fault(call=call, hang=shut, times=1),)))
+        with pytest.raises(WorkerError, match="publisher's probe") as caught:
+            publisher.ask("open_publisher", node.teaching, timeout=0.5)
+        assert caught.value.told.kind == "DeadlinePassedError"
+        await_true(lambda: is_held(shut))
+        let_go(shut)
+        publisher.ask("open_publisher", node.teaching)
+        student, _ = node.student(**ONLY_DEVICE)
+        publisher.ask("publish", 0)
+        assert student.ask("read", 0) == ["cuda_ipc"]
+
+    def test_that_answers_late_with_an_error_is_told_of(self, node: Node, shut: str) -> None:
+        late = Fault(call="export", hang=shut, error=999, times=1)
+        publisher = node.worker("publisher", node.spec(faults=(late,)))
+        publisher.start("open_publisher", node.teaching)
+        await_true(lambda: is_held(shut))
+        let_go(shut)
+        with pytest.raises(WorkerError, match="999") as caught:
+            publisher.answer()
+        assert caught.value.told.kind == "DeviceError"
+
+
 class TestADriverThatFailsToClose:
     @pytest.mark.parametrize("call", ["synchronise", "close"])
     def test_keeps_the_memory_from_being_freed_until_its_process_ends(
