@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from teacher_logits.device_memory import DeviceError
 from teacher_logits.errors import NotAvailable
-from teacher_logits_client import exits
+from teacher_logits_client import exits, threads
 from teacher_logits_client.forks import Home, watch
 from teacher_logits_client.leased import ClientStatistics, Lease, LeaseTable, Step
 
@@ -84,10 +84,7 @@ class Returner:
         self._stopped_at: float | None = None
         self._leaving = False
         watch(self)
-        self._thread = threading.Thread(
-            target=self._run, name="teacher-logits-returns", daemon=True
-        )
-        self._thread.start()
+        self._thread = threads.start(self._run, name="returns")
         exits.watch(self)
 
     @property

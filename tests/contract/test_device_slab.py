@@ -320,7 +320,7 @@ class TestClosing:
     def test_keeps_the_owner_of_registered_memory_alive_as_long(
         self, cuda: FakeCuda, who: str
     ) -> None:
-        """To free it under a reader, and to reuse its address, is undefined: torch may do neither."""
+        """To free it under a reader is undefined, and its address would be used for another."""
         address = cuda.allocate(SIZE, device=cuda.devices()[0])
         tensor = torch.empty(1)
         slab = made(cuda, address=address, owner=tensor)

@@ -185,7 +185,9 @@ class TestAPublishersDriver:
     def test_that_hangs_costs_the_deadline_and_serves_who_comes_again(
         self, node: Node, shut: str, call: str
     ) -> None:
-        publisher = node.worker("publisher", node.spec(faults=(Fault(call=call, hang=shut, times=1),)))
+        publisher = node.worker(
+            "publisher", node.spec(faults=(Fault(call=call, hang=shut, times=1),))
+        )
         with pytest.raises(WorkerError, match="publisher's probe") as caught:
             publisher.ask("open_publisher", node.teaching, timeout=0.5)
         assert caught.value.told.kind == "DeadlinePassedError"

@@ -22,6 +22,7 @@ from teacher_logits.cuda_memory import find_driver
 from teacher_logits.device_memory import DeviceError
 from teacher_logits.errors import ConfigError, DeadlinePassedError, SlabOpenError
 from teacher_logits.opened_device import OpenedDevice
+from teacher_logits_client import threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -192,7 +193,7 @@ def before(
 
     Raises:
         DeadlinePassedError: it had not returned by then.
-        SlabOpenError: this process may have no thread more.
+        NotAvailable: no thread can be had.
         Exception: what the call raises.
     """
     future: Future[Found] = Future()
@@ -210,13 +211,7 @@ def before(
             undo(found)
 
     started = time.monotonic()
-    try:
-        threading.Thread(target=run, name="teacher-logits-driver", daemon=True).start()
-    except RuntimeError as error:
-        raise SlabOpenError(
-            f"no thread can be had for the device's driver ({error}): raise the limit of "
-            "processes and threads (ulimit -u, or the container's pids limit)"
-        ) from error
+    threads.start(run, name="driver")
     try:
         return future.result(_seconds_until(until))
     except NotYet:
