@@ -115,7 +115,8 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
         failures = [refusal_from_wire(failure) for failure in request.failures]
 
         async def look() -> SessionTerms | None:
-            if self._ledger.lacks_writers(request.session_id):
+            patience = self._waiting.seconds_for(context)
+            if self._ledger.lacks_writers(request.session_id, patience=patience):
                 return None
             return self._ledger.prove_locality(
                 request.session_id, proofs=proofs, failures=failures, device_proofs=device_proofs
