@@ -1,11 +1,11 @@
-"""The seconds of the GPU check: one budget, cut by shares, and stages that leave out what is late.
+"""The seconds of the GPU check: one budget, and stages that leave out what is late.
 
     start |-- share --|-- share --------|-- share --| start + seconds
-          a stage may run to its share's end; what it leaves, the next ones have
 
-So a stage that hangs takes nothing from those behind it, and all of them together are done when
-they should be. A stage goes through its parts while there is time for one more (``Clock.through``),
-and what it leaves out is in its report: a check that left something out has not passed.
+A stage goes through its parts while there is time for one more in its share, or in what those
+before it left (``Clock.through``). What it leaves out is in its report: a check that left something
+out has not passed. A stage that is not done all the same, on a slow machine or because it hangs, is
+ended after some shares of its own, and before the rest could not even begin.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -25,10 +24,27 @@ LAST_SECONDS = 4.0
 """What a stage keeps for its end: its processes end, and its report is written."""
 
 
-def share_out(shares: Sequence[float], *, seconds: float) -> list[float]:
-    """Return when each stage has to be done, in seconds from the start; the last is ``seconds``."""
-    whole = sum(shares)
-    return [seconds * each / whole for each in accumulate(shares)]
+PATIENT_SHARES = 3.0
+"""How many shares of its own a stage may take at most."""
+LEAST_SECONDS = 5.0
+"""What a stage needs at least, for its imports alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """A stage's time: it is to leave out what would come behind ``soft``, and ends at ``hard``."""
+
+    soft: float
+    hard: float
+
+
+def limits(shares: Sequence[float], number: int, *, seconds: float, now: float) -> Limits:
+    """Return the limits of a stage that begins ``now``, all in seconds from the check's start."""
+    scale = seconds / sum(shares)
+    own, planned = scale * shares[number], scale * sum(shares[: number + 1])
+    later = LEAST_SECONDS * (len(shares) - number - 1)
+    hard = min(now + PATIENT_SHARES * own, seconds - later)
+    return Limits(soft=min(hard, max(planned, now + own)), hard=hard)
 
 
 @dataclass(kw_only=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from tests.gpu import driver_stages, engine_stages, lifetime_stages, service_stages, vmm
-from tests.gpu.clock import Clock, share_out
+from tests.gpu.clock import LEAST_SECONDS, Clock, Limits, limits
 from tests.gpu.rig import CUDA, ROOT, Failed, Numbers, Rig, Skipped, Stage, memory_of
 
 from teacher_logits.device_memory import DeviceError
@@ -50,8 +50,6 @@ STAGES = (
 )
 SECONDS = 480.0
 """For all stages together, whatever becomes of each."""
-LEAST_SECONDS = 5.0
-"""What a stage needs at least, for its imports alone."""
 
 _AT = "at "
 
@@ -78,11 +76,13 @@ def main(argv: list[str], *, description: str | None = None) -> int:
     started = time.monotonic()
     is_real = options.driver == CUDA
     wanted = [stage for stage in STAGES if stage.name in names]
-    ends = share_out([stage.share for stage in wanted], seconds=options.seconds)
-    reports = {
-        stage.name: _run(stage, argv, started + end)
-        for stage, end in zip(wanted, ends, strict=True)
-    }
+    shares = [stage.share for stage in wanted]
+    reports = {}
+    for number, stage in enumerate(wanted):
+        now = time.monotonic() - started
+        reports[stage.name] = _run(
+            stage, argv, limits(shares, number, seconds=options.seconds, now=now), started
+        )
     result = _result(reports.values())
     report = {
         "check": "teacher-logits gpu-check",
@@ -136,16 +136,24 @@ def why_not(driver: str, ordinal: int) -> str:
     return ""
 
 
-def _run(stage: Stage, argv: list[str], until: float) -> Numbers:
-    """Run a stage in a process group of its own, which ends with it, or at a time."""
+def _run(stage: Stage, argv: list[str], limit: Limits, begin: float) -> Numbers:
+    """Run a stage in a process group of its own, which ends with it, or at its hard limit."""
     started = time.monotonic()
-    seconds = until - started
+    seconds = begin + limit.hard - started
     if seconds < LEAST_SECONDS:
         return {"result": "failed", "why": "no time was left (--seconds)", "seconds": 0.0}
     sys.stderr.write(f"{stage.name} ...")
     sys.stderr.flush()
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.gpu.check", *argv, "--stage", stage.name, f"--until={until}"],
+        [
+            sys.executable,
+            "-m",
+            "tests.gpu.check",
+            *argv,
+            "--stage",
+            stage.name,
+            f"--until={begin + limit.soft}",
+        ],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},  # many processes, few cores
         stdout=subprocess.PIPE,
@@ -160,7 +168,7 @@ def _run(stage: Stage, argv: list[str], until: float) -> Numbers:
         out, _ = process.communicate()
         report: Numbers = {
             "result": "failed",
-            "why": f"not done in {seconds:.0f} s, the end of its share of --seconds{_place(out)}",
+            "why": f"not done in {seconds:.0f} s of --seconds{_place(out)}",
         }
     else:
         report = _report(out, err, process.returncode)

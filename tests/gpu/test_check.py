@@ -149,7 +149,7 @@ def test_says_what_a_stage_left_out_and_does_not_pass_with_it(
         "cycles": {"result": "ok", "numbers": {}, "left_out": ["600 of 1020 cycles"]},
         "sessions": {"result": "skipped", "why": "no such thing here"},
     }
-    monkeypatch.setattr(running, "_run", lambda stage, argv, until: reports[stage.name])
+    monkeypatch.setattr(running, "_run", lambda stage, *_: reports[stage.name])
     assert main(["--driver", spec.dumps(), "--only", ",".join(reports)]) == 1
 
     said = json.loads(capsys.readouterr().out)

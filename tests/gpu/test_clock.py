@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 import time
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.gpu.clock import LAST_SECONDS, Clock, share_out
-from tests.gpu.running import LEAST_SECONDS, SECONDS, STAGES
+from tests.gpu.clock import LAST_SECONDS, LEAST_SECONDS, Clock, limits
+from tests.gpu.running import SECONDS, STAGES
 
 LONG = 3600.0
 
 
-@given(st.lists(st.floats(1, 100), min_size=1, max_size=30), st.floats(1, 600))
-def test_every_stage_has_its_share_whatever_the_others_do(
-    shares: list[float], seconds: float
+@given(
+    st.lists(st.floats(5, 60), min_size=1, max_size=25), st.floats(300, 600), st.floats(0.0, 5.0)
+)
+def test_all_stages_are_done_in_time_and_each_may_begin_whatever_the_others_take(
+    shares: list[float], seconds: float, takes: float
 ) -> None:
-    ends = [0.0, *share_out(shares, seconds=seconds)]
-    for share, (begin, end) in zip(shares, pairwise(ends), strict=True):
-        assert end - begin == pytest.approx(seconds * share / sum(shares), abs=1e-6)
-    assert ends[-1] == pytest.approx(seconds)
+    """Each takes so many of its shares, or hangs until it is ended."""
+    now = 0.0
+    for number, share in enumerate(shares):
+        limit = limits(shares, number, seconds=seconds, now=now)
+        own = share * seconds / sum(shares)
+        assert limit.soft <= limit.hard <= seconds
+        assert limit.hard - now >= min(own, LEAST_SECONDS) - 1e-6
+        now = min(limit.hard, now + takes * own)
+    assert now <= seconds
+
+
+@given(st.lists(st.floats(5, 60), min_size=1, max_size=25), st.data())
+def test_what_a_stage_leaves_the_next_ones_have(shares: list[float], data: st.DataObject) -> None:
+    number = data.draw(st.integers(0, len(shares) - 1))
+    planned = SECONDS * sum(shares[: number + 1]) / sum(shares)
+    limit = limits(shares, number, seconds=SECONDS, now=0.0)
+    assert limit.soft == pytest.approx(min(planned, limit.hard))
 
 
 def test_the_whole_check_fits_into_eight_minutes_and_each_stage_into_its_share() -> None:
