@@ -23,10 +23,17 @@ def device_server() -> Iterator[tl.testing.ServerProcess]:
 
 
 @pytest.fixture(scope="session")
-def workers() -> Iterator[Crew]:
+def all_workers() -> Iterator[Crew]:
     """Processes that publish and read."""
     with crew() as made:
         yield made
+
+
+@pytest.fixture
+def workers(all_workers: Crew) -> Iterator[Crew]:
+    """The same, of which every test leaves none with something open."""
+    yield all_workers
+    all_workers.reset()
 
 
 @pytest.fixture

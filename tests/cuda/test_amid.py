@@ -56,6 +56,13 @@ def refused_with(worker: Worker) -> str:
     return caught.value.told.kind
 
 
+def refused_amid_the_open(student: Worker, shut: str) -> bool:
+    """Whether a deadline has passed while the driver was at it, and not on the way there."""
+    student.start("acquire_within", 0, 1.0)
+    assert refused_with(student) == "DeadlinePassedError"
+    return is_held(shut)
+
+
 class TestAPublisherThatIsKilled:
     def test_under_a_trial_has_the_student_wait_for_its_successor(
         self, node: Node, shut: str
@@ -173,8 +180,7 @@ class TestAnOpenThatIsSlow:
         student = held_reader(node, shut, "open", after=AT_THE_SLAB)
         student.ask("open_session", node.teaching, **ONLY_DEVICE)
         publisher.ask("publish", 0)
-        student.start("acquire_within", 0, 1.0)
-        assert refused_with(student) == "DeadlinePassedError"
+        await_true(lambda: refused_amid_the_open(student, shut))
         let_go(shut)
         await_true(lambda: not still_open(node.log()))
         assert student.ask("read", 0) == ["cuda_ipc"]
