@@ -11,16 +11,19 @@ kernel lets it go when the reader dies, and its forks with it. The writer has re
 before it looks, so nobody comes in between.
 
 Promises: whoever closes a slab waits for nobody. What cannot be freed at once has a thread that the
-kernel wakes, and that frees it and says so the moment the last one has let go.
+kernel wakes, and that frees it and says so the moment the last one has let go. The end of the
+program waits a moment for that.
 """
 
 from __future__ import annotations
 
+import atexit
 import errno
 import fcntl
 import logging
 import os
 import threading
+import time
 import weakref
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -104,6 +107,10 @@ class LeftOver:
     pid: int
 
 
+EXIT_SECONDS = 1.0
+"""How long the end of a program is held up by readers of what it has closed."""
+
+_THREAD_NAME = "teacher-logits-left-over"
 _left_over: list[LeftOver] = []
 _in_use: list[Own | Lent] = []
 
@@ -119,13 +126,25 @@ def leave_over(left: LeftOver) -> None:
         _free(left)
         return
     _left_over.append(left)
-    thread = threading.Thread(
-        target=_await_end, args=(left,), name="teacher-logits-left-over", daemon=True
-    )
+    thread = threading.Thread(target=_await_end, args=(left,), name=_THREAD_NAME, daemon=True)
     try:
         thread.start()
     except RuntimeError as error:  # such as at the end of the program, which frees it as well
         _log.debug("device memory stays to the end of this process: %s", error)
+
+
+def await_readers() -> None:
+    """Wait a moment for those that have memory of closed slabs open; done at exit.
+
+    The end of a process frees its memory under them. Idle ones let go as soon as a slab is closed.
+    """
+    until = time.monotonic() + EXIT_SECONDS
+    for thread in threading.enumerate():
+        if thread.name == _THREAD_NAME:
+            thread.join(max(0.0, until - time.monotonic()))
+
+
+atexit.register(await_readers)
 
 
 def left_over_count() -> int:

@@ -7,8 +7,11 @@ import dataclasses
 import fcntl
 import gc
 import os
+import subprocess
+import sys
 import threading
 import weakref
+from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +20,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fake_cuda.driver import FakeCuda
-from tests.fake_cuda.log import done, faults
+from tests.fake_cuda.log import done, faults, read_log
 from tests.held import left_behind, open_descriptors
 
 from teacher_logits import host_memory
@@ -32,7 +35,6 @@ from teacher_logits.tensors import column_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from teacher_logits.device_memory import Device
 
@@ -46,6 +48,24 @@ IDS = Column(
 ROWS = Column(
     kind=ColumnKind.ROW_STATUS, element_type=ElementType.UINT8, shape=(4,), offset_bytes=1024
 )
+
+
+ENDING = f"""
+import sys
+from pathlib import Path
+from tests.fake_cuda.driver import FakeCuda
+from teacher_logits import left_over
+from teacher_logits.device_slab import DeviceSlab
+
+left_over.EXIT_SECONDS = {LONG}
+cuda = FakeCuda(Path(sys.argv[1]))
+slab = DeviceSlab("slab", {PAGE}, memory=cuda, device=cuda.devices()[0])
+print(slab.fd, flush=True)
+sys.stdin.read()
+slab.close()
+print("closed", flush=True)
+"""
+"""A program that closes a slab of its own, once it is told to, and ends."""
 
 
 @pytest.fixture
@@ -315,6 +335,29 @@ class TestClosing:
         os.close(reader)
         assert not slab.is_open_elsewhere()
         assert not done(cuda.log.operations, "free")
+
+    def test_is_finished_at_the_end_of_the_program_where_its_readers_let_go(
+        self, tmp_path: Path
+    ) -> None:
+        """The driver would free the memory under them."""
+        with subprocess.Popen(
+            [sys.executable, "-c", ENDING, str(tmp_path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
+        ) as ending:
+            assert ending.stdin is not None
+            assert ending.stdout is not None
+            fd = int(ending.stdout.readline())
+            reader = os.open(f"/proc/{ending.pid}/fd/{fd}", os.O_RDONLY)
+            fcntl.flock(reader, fcntl.LOCK_SH)
+            ending.stdin.close()
+            assert ending.stdout.readline() == "closed\n"
+            os.close(reader)
+            assert ending.wait(LONG) == 0
+
+        assert len(done(read_log(tmp_path), "free")) == 1
 
     @pytest.mark.parametrize("who", ["a reader", "a view", "nobody"])
     def test_keeps_the_owner_of_registered_memory_alive_as_long(
