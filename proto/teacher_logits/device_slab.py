@@ -26,6 +26,7 @@ from teacher_logits import host_memory
 from teacher_logits.device_memory import DeviceMemoryPart
 from teacher_logits.device_ranges import check_device_column
 from teacher_logits.device_views import DeviceView
+from teacher_logits.errors import SlabOpenError
 from teacher_logits.layout import is_on_device, round_up
 from teacher_logits.left_over import (
     Held,
@@ -153,14 +154,15 @@ class DeviceSlab:
         """Return device memory from the payload's first byte to a column's last.
 
         Raises:
-            SlabOpenError: the column lies elsewhere.
+            SlabOpenError: the column lies elsewhere, or the slab was closed.
         """
+        held = self._hold()
         size = check_device_column(extent, column, device_bytes=self.device_bytes)
         return DeviceView(
             self.address + extent.offset_bytes,
             size,
             device=self._memory.view_device(self.device),
-            owner=self._held,
+            owner=held,
         )
 
     def copy_to_twin(self, extent: Extent, columns: Iterable[Column]) -> None:
@@ -173,6 +175,7 @@ class DeviceSlab:
             PoolFullError: the machine or a cgroup has no memory for the copy.
             SlabOpenError, DeviceError: a column lies elsewhere; the driver refused.
         """
+        held = self._hold()
         there = [c for c in columns if is_on_device(c.kind) and c.size_bytes]
         for column in there:
             check_device_column(extent, column, device_bytes=self.device_bytes)
@@ -188,15 +191,25 @@ class DeviceSlab:
                 self.address + extent.offset_bytes + column.offset_bytes,
                 device=self.device,
             )
+        del held  # until here the memory stays, whoever closes the slab meanwhile
 
     def read_device(self, extent: Extent, column: Column) -> bytearray:
         """Return a copy of a column on the device, as it is now; waits for no stream."""
+        held = self._hold()
         check_device_column(extent, column, device_bytes=self.device_bytes)
         copy = bytearray(column.size_bytes)
         if copy:
             at = self.address + extent.offset_bytes + column.offset_bytes
             self._memory.copy_to_host(memoryview(copy), at, device=self.device)
+        del held
         return copy
+
+    def _hold(self) -> Held:
+        """Return what keeps the memory, while somebody has it."""
+        held = self._held
+        if held is None:
+            raise SlabOpenError(f"slab {self.slab_id} was closed", facts={"slab_id": self.slab_id})
+        return held
 
     def settle(self) -> None:
         """Wait on the host until the caller's current stream has done what it was given."""

@@ -392,6 +392,32 @@ class TestClosing:
 
         assert alive() is not None
 
+    def test_ends_the_views(self, slab: DeviceSlab) -> None:
+        """The memory is somebody else's by then."""
+        slab.close()
+
+        for use in (slab.device_view, slab.read_device):
+            with pytest.raises(SlabOpenError, match="was closed"):
+                use(EXTENT, IDS)
+        with pytest.raises(SlabOpenError, match="was closed"):
+            slab.copy_to_twin(EXTENT, [IDS])
+
+    @pytest.mark.parametrize("use", ["read_device", "copy_to_twin"])
+    def test_amid_a_copy_waits_for_it(
+        self, cuda: FakeCuda, slab: DeviceSlab, monkeypatch: pytest.MonkeyPatch, use: str
+    ) -> None:
+        copy_to_host = cuda.copy_to_host
+
+        def closed_meanwhile(target: memoryview, address: int, *, device: Device) -> None:
+            slab.close()
+            copy_to_host(target, address, device=device)
+
+        monkeypatch.setattr(cuda, "copy_to_host", closed_meanwhile)
+        getattr(slab, use)(EXTENT, IDS if use == "read_device" else [IDS])
+
+        left_alone = [each.call for each in cuda.log.operations]
+        assert "free" not in left_alone[: left_alone.index("copy_to_host")]
+
     def test_gives_all_descriptors_back(self, cuda: FakeCuda) -> None:
         before = open_descriptors()
         slab = made(cuda)
