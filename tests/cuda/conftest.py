@@ -41,5 +41,6 @@ def node(device_server: tl.testing.ServerProcess, workers: Crew, tmp_path: Path)
     """A node on which every test leaves nothing behind."""
     made = Node(address=device_server.address, crew=workers, folder=tmp_path)
     yield made
+    made.await_ends()
     workers.reset()
     made.assert_nothing_is_left(*workers.dead)

@@ -94,6 +94,19 @@ class TestAPublisherThatIsKilled:
         with pytest.raises(WorkerError, match="died while it was being admitted"):
             student.answer()
 
+    @pytest.mark.parametrize("call", ["export", "record", "copy_to_host"])
+    def test_amid_a_step_leaves_it_to_its_successor(self, node: Node, shut: str, call: str) -> None:
+        """While it exports a slab, waits for its stream, or copies to the host."""
+        after = AT_THE_SLAB if call == "export" else 0
+        spec = node.spec(faults=(Fault(call=call, hang=shut, after=after, times=1),))
+        publisher = node.publisher(name="doomed", spec=spec, host_copies="always")
+        student, _ = node.student(**ONLY_DEVICE)
+        publisher.start("publish", 0)
+        await_true(lambda: is_held(shut))
+        publisher.kill()
+        node.publisher().ask("publish", 0)
+        assert student.ask("read", 0) == ["cuda_ipc"]
+
     def test_under_an_open_loses_its_step_to_the_reader_alone(self, node: Node, shut: str) -> None:
         publisher = node.publisher(name="doomed")
         student = held_reader(node, shut, "open", after=AT_THE_SLAB)
@@ -170,6 +183,46 @@ class TestAReaderThatIsKilled:
         student.kill()
         publisher.answer()
         assert other.ask("read", 1) == ["cuda_ipc"]
+
+
+class TestAReaderThatIsStopped:
+    def test_in_a_trial_keeps_nobody_waiting_and_is_let_in_when_it_goes_on(
+        self, node: Node, shut: str
+    ) -> None:
+        publisher = node.publisher()
+        student = held_reader(node, shut, "open", after=AT_THE_PROBE)
+        student.start("open_session", node.teaching)
+        await_true(lambda: is_held(shut))
+        student.stop()
+        try:
+            other, _ = node.student(student_id="other", **ONLY_DEVICE)
+            publisher.ask("publish", 0)
+            assert other.ask("read", 0) == ["cuda_ipc"]
+        finally:
+            student.go_on()
+        let_go(shut)
+        assert Terms(cast("dict[str, object]", student.answer())).transport == "cuda_ipc"
+        publisher.ask("publish", 1)
+        assert student.ask("read", 0, 1) == ["cuda_ipc"]  # step 0 came behind its admission
+        assert other.ask("read", 1) == ["cuda_ipc"]
+
+
+class TestAPublisherThatIsStopped:
+    def test_amid_an_export_has_its_readers_wait_and_goes_on(self, node: Node, shut: str) -> None:
+        fault = Fault(call="export", hang=shut, after=AT_THE_SLAB, times=1)
+        publisher = node.publisher(spec=node.spec(faults=(fault,)))
+        student, _ = node.student(**ONLY_DEVICE)
+        publisher.start("publish", 0)
+        await_true(lambda: is_held(shut))
+        publisher.stop()
+        try:
+            with pytest.raises(WorkerError, match="being written: shard 0"):
+                student.ask("acquire_within", 0, 0.5)
+        finally:
+            publisher.go_on()
+        let_go(shut)
+        publisher.answer()
+        assert student.ask("read", 0) == ["cuda_ipc"]
 
 
 class TestAnOpenThatIsSlow:

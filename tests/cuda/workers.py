@@ -200,6 +200,11 @@ class Crew:
             worker = self._workers[name] = Worker(name)
         return worker
 
+    @property
+    def killed(self) -> set[int]:
+        """The processes that a test has killed, whenever."""
+        return {*self.dead, *(each.pid for each in self._workers.values() if not each.is_alive)}
+
     def reset(self, *, read_within: float = READ_SECONDS) -> None:
         """Close what is open in each; raise what they have to say about it.
 
