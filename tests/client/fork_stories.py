@@ -163,7 +163,11 @@ def a_child_holds_nothing_that_was_closed_before_it(address: str) -> None:
         assert payload.columns["topk_ids"].shape == (40, 8)
         forking = threading.Event()
         os.register_at_fork(before=forking.set)  # the last that is registered is the first called
-        client._returner.later(lambda: forking.wait(60) and None)
+
+        def busy() -> None:
+            forking.wait(60)
+
+        client._returner.later(busy)
         payload.close()
         told_r, told_w = os.pipe()
 
