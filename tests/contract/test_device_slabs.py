@@ -12,11 +12,11 @@ from tests.fake_cuda.log import leaked, read_log
 from tests.fake_cuda.spec import Spec
 from tests.held import left_behind, open_descriptors
 
-from teacher_logits import device_slab
-from teacher_logits.device_slab import DeviceSlab
-from teacher_logits.device_slabs import DeviceSlabs
+from teacher_logits.devices import slab as device_slab
+from teacher_logits.devices.left_over import open_lock
+from teacher_logits.devices.slab import DeviceSlab
+from teacher_logits.devices.slabs import DeviceSlabs
 from teacher_logits.errors import PoolFullError, SlabOpenError
-from teacher_logits.left_over import open_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,7 +22,7 @@ import torch
 from tests.gpu.clock import Clock
 
 from teacher_logits.cuda_memory import find_driver
-from teacher_logits.device_views import DeviceView, device_tensor
+from teacher_logits.devices.views import DeviceView, device_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
