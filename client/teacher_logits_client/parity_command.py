@@ -284,12 +284,9 @@ def _teacher(view: ServerView, address: Address, teacher_id: str) -> TeacherProf
     if len(fitting) == 1:
         return fitting[0]
     there = ", ".join(each.teacher_id for each in teachers)
-    asked = f"no teacher {teacher_id!r} is there" if teacher_id else "which teacher is not said"
-    if not teachers:
-        asked = "no teacher is there"
     way_out = f"name one of {there} with --teacher-id" if there else "start its publishers"
     raise UnknownTeacherError(
-        f"{asked}, at {address}: {way_out}",
+        f"no one teacher {teacher_id!r} is there, at {address}: {way_out}",
         facts={"teacher_id": teacher_id, "teachers": there},
     )
 

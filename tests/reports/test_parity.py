@@ -292,7 +292,7 @@ class TestAStep:
         self, server: Embedded, complain: Complain, reference: str
     ) -> None:
         said = complain(server.address, "--teacher-id", "other", "--parity", reference)
-        assert "no teacher 'other' is there, at" in said
+        assert "no one teacher 'other' is there, at" in said
         assert "name one of teacher with --teacher-id" in said
 
     def test_is_asked_for_where_the_teacher_is_published(
