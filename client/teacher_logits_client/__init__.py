@@ -36,20 +36,16 @@ from teacher_logits.terms import Check, Verdict
 from teacher_logits.tokenizer import fingerprint_of, id_count
 from teacher_logits.transport import Locality, Refusal, Transport
 from teacher_logits_client.config import HostCopies, MapMode
-from teacher_logits_client.leased import ClientStatistics
+from teacher_logits_client.payloads.leased import ClientStatistics
 
 if TYPE_CHECKING:
-    from teacher_logits.partial_selection import merge_partials, select_partial
-    from teacher_logits.rank_merging import merge_over_ranks
     from teacher_logits.selection import select_top_k
+    from teacher_logits.selection.partial_selection import merge_partials, select_partial
+    from teacher_logits.selection.rank_merging import merge_over_ranks
     from teacher_logits_client import losses, testing
-    from teacher_logits_client.batch import Batch
     from teacher_logits_client.client import Client
     from teacher_logits_client.connecting import connect
     from teacher_logits_client.drafts import Draft
-    from teacher_logits_client.futures import ScoreFuture
-    from teacher_logits_client.labels import labels_mask
-    from teacher_logits_client.micro_batches import MicroBatch
     from teacher_logits_client.normalisation import (
         GroupReduction,
         LossReport,
@@ -63,10 +59,14 @@ if TYPE_CHECKING:
         StepReport,
         gradient_norms,
     )
-    from teacher_logits_client.own_buffers import OwnBuffer
     from teacher_logits_client.parity import Parity, compare_with_reference
     from teacher_logits_client.payloads import LeasedPayload
-    from teacher_logits_client.publisher import Publisher
+    from teacher_logits_client.payloads.batch import Batch
+    from teacher_logits_client.payloads.micro_batches import MicroBatch
+    from teacher_logits_client.publishing.publisher import Publisher
+    from teacher_logits_client.rows.labels import labels_mask
+    from teacher_logits_client.scoring.futures import ScoreFuture
+    from teacher_logits_client.slabs.own_buffers import OwnBuffer
     from teacher_logits_client.student import Session
     from teacher_logits_client.targets import Targets
 
@@ -157,9 +157,9 @@ _HOMES = {
     "gradient_norms": "normalisation",
     "labels_mask": "labels",
     "losses": "",
-    "merge_over_ranks": "teacher_logits.rank_merging",
-    "merge_partials": "teacher_logits.partial_selection",
-    "select_partial": "teacher_logits.partial_selection",
+    "merge_over_ranks": "teacher_logits.selection.rank_merging",
+    "merge_partials": "teacher_logits.selection.partial_selection",
+    "select_partial": "teacher_logits.selection.partial_selection",
     "select_top_k": "teacher_logits.selection",
     "testing": "",
 }
