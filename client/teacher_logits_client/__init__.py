@@ -36,7 +36,7 @@ from teacher_logits.terms import Check, Verdict
 from teacher_logits.tokenizer import fingerprint_of, id_count
 from teacher_logits.transport import Locality, Refusal, Transport
 from teacher_logits_client.config import HostCopies, MapMode
-from teacher_logits_client.payloads.leased import ClientStatistics
+from teacher_logits_client.leased import ClientStatistics
 
 if TYPE_CHECKING:
     from teacher_logits.selection import select_top_k
@@ -131,21 +131,21 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Batch": "batch",
+    "Batch": "payloads.batch",
     "Client": "client",
     "Draft": "drafts",
     "GroupReduction": "normalisation",
     "LeasedPayload": "payloads",
     "LossReport": "normalisation",
-    "MicroBatch": "micro_batches",
+    "MicroBatch": "payloads.micro_batches",
     "OpenStep": "normalisation",
-    "OwnBuffer": "own_buffers",
+    "OwnBuffer": "slabs.own_buffers",
     "Parity": "parity",
-    "Publisher": "publisher",
+    "Publisher": "publishing.publisher",
     "Reduction": "normalisation",
     "RepeatedMicroBatchError": "normalisation",
     "RescaleOrder": "normalisation",
-    "ScoreFuture": "futures",
+    "ScoreFuture": "scoring.futures",
     "Session": "student",
     "StaleAttemptError": "normalisation",
     "StepLoss": "normalisation",
@@ -155,7 +155,7 @@ _HOMES = {
     "compare_with_reference": "parity",
     "connect": "connecting",
     "gradient_norms": "normalisation",
-    "labels_mask": "labels",
+    "labels_mask": "rows.labels",
     "losses": "",
     "merge_over_ranks": "teacher_logits.selection.rank_merging",
     "merge_partials": "teacher_logits.selection.partial_selection",
@@ -170,7 +170,9 @@ def _find(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = _HOMES[name] or name
-    module = importlib.import_module(home if "." in home else f"{__name__}.{home}")
+    module = importlib.import_module(
+        home if home.startswith("teacher_logits.") else f"{__name__}.{home}"
+    )
     found: object = getattr(module, name) if _HOMES[name] else module
     globals()[name] = found
     return found

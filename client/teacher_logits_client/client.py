@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from teacher_logits.device_memory import DeviceMemory
     from teacher_logits.profiles import TeacherProfile
     from teacher_logits_client.calls import Calls
+    from teacher_logits_client.leased import ClientStatistics
     from teacher_logits_client.openers.device_choice import DeviceName
-    from teacher_logits_client.payloads.leased import ClientStatistics
     from teacher_logits_client.publishing.publisher import Publisher
     from teacher_logits_client.sessions.agreement import Agreed
 

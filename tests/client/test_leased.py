@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teacher_logits_client.payloads.leased import ClientStatistics, LeaseTable, Step
+from teacher_logits_client.leased import ClientStatistics, LeaseTable, Step
 
 BOTH = [("lease", Step.VACATE), ("lease", Step.RETURN)]
 

@@ -23,13 +23,13 @@ from teacher_logits.device_memory import DeviceError
 from teacher_logits.errors import NotAvailable
 from teacher_logits_client import exits
 from teacher_logits_client.forks import Home, watch
-from teacher_logits_client.payloads.leased import ClientStatistics, Lease, LeaseTable, Step
+from teacher_logits_client.leased import ClientStatistics, Lease, LeaseTable, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from teacher_logits_client.leased import Due
     from teacher_logits_client.openers import OpenedPayload, View
-    from teacher_logits_client.payloads.leased import Due
 
 _log = logging.getLogger(__name__)
 _RETRY_SECONDS = 0.5
