@@ -126,12 +126,28 @@ def test_flags_that_a_page_quotes_are_those_of_a_command(
     assert sorted(set(quoted) - known) == []
 
 
-def test_modules_of_the_server_that_the_design_names_are_there() -> None:
-    table = text_of(ROOT / "docs" / "design.md").split("| module (server) |")[1].split("\n\n")[0]
-    named = {name for row in table.splitlines() for name in QUOTED.findall(row.split(" | ")[0])}
+@pytest.mark.parametrize(
+    ("table", "package"),
+    [
+        ("room of the client", "teacher_logits_client"),
+        ("room of the server", "teacher_logits_server"),
+        ("room of the contract", "teacher_logits"),
+        ("module (server)", "teacher_logits_server"),
+    ],
+)
+def test_modules_that_the_design_names_are_there(table: str, package: str) -> None:
+    rows = text_of(ROOT / "docs" / "design.md").split(f"| {table} |")[1].split("\n\n")[0]
+    named = [QUOTED.findall(row.split(" | ")[0]) for row in rows.splitlines()[2:]]
+    missing = [
+        name
+        for names in filter(None, named)
+        for name in names
+        if not is_there(f"{package}.{name}")
+        and not is_there(f"{package}.{names[0].split('.')[0]}.{name}")  # "`room.a`, with `b`"
+    ]
 
-    assert {"publishers", "mail"} <= named
-    assert [name for name in sorted(named) if not is_there(f"teacher_logits_server.{name}")] == []
+    assert len(named) > 3
+    assert missing == []
 
 
 def test_figures_of_the_readme_are_those_of_the_page_that_says_how_they_were_measured() -> None:
