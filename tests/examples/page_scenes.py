@@ -228,7 +228,7 @@ SCENES: dict[str, Callable[[House], AbstractContextManager[dict[str, object]]]] 
     "profile = tl.StudentProfile": of_a_client,
     "from teacher_logits_server.app import": of_a_client,
     "future = session.score": of_a_session,
-    "from teacher_logits.value_codecs": of_a_session,
+    "from teacher_logits.codec": of_a_session,
     "parity = tl.compare_with_reference": of_a_session,
     "from teacher_logits_client.trainers import nemo_rl": of_a_session,
     "with client.open_session": of_published,
