@@ -154,7 +154,7 @@ def test_nothing_is_left_of_a_stream_whose_server_died(end: End) -> None:
 def test_no_thread_stands_between_a_stream_and_its_reader(
     lasting: tuple[subprocess.Popen[str], str],
 ) -> None:
-    process, address = lasting
+    _process, address = lasting
     calls = Calls(parse_address(address))
     before = {*threading.enumerate()}
     stream = begun(calls, WAITS)
