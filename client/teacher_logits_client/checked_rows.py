@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from teacher_logits_client.step_guards import (
     check_step,
+    known_statuses_of,
     look_again,
     statuses_of,
     tokens_of,
@@ -32,12 +33,16 @@ class CheckedRows:
 
     Args:
         rows: the rank's global rows, padding included.
+        is_sealed: whether all of the parts are, so that what they say is what they will say.
+
+    Raises:
+        PayloadInvalidError: what is sealed has a status that is none.
     """
 
-    def __init__(self, parts: Sequence[Part], *, rows: range) -> None:
+    def __init__(self, parts: Sequence[Part], *, rows: range, is_sealed: bool) -> None:
         self._parts = parts
         self._rows = rows
-        self._statuses = statuses_of(parts)
+        self._statuses = known_statuses_of(parts) if is_sealed else statuses_of(parts)
         self._checks: tuple[Check, ...] = ()
         self._lengths: torch.Tensor | None = None
 
@@ -51,7 +56,7 @@ class CheckedRows:
         """Take in what the seal has said, of rows that were looked at before it.
 
         Raises:
-            PayloadInvalidError: rows have moved meanwhile.
+            PayloadInvalidError: rows have moved meanwhile, or a status is none.
         """
         self._statuses = look_again(self._parts)
 

@@ -2,7 +2,7 @@
 
     shape             K and temperatures are at least those that the session asked for, and
                       entries are selected as it asked
-    row_status        how many rows are masked
+    row_status        how many rows are masked, each by a status that there is
     row_digests       the teacher scored these very tokens
     lookup_identity   position s scores token s+1
 
@@ -20,12 +20,12 @@ import torch
 from teacher_logits.digest import DIGEST_BYTES
 from teacher_logits.errors import AlignmentError, PayloadInvalidError
 from teacher_logits.layout import ColumnKind, RowStatus
-from teacher_logits.profiles import SCORED_COLUMNS
+from teacher_logits.profiles import NEEDED_COLUMNS, SCORED_COLUMNS
 from teacher_logits.tensors import to_bytes
 from teacher_logits.terms import Check, Verdict
 from teacher_logits_client.alignment import LookupCheck, check_lookup_identity, compare_digests
 from teacher_logits_client.flat_rows import FlatRows
-from teacher_logits_client.guards import cut_digests, lookup_check, next_ids, passed
+from teacher_logits_client.guards import check_statuses, cut_digests, lookup_check, next_ids, passed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,15 +38,6 @@ if TYPE_CHECKING:
 _OK = int(RowStatus.OK)
 #: Of a row whose token ids its publisher did not give.
 _UNKNOWN = bytes(DIGEST_BYTES)
-_NEEDED = (
-    ColumnKind.TOPK_IDS,
-    ColumnKind.TOPK_LOGPROBS,
-    ColumnKind.LOG_TAIL,
-    ColumnKind.ROW_OFFSETS,
-    ColumnKind.ROW_WINDOWS,
-    ColumnKind.ROW_DIGESTS,
-    ColumnKind.ROW_STATUS,
-)
 _NO_IDS = "the rank's token ids are not known here; pass input_ids to have this checked"
 
 
@@ -80,7 +71,7 @@ def check_shape(payload: Payload, profile: StudentProfile) -> None:
         PayloadInvalidError: with the numbers of both.
     """
     if tuple([column.kind for column in payload.columns]) != SCORED_COLUMNS:
-        for kind in (*_NEEDED, *profile.columns):
+        for kind in (*NEEDED_COLUMNS, *profile.columns):
             payload.column(kind)
     has, wanted = payload.temperatures, profile.all_temperatures
     missing = has != wanted and [
@@ -144,15 +135,27 @@ def statuses_of(parts: Sequence[Part]) -> bytes:
     return b"".join([part.status for part in parts])
 
 
+def known_statuses_of(parts: Sequence[Part]) -> bytes:
+    """Return the status of each row of parts that are sealed.
+
+    Raises:
+        PayloadInvalidError: one of them is none; before the seal it may be anything.
+    """
+    statuses = statuses_of(parts)
+    if parts:
+        check_statuses(statuses, first_row=parts[0].first_row)
+    return statuses
+
+
 def look_again(parts: Sequence[Part]) -> bytes:
     """Return the statuses of rows that were looked at before their seal, as they are since.
 
     Raises:
-        PayloadInvalidError: rows have moved meanwhile.
+        PayloadInvalidError: rows have moved meanwhile, or a status is none.
     """
     for part in parts:
         part.look_again()
-    return statuses_of(parts)
+    return known_statuses_of(parts)
 
 
 def unchecked_step(statuses: bytes) -> tuple[Check, ...]:
