@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from teacher_logits_client.guards import check_statuses
 from teacher_logits_client.step_guards import (
     check_step,
-    known_statuses_of,
     look_again,
     statuses_of,
     tokens_of,
@@ -42,7 +42,9 @@ class CheckedRows:
     def __init__(self, parts: Sequence[Part], *, rows: range, is_sealed: bool) -> None:
         self._parts = parts
         self._rows = rows
-        self._statuses = known_statuses_of(parts) if is_sealed else statuses_of(parts)
+        self._statuses = statuses_of(parts)
+        if is_sealed:  # before that there may be anything
+            check_statuses(self._statuses, first_row=rows.start)
         self._checks: tuple[Check, ...] = ()
         self._lengths: torch.Tensor | None = None
 
@@ -59,6 +61,7 @@ class CheckedRows:
             PayloadInvalidError: rows have moved meanwhile, or a status is none.
         """
         self._statuses = look_again(self._parts)
+        check_statuses(self._statuses, first_row=self._rows.start)
 
     def compare(self, own: RowBatch) -> None:
         """Hold the rows against the rank's own.

@@ -25,7 +25,7 @@ from teacher_logits.tensors import to_bytes
 from teacher_logits.terms import Check, Verdict
 from teacher_logits_client.alignment import LookupCheck, check_lookup_identity, compare_digests
 from teacher_logits_client.flat_rows import FlatRows
-from teacher_logits_client.guards import check_statuses, cut_digests, lookup_check, next_ids, passed
+from teacher_logits_client.guards import cut_digests, lookup_check, next_ids, passed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -135,27 +135,15 @@ def statuses_of(parts: Sequence[Part]) -> bytes:
     return b"".join([part.status for part in parts])
 
 
-def known_statuses_of(parts: Sequence[Part]) -> bytes:
-    """Return the status of each row of parts that are sealed.
-
-    Raises:
-        PayloadInvalidError: one of them is none; before the seal it may be anything.
-    """
-    statuses = statuses_of(parts)
-    if parts:
-        check_statuses(statuses, first_row=parts[0].first_row)
-    return statuses
-
-
 def look_again(parts: Sequence[Part]) -> bytes:
     """Return the statuses of rows that were looked at before their seal, as they are since.
 
     Raises:
-        PayloadInvalidError: rows have moved meanwhile, or a status is none.
+        PayloadInvalidError: rows have moved meanwhile.
     """
     for part in parts:
         part.look_again()
-    return known_statuses_of(parts)
+    return statuses_of(parts)
 
 
 def unchecked_step(statuses: bytes) -> tuple[Check, ...]:
