@@ -14,16 +14,16 @@ from teacher_logits.errors import PayloadInvalidError, TeacherLogitsError
 from teacher_logits.grid import BatchGrid
 from teacher_logits.layout import ColumnKind
 from teacher_logits.profiles import StudentProfile
-from teacher_logits_client.checked_rows import CheckedRows
-from teacher_logits_client.columns import LeasedColumns
-from teacher_logits_client.guards import check_scored, check_statuses
-from teacher_logits_client.leased_targets import Made
 from teacher_logits_client.openers.decoder import Decoder
 from teacher_logits_client.openers.host_payload import HostPayload
-from teacher_logits_client.row_columns import Part, RowColumns, Shape
+from teacher_logits_client.payloads.checked_rows import CheckedRows
+from teacher_logits_client.payloads.columns import LeasedColumns
+from teacher_logits_client.payloads.guards import check_scored, check_statuses
+from teacher_logits_client.payloads.row_columns import Part, RowColumns, Shape
+from teacher_logits_client.payloads.step_guards import check_shape, check_tiling
 from teacher_logits_client.rows import make_row_batch
-from teacher_logits_client.step_guards import check_shape, check_tiling
 from teacher_logits_client.targets import make_targets
+from teacher_logits_client.targets.leased_targets import Made
 
 ROWS = 3
 IDS = some_ids(ROWS)

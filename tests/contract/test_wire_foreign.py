@@ -16,32 +16,23 @@ from hypothesis import strategies as st
 from tests.encoded import written
 from tests.foreign import filled, message_class
 
-from teacher_logits import (
-    wire,
-    wire_errors,
-    wire_grids,
-    wire_selection,
-    wire_session,
-    wire_steps,
-    wire_streams,
-    wire_transport,
-    wire_views,
-)
+from teacher_logits import wire
 from teacher_logits.errors import RequestInvalidError, TeacherLogitsError
+from teacher_logits.wire import (
+    errors,
+    grids,
+    selection,
+    session,
+    steps,
+    streams,
+    transport,
+    views,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-MODULES = (
-    wire,
-    wire_grids,
-    wire_selection,
-    wire_session,
-    wire_steps,
-    wire_streams,
-    wire_transport,
-    wire_views,
-)
+MODULES = (wire, grids, selection, session, steps, streams, transport, views)
 TRIES = 12
 """Messages of each kind and example."""
 
@@ -105,11 +96,11 @@ def test_a_status_is_an_error_or_none(seed: int) -> None:
     ):
         detail = filled(dice, details())
         if isinstance(detail, error_details_pb2.ErrorInfo):
-            detail.domain = wire_errors.DOMAIN
-            detail.reason = dice.choice(sorted(wire_errors.BY_REASON))
+            detail.domain = errors.DOMAIN
+            detail.reason = dice.choice(sorted(errors.BY_REASON))
         status.details.add().Pack(detail)
 
-    found = wire_errors.from_status(status)
+    found = errors.from_status(status)
 
     assert found is None or isinstance(found, TeacherLogitsError)
 
@@ -119,5 +110,5 @@ def test_a_span_of_time_that_is_none_is_refused_with_its_numbers(span: tuple[int
     seconds, nanos = span
 
     with pytest.raises(RequestInvalidError, match="ttl is") as refusal:
-        wire_session.duration_from_wire(Duration(seconds=seconds, nanos=nanos), field="ttl")
+        session.duration_from_wire(Duration(seconds=seconds, nanos=nanos), field="ttl")
     assert refusal.value.facts == {"field": "ttl", "seconds": seconds, "nanos": nanos}

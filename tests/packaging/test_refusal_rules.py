@@ -51,7 +51,8 @@ def patterns_of_code() -> dict[str, frozenset[str]]:
             for each in parts
             if any(isinstance(p, ast.Constant) for p in each)
         }
-        found[path.stem] = frozenset(names - {NOT_GIVEN})
+        module = path.parent.name if path.stem == "__init__" else path.stem
+        found[module] = found.get(module, frozenset()) | (names - {NOT_GIVEN})
     return found
 
 

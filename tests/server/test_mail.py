@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from teacher_logits.errors import HostCopyNeededError
-from teacher_logits_server.mail import MAX_BARRED_STEPS, Mail
+from teacher_logits_server.steps.mail import MAX_BARRED_STEPS, Mail
 
 
 def why(step: int) -> HostCopyNeededError:

@@ -20,8 +20,8 @@ from teacher_logits.profiles import (
     NodeHints,
     TeacherProfile,
 )
-from teacher_logits_server.promises import check_profile
 from teacher_logits_server.publishers import Publishers, TeacherAbsent, TeacherIncomplete
+from teacher_logits_server.publishers.promises import check_profile
 
 
 def broken(profile: TeacherProfile, *, protocol_version: int = PROTOCOL_VERSION) -> list[str]:

@@ -12,9 +12,9 @@ from tests.server.registry_rig import VOCABULARY, a_payload, a_student
 
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.selection_rules import TOP_K, Nucleus, SelectionRule
-from teacher_logits_client.entry_guards import check_entries
-from teacher_logits_client.step_guards import check_shape
-from teacher_logits_server.suiting import check_payload_suits
+from teacher_logits_client.payloads.entry_guards import check_entries
+from teacher_logits_client.payloads.step_guards import check_shape
+from teacher_logits_server.admission.suiting import check_payload_suits
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,8 +21,8 @@ from teacher_logits.errors import (
     NotAvailable,
     TeacherLogitsError,
 )
-from teacher_logits_server.holders import Holder, PlaceTaken
-from teacher_logits_server.peers import is_gone
+from teacher_logits_server.admission.holders import Holder, PlaceTaken
+from teacher_logits_server.broker.peers import is_gone
 from teacher_logits_server.publishers import WAITABLE
 
 if TYPE_CHECKING:
