@@ -54,6 +54,25 @@ class BatchRows:
         return replace(self, mask=mask)
 
 
+SEEN_AND_HEARD = ("pixel_values", "pixel_values_videos", "input_features", "input_values")
+"""Under these the models of ``transformers`` take images and sounds."""
+
+
+def check_text_alone(batch: Mapping[str, object]) -> None:
+    """Let a batch pass of which the teacher is told everything, by its token ids.
+
+    Raises:
+        ConfigError: it has images or sounds.
+    """
+    found = [name for name in SEEN_AND_HEARD if name in batch]
+    if found:
+        raise ConfigError(
+            f"a batch has {', '.join(found)}, and the teacher is served token ids alone: it would "
+            "score rows without what the student sees there",
+            facts={"names": ", ".join(found)},
+        )
+
+
 def rows_of(batch: Mapping[str, object]) -> BatchRows:
     """Return the rows of a batch as trainers of ``transformers`` have it.
 
@@ -61,9 +80,10 @@ def rows_of(batch: Mapping[str, object]) -> BatchRows:
     ``position_ids`` and no mask.
 
     Raises:
-        ConfigError: it has no ``input_ids`` or no ``labels``.
+        ConfigError: it has no ``input_ids`` or no ``labels``, or more than the teacher is told.
         PayloadInvalidError: a row has a gap, or shapes disagree.
     """
+    check_text_alone(batch)
     ids, labels, tokens, positions = (
         found if isinstance(found := batch.get(name), torch.Tensor) else None
         for name in ("input_ids", "labels", "attention_mask", "position_ids")
