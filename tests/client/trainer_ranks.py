@@ -72,8 +72,10 @@ def train(address: str, folder: Path, rank: int, with_trl: bool) -> None:
             ddp_backend="gloo",
             ddp_find_unused_parameters=False,
             # The second cut takes its loss from hidden states, which DDP sees nothing of.
-            **({} if with_trl else {"loss_from_hidden": accumulation > 1}),
+            loss_from_hidden=accumulation > 1,
         )
+        if with_trl:  # of which one comes twice, as in the others' evaluation
+            trainer.eval_dataset = trl_rig.prompts(3)
         evaluated = trainer.evaluate()["eval_loss"]
         step = rig.step_of(trainer)
         [loss] = rig.logged(trainer, "loss")

@@ -151,7 +151,8 @@ def _check(trainer: Trainer, model: object, head: object, body: object) -> None:
         if getattr(trainer, name, False)
     ]
     if type(head) is not torch.nn.Linear:
-        wrong = f"its head is a {type(head).__name__}, and no plain torch.nn.Linear"
+        kind = type(head)
+        wrong = f"its head is a {kind.__module__}.{kind.__name__}, and no plain torch.nn.Linear"
     elif not isinstance(body, torch.nn.Module) or body is model:
         wrong = "it has no base_model that hands its head hidden states"
     elif "logits_to_keep" not in inspect.signature(model.forward).parameters:  # type: ignore[attr-defined]
