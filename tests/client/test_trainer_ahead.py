@@ -217,15 +217,25 @@ def test_a_step_of_any_epoch_knows_how_many_batches_were_before_it(
 
 
 def test_a_prompt_is_what_stands_in_front_of_the_first_label() -> None:
-    ids = torch.tensor([[1, 2, 3, 4], [0, 0, 5, 6]])
-    tokens = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
-    labels = torch.tensor([[-100, -100, 3, 4], [-100] * 4])
+    batch = {
+        "input_ids": torch.tensor([[1, 2, 3, 4], [0, 0, 5, 6], [7, 8, 0, 0]]),
+        "attention_mask": torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1], [1, 1, 0, 0]]),
+        "labels": torch.tensor([[-100, -100, 3, 4], [-100] * 4, [-100, 8, -100, -100]]),
+    }
 
-    found = prompts_of(ids, tokens, labels)
-
-    assert [each.tolist() for each in found] == [[1, 2], [5, 6]]
+    assert [each.tolist() for each in prompts_of(batch)] == [[1, 2], [5, 6], [7]]
     with pytest.raises(ConfigError, match="row 0 has labels from its first token on"):
-        prompts_of(ids, tokens, ids)
+        prompts_of({**batch, "labels": batch["input_ids"]})
+
+
+def test_each_row_of_a_packed_line_has_a_prompt() -> None:
+    batch = {
+        "input_ids": torch.tensor([[1, 2, 3, 5, 6, 7]]),
+        "position_ids": torch.tensor([[0, 1, 2, 0, 1, 2]]),
+        "labels": torch.tensor([[-100, 2, 3, -100, -100, 7]]),
+    }
+
+    assert [each.tolist() for each in prompts_of(batch)] == [[1], [5, 6]]
 
 
 class Parrot:

@@ -262,6 +262,8 @@ def test_a_served_teacher_answers_as_nemo_rls_policy_does(teacher: str) -> None:
         made = nemo_rl.get_topk_logits(session, data, 5)
         with pytest.raises(PayloadInvalidError, match="9 entries a position are wanted"):
             nemo_rl.get_topk_logits(session, data, 9)
+        with pytest.raises(PayloadInvalidError, match="k is -1: give a whole number"):
+            nemo_rl.get_topk_logits(session, data, -1)
 
     assert made["topk_logits"].shape == made["topk_indices"].shape == (2, 4, 5)
     assert made["topk_indices"].dtype == torch.int64

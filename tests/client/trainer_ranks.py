@@ -8,6 +8,7 @@ each writes `rank-R.pt` there.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import multiprocessing
 import os
@@ -37,6 +38,7 @@ def main(address: str, folder: Path, *, with_trl: bool) -> int:
         "tests.client.trl_rig" if with_trl else "teacher_logits_client.trainers.transformers"
     )
     torch.set_num_threads(1)
+    gc.freeze()  # what was imported is no garbage, of which a trainer collects at each beginning
     ranks = [
         multiprocessing.get_context("fork").Process(
             target=train, args=(address, folder, rank, with_trl)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -96,6 +96,26 @@ def rows_of(batch: Mapping[str, object]) -> BatchRows:
     if tokens is None and positions is not None:
         return packed_rows(ids, positions, labels_mask(labels))
     return padded_rows(ids, tokens, labels_mask(labels))
+
+
+def tokens_and_labels(batch: Mapping[str, object]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return each row's tokens and their labels, without padding, on the CPU.
+
+    Raises:
+        ConfigError, PayloadInvalidError: see ``rows_of``.
+    """
+    rows = rows_of(batch)
+    lengths = [len(row) for row in rows.rows]
+    labels = cast("torch.Tensor", batch["labels"]).detach().cpu()
+    if rows.columns is None:
+        own = list(labels[0].split(lengths))
+    else:
+        starts = (rows.columns - rows.windows[:, 0]).tolist()
+        own = [
+            row[start : start + length]
+            for row, start, length in zip(labels, starts, lengths, strict=True)
+        ]
+    return list(zip(rows.rows, own, strict=True))
 
 
 def padded_rows(

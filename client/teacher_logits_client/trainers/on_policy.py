@@ -17,10 +17,10 @@ import torch
 
 from teacher_logits.errors import ConfigError
 from teacher_logits.uniforms import uniforms
-from teacher_logits_client.trainers.batch_rows import padded_rows
+from teacher_logits_client.trainers.batch_rows import tokens_and_labels
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 IGNORED = -100
 """The label of a token that is none to learn."""
@@ -79,29 +79,23 @@ class Generates(Protocol):
         ...
 
 
-def prompts_of(
-    input_ids: torch.Tensor, attention_mask: torch.Tensor | None, labels: torch.Tensor
-) -> list[torch.Tensor]:
-    """Return each row's tokens in front of its first label, on the CPU.
+def prompts_of(batch: Mapping[str, object]) -> list[torch.Tensor]:
+    """Return each row's tokens in front of its first label, on the CPU; all where it has none.
 
     Raises:
-        ConfigError: a row has no prompt, so there is nothing to continue.
-        PayloadInvalidError: a row has a gap.
+        ConfigError: a row has no prompt, so there is nothing to continue; or see ``rows_of``.
+        PayloadInvalidError: see ``rows_of``.
     """
-    rows = padded_rows(input_ids, attention_mask, labels != IGNORED)
-    prompts = [row[: int(first)] for row, first in zip(rows.rows, rows.windows[:, 0], strict=True)]
-    # A row without any label is a prompt alone.
-    prompts = [
-        row if not int(count) else prompt
-        for prompt, row, count in zip(prompts, rows.rows, rows.windows[:, 1], strict=True)
-    ]
-    empty = [number for number, prompt in enumerate(prompts) if not len(prompt)]
-    if empty:
-        raise ConfigError(
-            f"row {empty[0]} has labels from its first token on, so it has no prompt that the "
-            "student could continue: mask the prompt's labels with -100, or set lmbda=0",
-            facts={"row": empty[0]},
-        )
+    prompts = []
+    for number, (row, labels) in enumerate(tokens_and_labels(batch)):
+        learnt = (labels != IGNORED).nonzero().flatten()
+        prompts.append(row[: int(learnt[0])] if len(learnt) else row)
+        if not len(prompts[-1]):
+            raise ConfigError(
+                f"row {number} has labels from its first token on, so it has no prompt that the "
+                "student could continue: mask the prompt's labels with -100, or set lmbda=0",
+                facts={"row": number},
+            )
     return prompts
 
 

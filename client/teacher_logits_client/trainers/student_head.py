@@ -71,10 +71,10 @@ class StudentHead:
                 f"{_KNOWN_AS}: {type(self._body).__name__} has no last_hidden_state to take"
             )
         check_positions(hidden.shape, inputs)
-        weight = self._head.weight
+        hidden = hidden.to(self._head.weight.device)  # a model cut over devices may end elsewhere
         logits = from_hidden(
-            hidden.to(weight.device),  # a model that is cut over devices may end elsewhere
-            weight,
+            hidden,
+            _as_multiplied(self._head.weight, hidden),
             self._head.bias,
             scale=self._scale,
             soft_cap=self._soft_cap,
@@ -120,6 +120,15 @@ def one_line(logits: torch.Tensor | HeadLogits) -> torch.Tensor | HeadLogits:
     if isinstance(logits, HeadLogits):
         return replace(logits, hidden=logits.hidden[0])
     return logits[0]
+
+
+def _as_multiplied(weight: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    """Return a head's weight in the type in which autocast has a GPU multiply it.
+
+    Hidden states of 16 bits beside a weight of 32 come from it. In fp32, as on a CPU, the products
+    would take a GPU many times as long.
+    """
+    return weight.to(hidden.dtype) if weight.is_cuda and hidden.itemsize < 4 else weight
 
 
 def _scale_of(config: object) -> float:

@@ -85,16 +85,15 @@ class TeacherBatches:
 
     def continued(self, batch: Inputs, number: int) -> Inputs:
         """Return a batch whose completions are the student's own, and have them scored."""
-        ids, labels = (cast("torch.Tensor", batch[name]) for name in ("input_ids", "labels"))
-        tokens = cast("torch.Tensor | None", batch.get("attention_mask"))
         trainer, args = self._trainer, self._args
-        check_ids(ids, trainer.model)
+        prompts = prompts_of(batch)
+        check_ids(cast("torch.Tensor", batch["input_ids"]), trainer.model)
         model = trainer.accelerator.unwrap_model(trainer.model)
         ends, pad = special_ids(trainer.processing_class, model)
         made: Inputs = dict(
             continue_prompts(
                 cast("Generates", model),
-                prompts_of(ids, tokens, labels),
+                prompts,
                 device=args.device,
                 pad_id=pad,
                 end_ids=ends,
