@@ -24,8 +24,10 @@ from tests.client.losses_by_definition import normal
 from transformers import TrainerCallback
 from trl import DistillationConfig, DistillationTrainer
 from trl.experimental.gkd import GKDTrainer
+from trl.trainer.utils import RepeatSampler
 
 from teacher_logits_client.targets import ABSENT_LOGPROB, Targets
+from teacher_logits_client.trainers.epoch_order import EpochOrder
 from teacher_logits_client.trainers.trl import (
     ServerDistillationConfig,
     ServerDistillationTrainer,
@@ -204,6 +206,19 @@ def test_a_run_that_was_cut_in_its_second_epoch_is_resumed_as_if_it_had_not(
 
     assert rig.logged(cut, "loss") == rig.logged(whole, "loss")
     assert rig.logged(resumed, "loss") == rig.logged(whole, "loss")
+
+
+def test_the_order_of_an_epoch_is_that_of_trl_whichever_is_the_first() -> None:
+    def sampler() -> RepeatSampler:
+        return RepeatSampler(range(9), mini_repeat_count=1, batch_size=2, repeat_count=2, seed=7)
+
+    theirs = sampler()
+    orders = [list(theirs) for _ in range(3)]
+
+    for epoch, order in enumerate(orders):
+        ours = EpochOrder(sampler(), lambda epoch=epoch: epoch)  # type: ignore[misc]
+        assert (list(ours), len(ours)) == (order, len(theirs))
+    assert orders[0] != orders[1] != orders[2]
 
 
 def test_another_teacher_makes_another_loss(

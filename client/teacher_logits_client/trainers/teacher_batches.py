@@ -120,7 +120,7 @@ def micro_batches_before(step: int, *, accumulation: int, an_epoch: int | None) 
     if an_epoch is None:
         return step * accumulation
     epochs, steps = divmod(step, max(1, -(-an_epoch // accumulation)))
-    return epochs * an_epoch + min(steps * accumulation, an_epoch)
+    return epochs * an_epoch + steps * accumulation
 
 
 def _length_of(loader: object) -> int | None:
