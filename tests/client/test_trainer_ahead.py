@@ -37,7 +37,7 @@ def test_batches_come_in_order_and_some_are_read_ahead() -> None:
         read.append(number)
         return str(number)
 
-    ahead: ReadAhead[int, str] = ReadAhead(iter(range(7)), prepare, ahead=2)
+    ahead: ReadAhead[int, str] = ReadAhead(iter(range(7)), prepare, ahead=2, is_stream=True)
 
     assert ahead.take(2) == ["0", "1"]
     assert read == [0, 1, 2, 3]
@@ -48,12 +48,21 @@ def test_batches_come_in_order_and_some_are_read_ahead() -> None:
     assert read == list(range(7))
 
 
-def test_batches_too_few_for_a_step_are_left_for_the_next_epoch() -> None:
-    first: ReadAhead[int, int] = ReadAhead(iter([1, 2, 3]), abs, ahead=1)
+def test_the_last_step_of_an_epoch_has_what_is_left_of_it() -> None:
+    """Older trainers that resume in an epoch ask for a whole step there all the same."""
+    rest: ReadAhead[int, int] = ReadAhead(iter([5]), abs, ahead=1, is_stream=False)
+
+    assert [rest.take(2), rest.take(2), rest.left] == [[5], [], []]
+
+
+def test_batches_of_a_stream_too_few_for_a_step_are_left_for_the_next_epoch() -> None:
+    first: ReadAhead[int, int] = ReadAhead(iter([1, 2, 3]), abs, ahead=1, is_stream=True)
 
     assert first.take(2) == [1, 2]
     assert first.take(2) == []
-    second: ReadAhead[int, int] = ReadAhead(iter([4, 5, 6]), abs, ahead=1, first=first.left)
+    second: ReadAhead[int, int] = ReadAhead(
+        iter([4, 5, 6]), abs, ahead=1, is_stream=True, first=first.left
+    )
     assert [second.take(2), second.take(2), second.take(2)] == [[3, 4], [5, 6], []]
 
 

@@ -22,7 +22,7 @@ from teacher_logits_client.trainers.served_teacher import Request
 from teacher_logits_client.trainers.vocabulary import check_ids
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import MutableMapping, Sized
 
     import torch
     from transformers import Trainer
@@ -54,8 +54,21 @@ class TeacherBatches:
         self._next = micro_batches_before(
             int(self._trainer.state.global_step),
             accumulation=self._args.gradient_accumulation_steps,
-            an_epoch=_length_of(self._trainer.callback_handler.train_dataloader),
+            an_epoch=self._an_epoch,
         )
+
+    @property
+    def are_a_stream(self) -> bool:
+        """Whether nobody knows how many an epoch has."""
+        return self._an_epoch is None
+
+    @property
+    def _an_epoch(self) -> int | None:
+        loader = cast("Sized", self._trainer.callback_handler.train_dataloader)
+        try:
+            return len(loader)
+        except (TypeError, NotImplementedError):  # of a stream
+            return None
 
     def prepare_training(self, batch: Inputs) -> tuple[Inputs, int | None]:
         """Return a batch with its request; one that is to be continued has a number instead."""
@@ -121,10 +134,3 @@ def micro_batches_before(step: int, *, accumulation: int, an_epoch: int | None) 
         return step * accumulation
     epochs, steps = divmod(step, max(1, -(-an_epoch // accumulation)))
     return epochs * an_epoch + steps * accumulation
-
-
-def _length_of(loader: object) -> int | None:
-    try:
-        return len(loader)  # type: ignore[arg-type]
-    except (TypeError, NotImplementedError):  # of a stream
-        return None

@@ -165,6 +165,7 @@ class TeacherServerTrainer(Trainer):
             epoch_iterator,
             self._batches.prepare_training,
             ahead=self.args.teacher_prefetch,
+            is_stream=self._batches.are_a_stream,
         )
         batches = [
             batch if number is None else self._batches.continued(batch, number)
