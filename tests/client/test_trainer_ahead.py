@@ -24,7 +24,7 @@ from teacher_logits_client.trainers.on_policy import (
 )
 from teacher_logits_client.trainers.served_teacher import Request, ServedTeacher, TeacherSettings
 from teacher_logits_client.trainers.teacher_batches import micro_batches_before
-from teacher_logits_client.trainers.wrapping import without_repeats
+from teacher_logits_client.trainers.wrapping import data_rank, without_repeats
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -324,3 +324,15 @@ def test_rows_that_fill_up_the_last_batch_of_an_evaluation_count_nowhere(
         found.append(int(without_repeats(trainer, rows).mask.sum()))
 
     assert found == counted
+
+
+def test_ranks_that_share_a_batch_are_one_to_whoever_draws_for_it() -> None:
+    """Tensor-parallel ones compute one step together, and would generate apart."""
+    found = []
+    for rank in range(4):
+        trainer: Any = SimpleNamespace(
+            args=SimpleNamespace(process_index=rank), get_tp_size=lambda: 2
+        )
+        found.append(data_rank(trainer))
+
+    assert found == [0, 0, 1, 1]

@@ -68,7 +68,7 @@ def test_r20_the_gradient_is_that_of_one_batch_however_it_is_cut(
     assert rig.logged(trainer, "loss") == [pytest.approx(loss, abs=1e-6)]
 
 
-def test_r23_served_at_any_beta_it_is_what_trl_computes_with_the_teacher_in_the_process(
+def test_r23_served_it_is_what_trl_computes_with_the_teacher_in_the_process(
     tmp_path: Path,
 ) -> None:
     """With K of the whole vocabulary, at another temperature; the payload is fp16."""

@@ -110,7 +110,7 @@ class TeacherBatches:
                 device=args.device,
                 pad_id=pad,
                 end_ids=ends,
-                seed=sampling_seed(args.seed, rank=args.process_index, number=number),
+                seed=sampling_seed(args.seed, rank=wrapping.data_rank(trainer), number=number),
                 settings={
                     "max_new_tokens": args.max_new_tokens,
                     "temperature": args.temperature,

@@ -32,6 +32,11 @@ def without_repeats(trainer: Trainer, rows: BatchRows) -> BatchRows:
     return rows.first_rows(min(max(remainder - before, 0), len(rows.rows)))
 
 
+def data_rank(trainer: Trainer) -> int:
+    """Return which of the ranks with batches of their own this one is; copies are the same one."""
+    return int(trainer.args.process_index) // copies_of_batches(trainer)
+
+
 def copies_of_batches(trainer: Trainer) -> int:
     """Return how many ranks have the same batch: those that are tensor parallel."""
     return int(trainer.get_tp_size()) if hasattr(trainer, "get_tp_size") else 1
