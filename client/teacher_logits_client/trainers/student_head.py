@@ -125,10 +125,11 @@ def one_line(logits: torch.Tensor | HeadLogits) -> torch.Tensor | HeadLogits:
 def _as_multiplied(weight: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
     """Return a head's weight in the type in which autocast has a GPU multiply it.
 
-    Hidden states of 16 bits beside a weight of 32 come from it. In fp32, as on a CPU, the products
-    would take a GPU many times as long.
+    Hidden states in bf16 beside a weight in fp32 come from it. In fp32, as on a CPU, the products
+    would take a GPU many times as long; those of fp16 are taken so all the same.
     """
-    return weight.to(hidden.dtype) if weight.is_cuda and hidden.itemsize < 4 else weight
+    is_cast = weight.is_cuda and hidden.dtype == torch.bfloat16
+    return weight.to(torch.bfloat16) if is_cast else weight
 
 
 def _scale_of(config: object) -> float:

@@ -182,7 +182,9 @@ class ServerDistillationTrainer(DistillationTrainer):
             if targets.topk_ids.device != logits.device:
                 targets = targets.to(logits.device)
             loss_sum, count = self._objective.sum_and_count(
-                logits, rows.place(targets, skipped=skipped), rows.mask[:, skipped:-1]
+                logits,
+                rows.place(targets, skipped=skipped),
+                rows.mask[:, skipped:-1].to(logits.device),
             )
         self._evaluation.note(loss_sum, count)
         loss = loss_sum / self._divisor(inputs, count)

@@ -28,7 +28,7 @@ def without_repeats(trainer: Trainer, rows: BatchRows) -> BatchRows:
     remainder = int(trainer.accelerator.gradient_state.remainder)
     if trainer.args.world_size == 1 or remainder <= 0:
         return rows
-    before = int(trainer.args.process_index) * len(rows.rows)
+    before = data_rank(trainer) * len(rows.rows)
     return rows.first_rows(min(max(remainder - before, 0), len(rows.rows)))
 
 
