@@ -34,6 +34,7 @@ from benchmarks.report import report
 from benchmarks.teacher_rows import Scored, scored_rows
 from benchmarks.text_forms import FORMS
 
+from teacher_logits.codec.value_codecs import certify
 from teacher_logits.encodings import (
     CodecError,
     IdCodec,
@@ -42,9 +43,8 @@ from teacher_logits.encodings import (
     encoding_of,
 )
 from teacher_logits.error_bounds import EXACT, ErrorBound, bound_of
-from teacher_logits.invariants import check_invariants
 from teacher_logits.layout import ColumnKind, ElementType
-from teacher_logits.value_codecs import certify
+from teacher_logits.selection.invariants import check_invariants
 from teacher_logits_client.losses import forward_kl
 from teacher_logits_client.openers.decoder import Decoder
 from teacher_logits_client.targets import make_targets

@@ -23,7 +23,7 @@ from teacher_logits_client.demo.smollm2 import fetch_model
 from teacher_logits_client.demo.teacher import TEACHER_ID, TeacherProcess
 from teacher_logits_client.demo.texts import load_tokenizer, make_texts
 from teacher_logits_client.demo.tiny_teacher import make_tiny_teacher
-from teacher_logits_server.rooms import Pinned
+from teacher_logits_server.lending.rooms import Pinned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

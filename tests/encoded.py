@@ -17,7 +17,7 @@ from teacher_logits.selection import select_top_k
 from teacher_logits.tensors import column_tensors
 from teacher_logits.v1 import bulk_service_pb2
 from teacher_logits_server.exporters.encoder import Encoder
-from teacher_logits_server.rooms import Pinned
+from teacher_logits_server.lending.rooms import Pinned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

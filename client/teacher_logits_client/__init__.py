@@ -39,17 +39,13 @@ from teacher_logits_client.config import HostCopies, MapMode
 from teacher_logits_client.leased import ClientStatistics
 
 if TYPE_CHECKING:
-    from teacher_logits.partial_selection import merge_partials, select_partial
-    from teacher_logits.rank_merging import merge_over_ranks
     from teacher_logits.selection import select_top_k
+    from teacher_logits.selection.partial_selection import merge_partials, select_partial
+    from teacher_logits.selection.rank_merging import merge_over_ranks
     from teacher_logits_client import losses, testing
-    from teacher_logits_client.batch import Batch
     from teacher_logits_client.client import Client
     from teacher_logits_client.connecting import connect
     from teacher_logits_client.drafts import Draft
-    from teacher_logits_client.futures import ScoreFuture
-    from teacher_logits_client.labels import labels_mask
-    from teacher_logits_client.micro_batches import MicroBatch
     from teacher_logits_client.normalisation import (
         GroupReduction,
         LossReport,
@@ -63,10 +59,14 @@ if TYPE_CHECKING:
         StepReport,
         gradient_norms,
     )
-    from teacher_logits_client.own_buffers import OwnBuffer
     from teacher_logits_client.parity import Parity, compare_with_reference
     from teacher_logits_client.payloads import LeasedPayload
-    from teacher_logits_client.publisher import Publisher
+    from teacher_logits_client.payloads.batch import Batch
+    from teacher_logits_client.payloads.micro_batches import MicroBatch
+    from teacher_logits_client.publishing.publisher import Publisher
+    from teacher_logits_client.rows.labels import labels_mask
+    from teacher_logits_client.scoring.futures import ScoreFuture
+    from teacher_logits_client.slabs.own_buffers import OwnBuffer
     from teacher_logits_client.student import Session
     from teacher_logits_client.targets import Targets
 
@@ -131,21 +131,21 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Batch": "batch",
+    "Batch": "payloads.batch",
     "Client": "client",
     "Draft": "drafts",
     "GroupReduction": "normalisation",
     "LeasedPayload": "payloads",
     "LossReport": "normalisation",
-    "MicroBatch": "micro_batches",
+    "MicroBatch": "payloads.micro_batches",
     "OpenStep": "normalisation",
-    "OwnBuffer": "own_buffers",
+    "OwnBuffer": "slabs.own_buffers",
     "Parity": "parity",
-    "Publisher": "publisher",
+    "Publisher": "publishing.publisher",
     "Reduction": "normalisation",
     "RepeatedMicroBatchError": "normalisation",
     "RescaleOrder": "normalisation",
-    "ScoreFuture": "futures",
+    "ScoreFuture": "scoring.futures",
     "Session": "student",
     "StaleAttemptError": "normalisation",
     "StepLoss": "normalisation",
@@ -155,11 +155,11 @@ _HOMES = {
     "compare_with_reference": "parity",
     "connect": "connecting",
     "gradient_norms": "normalisation",
-    "labels_mask": "labels",
+    "labels_mask": "rows.labels",
     "losses": "",
-    "merge_over_ranks": "teacher_logits.rank_merging",
-    "merge_partials": "teacher_logits.partial_selection",
-    "select_partial": "teacher_logits.partial_selection",
+    "merge_over_ranks": "teacher_logits.selection.rank_merging",
+    "merge_partials": "teacher_logits.selection.partial_selection",
+    "select_partial": "teacher_logits.selection.partial_selection",
     "select_top_k": "teacher_logits.selection",
     "testing": "",
 }
@@ -170,7 +170,9 @@ def _find(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = _HOMES[name] or name
-    module = importlib.import_module(home if "." in home else f"{__name__}.{home}")
+    module = importlib.import_module(
+        home if home.startswith("teacher_logits.") else f"{__name__}.{home}"
+    )
     found: object = getattr(module, name) if _HOMES[name] else module
     globals()[name] = found
     return found

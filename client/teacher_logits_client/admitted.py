@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from teacher_logits.clock import span_text
 from teacher_logits.errors import SessionExpiredError
-from teacher_logits_client.answers import Answers
 from teacher_logits_client.forks import refuse_to_travel
-from teacher_logits_client.liveness import Liveness
-from teacher_logits_client.step_batches import BatchMaker
+from teacher_logits_client.scoring.answers import Answers
+from teacher_logits_client.sessions.liveness import Liveness
 from teacher_logits_client.steps import Steps, make_source
+from teacher_logits_client.steps.batches import BatchMaker
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from teacher_logits.profiles import StudentProfile, TeacherProfile
     from teacher_logits.terms import Check, SessionTerms
     from teacher_logits.transport import Refusal, Transport
-    from teacher_logits_client.agreement import Agreed
     from teacher_logits_client.calls import Calls
-    from teacher_logits_client.mailbox import Mailbox
-    from teacher_logits_client.reader import Reader
-    from teacher_logits_client.returns import Returner
+    from teacher_logits_client.payloads.returns import Returner
+    from teacher_logits_client.sessions.agreement import Agreed
+    from teacher_logits_client.sessions.reader import Reader
+    from teacher_logits_client.steps.mailbox import Mailbox
 
     Self = TypeVar("Self", bound="Admitted")
 

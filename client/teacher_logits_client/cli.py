@@ -153,7 +153,7 @@ def inspect(argv: Sequence[str]) -> int:
     if flags.parity is not None:
         return _compare(address, flags, timeout=timeout)
     if flags.reclaim is not None:
-        from teacher_logits_client.reclaiming import reclaim_or_tell
+        from teacher_logits_client.inspecting.reclaiming import reclaim_or_tell
 
         _write(
             reclaim_or_tell(
@@ -162,8 +162,8 @@ def inspect(argv: Sequence[str]) -> int:
         )
         return EXIT_OK
     from teacher_logits_client.calls.inspection import inspect_server
-    from teacher_logits_client.inspect_json import as_json
-    from teacher_logits_client.inspect_view import as_text
+    from teacher_logits_client.inspecting.as_json import as_json
+    from teacher_logits_client.inspecting.text import as_text
 
     view = inspect_server(address, timeout=timeout)
     show = as_json if flags.json else as_text
@@ -172,7 +172,7 @@ def inspect(argv: Sequence[str]) -> int:
 
 
 def _compare(address: Address, flags: argparse.Namespace, *, timeout: float) -> int:
-    from teacher_logits_client.parity_command import Question, find_parity
+    from teacher_logits_client.parity.command import Question, find_parity
 
     question = Question(
         reference=flags.parity,

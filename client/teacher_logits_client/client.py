@@ -10,7 +10,6 @@ from teacher_logits.errors import RequestInvalidError, ServerUnreachableError
 from teacher_logits.profiles import StudentProfile
 from teacher_logits.transport import Transport
 from teacher_logits.words import word_of, words_of
-from teacher_logits_client.agreement import shake_hands
 from teacher_logits_client.config import (
     HostCopies,
     MapMode,
@@ -18,9 +17,9 @@ from teacher_logits_client.config import (
 )
 from teacher_logits_client.forks import refuse_to_travel
 from teacher_logits_client.line import Line
-from teacher_logits_client.mailbox import Mailbox
 from teacher_logits_client.openers.buffers import BufferPool
 from teacher_logits_client.openers.devices import Devices
+from teacher_logits_client.payloads.returns import Returner
 from teacher_logits_client.publishing import (
     DEFAULT_POOL_BYTES,
     DEFAULT_SLAB_BYTES,
@@ -28,8 +27,9 @@ from teacher_logits_client.publishing import (
     PublisherSettings,
     open_publisher,
 )
-from teacher_logits_client.reader import Reader
-from teacher_logits_client.returns import Returner
+from teacher_logits_client.sessions.agreement import shake_hands
+from teacher_logits_client.sessions.reader import Reader
+from teacher_logits_client.steps.mailbox import Mailbox
 from teacher_logits_client.student import Session
 
 if TYPE_CHECKING:
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from teacher_logits.addresses import Address
     from teacher_logits.device_memory import DeviceMemory
     from teacher_logits.profiles import TeacherProfile
-    from teacher_logits_client.agreement import Agreed
     from teacher_logits_client.calls import Calls
-    from teacher_logits_client.device_choice import DeviceName
     from teacher_logits_client.leased import ClientStatistics
-    from teacher_logits_client.publisher import Publisher
+    from teacher_logits_client.openers.device_choice import DeviceName
+    from teacher_logits_client.publishing.publisher import Publisher
+    from teacher_logits_client.sessions.agreement import Agreed
 
 
 class Client:

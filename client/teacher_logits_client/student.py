@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Literal, overload
 
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits_client.admitted import Admitted
-from teacher_logits_client.asking import (
+from teacher_logits_client.config import check_timeout
+from teacher_logits_client.rows import make_row_batch
+from teacher_logits_client.scoring.asking import (
     check_acquired,
     check_bad_rows,
     check_count,
@@ -16,22 +18,20 @@ from teacher_logits_client.asking import (
     scoring_of,
     seed_of,
 )
-from teacher_logits_client.chosen_ids import check_given, flatten_ids
-from teacher_logits_client.config import check_timeout
-from teacher_logits_client.futures import ScoreFuture
-from teacher_logits_client.rows import make_row_batch
+from teacher_logits_client.scoring.chosen_ids import check_given, flatten_ids
+from teacher_logits_client.scoring.futures import ScoreFuture
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
 
-    from teacher_logits_client.batch import Batch
     from teacher_logits_client.calls.pending import PendingLease
-    from teacher_logits_client.chosen_ids import Ids
-    from teacher_logits_client.flat_rows import Mask, Numbers, Rows
     from teacher_logits_client.payloads import LeasedPayload
+    from teacher_logits_client.payloads.batch import Batch
     from teacher_logits_client.rows import RowBatch
+    from teacher_logits_client.rows.flat_rows import Mask, Numbers, Rows
+    from teacher_logits_client.scoring.chosen_ids import Ids
 
 
 class Session(Admitted):

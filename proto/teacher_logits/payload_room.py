@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from teacher_logits.device_slab import DeviceSlab
+    from teacher_logits.devices.slab import DeviceSlab
     from teacher_logits.layout import Column, ColumnKind
     from teacher_logits.payload import Extent
 

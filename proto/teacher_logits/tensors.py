@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from teacher_logits.device_views import DeviceView, device_tensor
+from teacher_logits.devices.views import DeviceView, device_tensor
 from teacher_logits.layout import Column, ColumnKind, ElementType, is_on_device
 
 if TYPE_CHECKING:

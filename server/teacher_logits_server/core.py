@@ -18,16 +18,16 @@ from teacher_logits.errors import ConfigError, EngineError, TeacherLogitsError
 from teacher_logits.profiles import NodeHints, TeacherProfile
 from teacher_logits.transport import Transport
 from teacher_logits_server.broker import Broker
-from teacher_logits_server.engine_device import engine_device
 from teacher_logits_server.engines import words_of
+from teacher_logits_server.engines.device import engine_device
+from teacher_logits_server.engines.probe import probe_causality
 from teacher_logits_server.exporters.cuda_ipc import CudaIpcExporter
 from teacher_logits_server.exporters.local import LocalExporter
 from teacher_logits_server.exporters.shared_memory import SharedMemoryExporter
 from teacher_logits_server.exporters.stream import StreamExporter
 from teacher_logits_server.foreign import ForeignSlabs
 from teacher_logits_server.ledger import Ledger
-from teacher_logits_server.own_device import OwnDevice
-from teacher_logits_server.probe import probe_causality
+from teacher_logits_server.lending.own_device import OwnDevice
 from teacher_logits_server.readers import size_setting
 from teacher_logits_server.scorer import Scorer
 from teacher_logits_server.services.line import LineDesk
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from teacher_logits.device_memory import DeviceMemory
     from teacher_logits.terms import Check
     from teacher_logits_server.config import ServerConfig
-    from teacher_logits_server.engine_device import EngineDevice
     from teacher_logits_server.engines import Engine, EngineProfile
+    from teacher_logits_server.engines.device import EngineDevice
     from teacher_logits_server.exporters import Exporter, SlabExporter
 
 _log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 import grpc
 
 from teacher_logits.errors import NotAvailable, RequestInvalidError, TeacherLogitsError
-from teacher_logits.wire_errors import DETAILS_KEY, to_status
+from teacher_logits.wire.errors import DETAILS_KEY, to_status
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

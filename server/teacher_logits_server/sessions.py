@@ -31,8 +31,8 @@ from teacher_logits.errors import (
     SessionExpiredError,
 )
 from teacher_logits.profiles import TeacherProfile
-from teacher_logits_server.proofs import NOTHING_PROVEN, Line, Proof
 from teacher_logits_server.requests import Requests
+from teacher_logits_server.settlement.proofs import NOTHING_PROVEN, Line, Proof
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

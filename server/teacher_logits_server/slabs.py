@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from teacher_logits.device_memory import DeviceMemoryPart
-    from teacher_logits.device_slab import DeviceSlab
+    from teacher_logits.devices.slab import DeviceSlab
     from teacher_logits.payload import Extent
 
     Slab: TypeAlias = WriterSlab | DeviceSlab

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
     from teacher_logits.pool import PoolUsage
     from teacher_logits.profiles import TeacherProfile
-    from teacher_logits_server.leases import Lease
     from teacher_logits_server.lending import Lending
-    from teacher_logits_server.parts import Step
+    from teacher_logits_server.lending.leases import Lease
     from teacher_logits_server.publishers import Published, Publishers
     from teacher_logits_server.sessions import Session, Sessions
     from teacher_logits_server.steps import Steps
+    from teacher_logits_server.steps.parts import Step
 
 SHOWN_RANKS = 8
 """Ranks that a step waits for and that are named; the others are counted."""

@@ -4,8 +4,8 @@ import pytest
 import torch
 from tests.cases.golden import arrays
 
-from teacher_logits.causality import CausalityProbe, Verdict, causality_verdict
-from teacher_logits_client.labels import next_token_labels, position_mask
+from teacher_logits.selection.causality import CausalityProbe, Verdict, causality_verdict
+from teacher_logits_client.rows.labels import next_token_labels, position_mask
 
 ALIGN = {key: torch.from_numpy(v) for key, v in arrays("losses_golden.npz", "align/").items()}
 IGNORED = -100

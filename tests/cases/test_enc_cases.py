@@ -9,9 +9,9 @@ import pytest
 import torch
 from tests.cases.golden import arrays
 
+from teacher_logits.codec.id_codecs import decode_ids, encode_ids, mark_absent
+from teacher_logits.codec.value_codecs import decode_values, encode_values
 from teacher_logits.encodings import Plane, packed_bytes
-from teacher_logits.id_codecs import decode_ids, encode_ids, mark_absent
-from teacher_logits.value_codecs import decode_values, encode_values
 
 ENC = arrays("losses_golden.npz", "enc/")
 IDS = torch.from_numpy(ENC["ids"]).to(torch.int32)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from tests.cases.golden import arrays
 
-from teacher_logits.sampling import Sample, sample_threshold, sample_with_replacement
-from teacher_logits.uniforms import uniforms
+from teacher_logits.selection.sampling import Sample, sample_threshold, sample_with_replacement
+from teacher_logits.selection.uniforms import uniforms
 from teacher_logits_client import losses
 from teacher_logits_client.targets import Targets
 

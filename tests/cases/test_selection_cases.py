@@ -10,11 +10,15 @@ import torch
 from tests.cases.golden import arrays
 
 from teacher_logits.codec import retemper
-from teacher_logits.given_ids import score_given
 from teacher_logits.layout import RowStatus
-from teacher_logits.nucleus import cap_nucleus, pack
-from teacher_logits.partial_selection import PartialSelection, merge_partials, select_partial
 from teacher_logits.selection import Selection, select_top_k
+from teacher_logits.selection.given_ids import score_given
+from teacher_logits.selection.nucleus import cap_nucleus, pack
+from teacher_logits.selection.partial_selection import (
+    PartialSelection,
+    merge_partials,
+    select_partial,
+)
 from teacher_logits.selection_rules import Nucleus
 
 FILE = "losses_golden.npz"

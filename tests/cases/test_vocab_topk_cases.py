@@ -12,8 +12,8 @@ import pytest
 import torch
 from tests.cases.golden import tensors
 
-from teacher_logits.partial_selection import merge_partials, select_partial
 from teacher_logits.selection import select_top_k
+from teacher_logits.selection.partial_selection import merge_partials, select_partial
 from teacher_logits.zigzag import zigzag_positions
 
 GOLDEN = tensors("vocab_topk_cases.pt")

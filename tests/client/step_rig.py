@@ -17,7 +17,7 @@ from tests.client.step_servers import (
 import teacher_logits_client as tl
 from teacher_logits.selection import select_top_k
 from teacher_logits.terms import LeaseTerms
-from teacher_logits_client.batch import Batch
+from teacher_logits_client.payloads.batch import Batch
 
 IDS = some_ids(8)
 RANK_1 = range(4, 8)

@@ -26,16 +26,16 @@ from teacher_logits.slab import WriterSlab
 from teacher_logits.terms import LeaseTerms, Mail, SessionTerms, StepGrant
 from teacher_logits.transport import Locality, Settlement, Transport
 from teacher_logits.v1 import line_pb2
-from teacher_logits.wire_errors import to_status
-from teacher_logits.wire_steps import mail_to_wire
-from teacher_logits_client.agreement import Agreed
+from teacher_logits.wire.errors import to_status
+from teacher_logits.wire.steps import mail_to_wire
 from teacher_logits_client.config import MapMode
 from teacher_logits_client.line import Line
-from teacher_logits_client.mailbox import Mailbox
 from teacher_logits_client.openers.buffers import BufferPool
 from teacher_logits_client.openers.devices import Devices
-from teacher_logits_client.reader import Reader
-from teacher_logits_client.returns import Returner
+from teacher_logits_client.payloads.returns import Returner
+from teacher_logits_client.sessions.agreement import Agreed
+from teacher_logits_client.sessions.reader import Reader
+from teacher_logits_client.steps.mailbox import Mailbox
 from teacher_logits_client.student import Session
 
 if TYPE_CHECKING:

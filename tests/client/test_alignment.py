@@ -7,16 +7,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from teacher_logits.codec.value_codecs import entry_errors
 from teacher_logits.digest import row_digest
 from teacher_logits.error_bounds import ErrorBound
 from teacher_logits.errors import AlignmentError, PayloadInvalidError
 from teacher_logits.layout import ColumnKind as Kind
 from teacher_logits.layout import RowStatus
 from teacher_logits.selection import select_top_k
-from teacher_logits.value_codecs import entry_errors
-from teacher_logits_client import alignment
-from teacher_logits_client.alignment import check_lookup_identity, compare_digests
-from teacher_logits_client.labels import labels_mask, next_token_labels, position_mask
+from teacher_logits_client.rows import alignment
+from teacher_logits_client.rows.alignment import check_lookup_identity, compare_digests
+from teacher_logits_client.rows.labels import labels_mask, next_token_labels, position_mask
 
 ROWS = [[1, 5, 6, 7], [1, 8, 9], [1, 4, 4, 4, 2]]
 

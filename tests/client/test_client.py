@@ -42,8 +42,8 @@ from teacher_logits.terms import LeaseTerms
 from teacher_logits_client.calls import Calls
 from teacher_logits_client.calls.opened import OpenedSession
 from teacher_logits_client.config import parse_address
-from teacher_logits_client.flat_rows import FlatRows
 from teacher_logits_client.line import PassedSlab
+from teacher_logits_client.rows.flat_rows import FlatRows
 from teacher_logits_server import server
 
 EACH = pytest.mark.parametrize(
@@ -327,7 +327,7 @@ class TestHandshake:
         def nobody(path: str, timeout: float) -> socket.socket:
             raise ConnectionRefusedError(111, "Connection refused")
 
-        monkeypatch.setattr("teacher_logits_client.packets.connect", nobody)
+        monkeypatch.setattr("teacher_logits_client.line.packets.connect", nobody)
         with service.session((*SHARED_MEMORY, *STREAM)) as (_, session):
             [refusal] = session.refusals
 

@@ -14,10 +14,10 @@ from tests.client.publishing import a_student, a_teacher, flat, some_rows
 from tests.encoded import chunk
 
 import teacher_logits_client as tl
+from teacher_logits.codec.value_codecs import certify, entry_errors
 from teacher_logits.encodings import IdCodec, StreamCodec, ValueCodec
 from teacher_logits.errors import ChecksumError, SessionRefusedError, StreamBrokenError
 from teacher_logits.layout import ColumnKind
-from teacher_logits.value_codecs import certify, entry_errors
 from teacher_logits_client.calls import Calls
 from teacher_logits_client.openers.buffers import BufferPool
 from teacher_logits_client.openers.stream import StreamOpener, parse_chunk

@@ -19,7 +19,7 @@ from tests.fake_cuda.log import done, faults, read_log
 from tests.fake_cuda.spec import Spec
 
 from teacher_logits.device_memory import DeviceMemory
-from teacher_logits.device_views import DeviceView, device_tensor
+from teacher_logits.devices.views import DeviceView, device_tensor
 from teacher_logits.digest import payload_digest
 from teacher_logits.errors import DeadlinePassedError, SlabOpenError, StalePayloadError
 from teacher_logits.layout import ColumnKind, is_on_device
@@ -33,7 +33,7 @@ from teacher_logits_client.openers.devices import Devices, OpenedSlabs
 from teacher_logits_client.openers.own import OwnPayload
 from teacher_logits_client.openers.shared_memory import SharedMemoryOpener
 from teacher_logits_client.payloads import LeasedPayload
-from teacher_logits_client.returns import Returner
+from teacher_logits_client.payloads.returns import Returner
 
 
 @pytest.fixture(scope="module")

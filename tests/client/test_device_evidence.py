@@ -19,12 +19,16 @@ from tests.fake_cuda.visible import MIG_GPU, ONE_GPU, OTHER_GPU
 from teacher_logits.device_memory import PROBE_BYTES, DeviceMemory, DeviceProbe
 from teacher_logits.profiles import NodeHints
 from teacher_logits.transport import Refusal, RefusalReason, Transport, proof_of
-from teacher_logits_client import device_evidence
 from teacher_logits_client.calls.opened import OpenedSession
-from teacher_logits_client.device_evidence import DeviceEvidence, note_exported, try_devices
-from teacher_logits_client.evidence import DeviceSide, Evidence, gather
 from teacher_logits_client.openers import devices
 from teacher_logits_client.openers.devices import Devices
+from teacher_logits_client.sessions import device_evidence
+from teacher_logits_client.sessions.device_evidence import (
+    DeviceEvidence,
+    note_exported,
+    try_devices,
+)
+from teacher_logits_client.sessions.evidence import DeviceSide, Evidence, gather
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

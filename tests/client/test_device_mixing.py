@@ -18,17 +18,18 @@ from teacher_logits.layout import Column, ColumnKind, is_on_device
 from teacher_logits.profiles import StudentProfile
 from teacher_logits.tensors import column_tensor
 from teacher_logits.terms import Verdict
-from teacher_logits_client import columns, losses
-from teacher_logits_client.columns import LeasedColumns
-from teacher_logits_client.guards import check_scored
-from teacher_logits_client.leased_targets import Made
-from teacher_logits_client.micro_batches import RowTargets
+from teacher_logits_client import losses
 from teacher_logits_client.openers import View
 from teacher_logits_client.openers.host_payload import HostPayload
-from teacher_logits_client.row_columns import Part, RowColumns, Shape
+from teacher_logits_client.payloads import columns
+from teacher_logits_client.payloads.columns import LeasedColumns
+from teacher_logits_client.payloads.guards import check_scored
+from teacher_logits_client.payloads.micro_batches import RowTargets
+from teacher_logits_client.payloads.row_columns import Part, RowColumns, Shape
+from teacher_logits_client.payloads.step_guards import check_step
 from teacher_logits_client.rows import RowBatch, make_row_batch
-from teacher_logits_client.step_guards import check_step
 from teacher_logits_client.targets import Targets, make_targets
+from teacher_logits_client.targets.leased_targets import Made
 
 IDS = some_ids(6, seed=4)
 TEMPERATURES = (1.0, 2.0)

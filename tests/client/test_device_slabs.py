@@ -22,8 +22,8 @@ from tests.fake_cuda.driver import FakeCuda
 from tests.fake_cuda.visible import MIG_GPU, ONE_GPU, OTHER_GPU
 
 from teacher_logits.device_memory import HANDLE_BYTES, MemoryKind
-from teacher_logits.device_probe import probe_of
-from teacher_logits.device_views import DeviceView, device_tensor
+from teacher_logits.devices.probe import probe_of
+from teacher_logits.devices.views import DeviceView, device_tensor
 from teacher_logits.errors import (
     ConfigError,
     DeadlinePassedError,
@@ -33,13 +33,13 @@ from teacher_logits.errors import (
 from teacher_logits.layout import Column, ColumnKind, is_on_device
 from teacher_logits.pool import PAGE_BYTES
 from teacher_logits_client import line
-from teacher_logits_client.claims import Claim, Granted, Sealing
 from teacher_logits_client.config import HostCopies
-from teacher_logits_client.device_choice import choose_device
+from teacher_logits_client.openers.device_choice import choose_device
 from teacher_logits_client.openers.devices import Devices
-from teacher_logits_client.own_buffers import OwnBuffer, register
-from teacher_logits_client.own_slabs import OwnSlabs
-from teacher_logits_client.placed_columns import place_columns
+from teacher_logits_client.slabs.claims import Claim, Granted, Sealing
+from teacher_logits_client.slabs.own_buffers import OwnBuffer, register
+from teacher_logits_client.slabs.own_slabs import OwnSlabs
+from teacher_logits_client.slabs.placed_columns import place_columns
 
 IDS = ColumnKind.TOPK_IDS
 

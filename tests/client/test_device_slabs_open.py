@@ -16,14 +16,14 @@ from tests.client.test_own_slabs import LONG, SOON, a_claim
 from tests.fake_cuda.driver import FakeCuda
 from tests.fake_cuda.log import faults
 
+from teacher_logits.devices.left_over import open_lock
 from teacher_logits.errors import PoolFullError
-from teacher_logits.left_over import open_lock
 from teacher_logits.pool import PAGE_BYTES
-from teacher_logits_client.own_slabs import OwnSlabs
-from teacher_logits_client.slab_shelf import PublisherSlab
+from teacher_logits_client.slabs.own_slabs import OwnSlabs
+from teacher_logits_client.slabs.slab_shelf import PublisherSlab
 
 if TYPE_CHECKING:
-    from teacher_logits_client.claims import Granted
+    from teacher_logits_client.slabs.claims import Granted
 
 
 @contextmanager

@@ -18,13 +18,14 @@ from tests.held import left_behind, open_descriptors
 
 import teacher_logits_client as tl
 from teacher_logits.errors import ConfigError
-from teacher_logits_client import cli, file_watch, testing
+from teacher_logits_client import cli, testing
 from teacher_logits_client.calls.inspection import inspect_server
 from teacher_logits_client.config import parse_address
 from teacher_logits_client.doctor import Finding, Report, Verdict, kernel, place, software
 from teacher_logits_client.doctor.config import Surroundings, read_surroundings
 from teacher_logits_client.doctor.connection import Visit, connection_findings
 from teacher_logits_client.doctor.memory import memory_findings
+from teacher_logits_client.line import file_watch
 
 GIB = 1 << 30
 linux_only = pytest.mark.skipif(platform.system() != "Linux", reason="tries Linux itself")

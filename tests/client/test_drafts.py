@@ -26,11 +26,11 @@ from teacher_logits.layout import ColumnKind
 from teacher_logits.payload import Payload
 from teacher_logits.payload_room import HostRoom
 from teacher_logits.selection import Selection
-from teacher_logits_client.draft_checks import finish
-from teacher_logits_client.draft_columns import DraftColumns, describe
-from teacher_logits_client.draft_parts import DraftPart
-from teacher_logits_client.draft_rows import DraftRows, Given, make_draft_rows
-from teacher_logits_client.publisher_rows import rows_of_step, rows_to_write
+from teacher_logits_client.drafts.checks import finish
+from teacher_logits_client.drafts.columns import DraftColumns, describe
+from teacher_logits_client.drafts.parts import DraftPart
+from teacher_logits_client.drafts.rows import DraftRows, Given, make_draft_rows
+from teacher_logits_client.publishing.publisher_rows import rows_of_step, rows_to_write
 
 TEACHER = a_teacher("teacher")
 
@@ -426,7 +426,7 @@ def test_a_selection_that_was_interrupted_over_another_is_looked_at_in_full(
         out.topk_ids[3] = 7
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("teacher_logits_client.draft_parts.select_into", interrupted)
+    monkeypatch.setattr("teacher_logits_client.drafts.parts.select_into", interrupted)
     with pytest.raises(KeyboardInterrupt):
         part.select(logits)
     with pytest.raises(PayloadInvalidError, match="twice"):

@@ -7,15 +7,15 @@ import torch
 
 from teacher_logits.digest import row_digest
 from teacher_logits.errors import AlignmentError, PayloadInvalidError
-from teacher_logits.given_ids import score_given
 from teacher_logits.grid import BatchGrid
 from teacher_logits.layout import ColumnKind, sampled_columns, scored_id_columns
 from teacher_logits.payload import Payload
 from teacher_logits.profiles import StudentProfile
-from teacher_logits.sampling import sample_threshold
+from teacher_logits.selection.given_ids import score_given
+from teacher_logits.selection.sampling import sample_threshold
 from teacher_logits.selection_rules import ClientIds, Nucleus, Sampled
 from teacher_logits.terms import Verdict
-from teacher_logits_client.guards import check_scored
+from teacher_logits_client.payloads.guards import check_scored
 from teacher_logits_client.rows import RowBatch, make_row_batch
 
 ROWS = [[3, 5, 2, 7], [1, 6]]

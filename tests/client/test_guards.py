@@ -13,7 +13,7 @@ from teacher_logits.layout import ColumnKind, ElementType, top_k_columns
 from teacher_logits.payload import Payload
 from teacher_logits.profiles import StudentProfile
 from teacher_logits.terms import Verdict
-from teacher_logits_client.guards import check_scored
+from teacher_logits_client.payloads.guards import check_scored
 from teacher_logits_client.rows import RowBatch, make_row_batch
 
 ROWS = [[3, 5, 2, 7], [1, 6]]

@@ -13,8 +13,8 @@ from teacher_logits.errors import (
     ServerUnreachableError,
     SessionExpiredError,
 )
-from teacher_logits_client.heartbeat import Heartbeat
-from teacher_logits_client.session import SessionLife
+from teacher_logits_client.sessions.heartbeat import Heartbeat
+from teacher_logits_client.sessions.life import SessionLife
 
 TTL, INTERVAL = 30.0, 10.0
 NOBODY = ServerUnreachableError("nobody there")

@@ -24,8 +24,10 @@ from teacher_logits.views import (
     SessionView,
     StepView,
 )
-from teacher_logits_client import cli, inspect_json, inspect_view
-from teacher_logits_client.inspect_view import table
+from teacher_logits_client import cli
+from teacher_logits_client.inspecting import as_json as inspect_json
+from teacher_logits_client.inspecting import text as inspect_view
+from teacher_logits_client.inspecting.text import table
 
 from .conftest import STREAM, Service
 

@@ -17,9 +17,9 @@ from teacher_logits.errors import ServerUnreachableError, SlabOpenError
 from teacher_logits.grid import BatchGrid
 from teacher_logits.profiles import StudentProfile
 from teacher_logits.transport import Refusal, RefusalReason, Settlement, Transport, proof_of
-from teacher_logits_client.agreement import Agreed
-from teacher_logits_client.late_proofs import LateProofs
 from teacher_logits_client.openers.devices import Devices
+from teacher_logits_client.sessions.agreement import Agreed
+from teacher_logits_client.sessions.late_proofs import LateProofs
 
 if TYPE_CHECKING:
     from pathlib import Path

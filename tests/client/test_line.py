@@ -21,8 +21,8 @@ from teacher_logits.layout import ElementType, top_k_columns
 from teacher_logits.payload import Payload
 from teacher_logits.terms import LeaseTerms, Mail
 from teacher_logits.v1 import line_pb2
-from teacher_logits.wire_errors import to_status
-from teacher_logits.wire_session import lease_to_wire
+from teacher_logits.wire.errors import to_status
+from teacher_logits.wire.session import lease_to_wire
 from teacher_logits_client.line import Line
 
 SOON, LONG = 0.05, 30.0

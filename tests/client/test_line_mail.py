@@ -23,10 +23,10 @@ from teacher_logits.layout import ElementType, top_k_columns
 from teacher_logits.payload import Extent, Payload
 from teacher_logits.terms import Mail, Reservation, RoomFreed, StepFailure, StepGrant
 from teacher_logits.v1 import line_pb2
-from teacher_logits.wire_errors import to_status
-from teacher_logits.wire_session import extent_from_wire, payload_from_wire
-from teacher_logits.wire_steps import mail_to_wire, reservation_to_wire
-from teacher_logits_client.exchange import Exchange
+from teacher_logits.wire.errors import to_status
+from teacher_logits.wire.session import extent_from_wire, payload_from_wire
+from teacher_logits.wire.steps import mail_to_wire, reservation_to_wire
+from teacher_logits_client.line.exchange import Exchange
 
 
 def unexpected(what: object) -> None:

@@ -10,12 +10,12 @@ from tests.client.test_line import LONG, a_line, released
 from tests.client.test_line_mail import send
 
 from teacher_logits.terms import Mail, SlabsGone
-from teacher_logits_client.line_watch import LineWatch
+from teacher_logits_client.sessions.line_watch import LineWatch
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from teacher_logits_client.step_thread import StepThread
+    from teacher_logits_client.sessions.step_thread import StepThread
 
 
 def gone(slab_id: str) -> SlabsGone:

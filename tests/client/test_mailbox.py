@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from teacher_logits.device_memory import DeviceProbe, ExportedMemory
 from teacher_logits.terms import SlabsGone, WritersCame
-from teacher_logits_client.mailbox import Mailbox
+from teacher_logits_client.steps.mailbox import Mailbox
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,15 +11,15 @@ import torch
 from tests.client.test_device_slabs import Owned, on_a_device
 from tests.client.test_own_slabs import LONG, SOON
 
+from teacher_logits.devices.left_over import open_lock
 from teacher_logits.errors import (
     ConfigError,
     DeadlinePassedError,
     PayloadInvalidError,
     RequestInvalidError,
 )
-from teacher_logits.left_over import open_lock
 from teacher_logits.pool import PAGE_BYTES
-from teacher_logits_client.own_buffers import register
+from teacher_logits_client.slabs.own_buffers import register
 
 
 def test_a_buffer_in_which_room_was_taken_meanwhile_is_not_closed(

@@ -13,7 +13,7 @@ import pytest
 from tests.client.test_line import Broker, a_line
 from tests.client.test_line_mail import a_shard
 
-from teacher_logits.device_probe import Probe
+from teacher_logits.devices.probe import Probe
 from teacher_logits.errors import (
     DeadlinePassedError,
     HostCopyNeededError,
@@ -29,16 +29,16 @@ from teacher_logits.pool import PAGE_BYTES
 from teacher_logits.slab import CONTROL_BYTES, is_retired
 from teacher_logits.terms import Reservation, RoomFreed
 from teacher_logits.v1 import line_pb2
-from teacher_logits.wire_errors import to_status
-from teacher_logits.wire_steps import mail_to_wire, reservation_to_wire
+from teacher_logits.wire.errors import to_status
+from teacher_logits.wire.steps import mail_to_wire, reservation_to_wire
 from teacher_logits_client import line
-from teacher_logits_client.claims import Claim, Sealing
 from teacher_logits_client.config import HostCopies
-from teacher_logits_client.device_slab_maker import DeviceSlabMaker
-from teacher_logits_client.freed_mail import FreedMail
-from teacher_logits_client.own_slabs import OwnSlabs
-from teacher_logits_client.publisher_room import PublisherRoom
-from teacher_logits_client.slab_maker import SlabMaker
+from teacher_logits_client.slabs.claims import Claim, Sealing
+from teacher_logits_client.slabs.device_slab_maker import DeviceSlabMaker
+from teacher_logits_client.slabs.freed_mail import FreedMail
+from teacher_logits_client.slabs.own_slabs import OwnSlabs
+from teacher_logits_client.slabs.publisher_room import PublisherRoom
+from teacher_logits_client.slabs.slab_maker import SlabMaker
 
 if TYPE_CHECKING:
     from teacher_logits_client.calls.registry import RegistryCalls

@@ -11,8 +11,8 @@ import torch
 
 import teacher_logits_client as tl
 from teacher_logits.errors import PayloadInvalidError
-from teacher_logits_client.parity_lookup import EntryReference
-from teacher_logits_client.parity_npz import read_npz
+from teacher_logits_client.parity.lookup import EntryReference
+from teacher_logits_client.parity.npz import read_npz
 
 OFFSETS = torch.tensor([0, 9, 10, 24])
 POSITIONS, V, K = 24, 40, 5

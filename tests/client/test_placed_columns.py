@@ -11,7 +11,7 @@ from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import ALIGNMENT_BYTES, Column, ElementType, is_on_device, top_k_columns
 from teacher_logits.pool import PAGE_BYTES
 from teacher_logits.tensors import DTYPES
-from teacher_logits_client.placed_columns import PlacedColumns, Registered, place_columns
+from teacher_logits_client.slabs.placed_columns import PlacedColumns, Registered, place_columns
 
 POSITIONS, K = 6, 3
 PROMISED, _ = top_k_columns(

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from teacher_logits.pool import PAGE_BYTES
-from teacher_logits_client.placed_room import Place, PlacedRoom
+from teacher_logits_client.slabs.placed_room import Place, PlacedRoom
 
 if TYPE_CHECKING:
     from teacher_logits.payload import Extent

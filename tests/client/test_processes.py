@@ -88,7 +88,7 @@ class TestStoppedServer:
     def test_what_could_not_be_returned_is_returned_later(
         self, server: testing.ServerProcess, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("teacher_logits_client.reader.RETURN_TIMEOUT_SECONDS", 0.1)
+        monkeypatch.setattr("teacher_logits_client.sessions.reader.RETURN_TIMEOUT_SECONDS", 0.1)
         with (
             tl.connect(server.address) as client,
             client.open_session(a_profile(transports=SHARED_MEMORY)) as session,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.payload import Extent
 from teacher_logits.pool import PAGE_BYTES, Growth
-from teacher_logits_client.publisher_room import Full, PublisherRoom
+from teacher_logits_client.slabs.publisher_room import Full, PublisherRoom
 
 PAGE = PAGE_BYTES
 

@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from teacher_logits.errors import ServerUnreachableError
-from teacher_logits_client import returns
-from teacher_logits_client.returns import Returner
+from teacher_logits_client.payloads import returns
+from teacher_logits_client.payloads.returns import Returner
 
 
 def test_a_fault_in_a_second_try_keeps_no_other_return_from_its_own(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from teacher_logits.digest import row_digest
 from teacher_logits.errors import PayloadInvalidError
-from teacher_logits_client.guards import next_ids
+from teacher_logits_client.payloads.guards import next_ids
 from teacher_logits_client.rows import RowBatch, make_row_batch
 
 VOCABULARY = 100

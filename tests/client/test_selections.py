@@ -18,11 +18,11 @@ from tests.transport_suite.dense_teacher import VOCABULARY_SIZE, head_logits
 import teacher_logits_client as tl
 from teacher_logits.digest import row_digest
 from teacher_logits.errors import PayloadInvalidError, RequestInvalidError, SessionRefusedError
-from teacher_logits.nucleus import cap_nucleus
-from teacher_logits.sampling import sample_threshold
 from teacher_logits.selection import Selection, select_top_k
+from teacher_logits.selection.nucleus import cap_nucleus
+from teacher_logits.selection.sampling import sample_threshold
+from teacher_logits.selection.uniforms import row_counters, uniforms
 from teacher_logits.selection_rules import ClientIds
-from teacher_logits.uniforms import row_counters, uniforms
 from teacher_logits_client.losses import Tail
 
 if TYPE_CHECKING:

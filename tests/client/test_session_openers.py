@@ -17,11 +17,11 @@ from teacher_logits.grid import BatchGrid
 from teacher_logits.profiles import StudentProfile
 from teacher_logits.terms import StreamTerms
 from teacher_logits.transport import PREFERENCE, Locality, Transport
-from teacher_logits_client.agreement import Agreed
 from teacher_logits_client.config import MapMode
 from teacher_logits_client.openers.buffers import BufferPool
 from teacher_logits_client.openers.devices import Devices
-from teacher_logits_client.session_openers import SessionOpeners
+from teacher_logits_client.sessions.agreement import Agreed
+from teacher_logits_client.sessions.openers import SessionOpeners
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

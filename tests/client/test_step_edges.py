@@ -27,9 +27,10 @@ from teacher_logits.errors import (
     PayloadInvalidError,
     PayloadRetiredError,
 )
-from teacher_logits_client import line, uploads
+from teacher_logits_client import line
 from teacher_logits_client.calls.registry import chunk
 from teacher_logits_client.fallback import MAX_STREAM_TRIES
+from teacher_logits_client.publishing import uploads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

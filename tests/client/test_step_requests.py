@@ -26,10 +26,10 @@ from tests.client.step_servers import (
 
 import teacher_logits_client as tl
 from teacher_logits.errors import DeadlinePassedError, SessionExpiredError
-from teacher_logits_client.step_grants import StepRequests
+from teacher_logits_client.steps.grants import StepRequests
 
 if TYPE_CHECKING:
-    from teacher_logits_client.line_steps import LineSteps
+    from teacher_logits_client.steps.line_steps import LineSteps
 
 Found = TypeVar("Found")
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import teacher_logits_client as tl
 from teacher_logits import x_token
-from teacher_logits_client.step_batches import real_rows_of, rows_of_rank
+from teacher_logits_client.steps.batches import real_rows_of, rows_of_rank
 
 
 @given(

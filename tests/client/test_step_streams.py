@@ -29,10 +29,10 @@ from teacher_logits.errors import (
     SessionExpiredError,
 )
 from teacher_logits_client import exits
-from teacher_logits_client.step_thread import StepThread
+from teacher_logits_client.sessions.step_thread import StepThread
 
 if TYPE_CHECKING:
-    from teacher_logits_client.line_steps import LineSteps
+    from teacher_logits_client.steps.line_steps import LineSteps
 
 
 class TestStreams:

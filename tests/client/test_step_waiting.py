@@ -25,7 +25,7 @@ from teacher_logits.errors import (
 )
 from teacher_logits.terms import StepFailure
 from teacher_logits_client import line
-from teacher_logits_client.mailbox import Mailbox
+from teacher_logits_client.steps.mailbox import Mailbox
 
 if TYPE_CHECKING:
     from tests.client.step_calls import StepCalls

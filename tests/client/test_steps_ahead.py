@@ -24,15 +24,15 @@ from teacher_logits.errors import (
 from teacher_logits.layout import ColumnKind
 from teacher_logits.tensors import column_tensors
 from teacher_logits.terms import Verdict
-from teacher_logits_client.columns import LeasedColumns
-from teacher_logits_client.leased_targets import Made
 from teacher_logits_client.openers import View
 from teacher_logits_client.openers.host_payload import HostPayload
-from teacher_logits_client.row_columns import Part
-from teacher_logits_client.step_grants import OpenedGrant
+from teacher_logits_client.payloads.columns import LeasedColumns
+from teacher_logits_client.payloads.row_columns import Part
+from teacher_logits_client.steps.grants import OpenedGrant
+from teacher_logits_client.targets.leased_targets import Made
 
 if TYPE_CHECKING:
-    from teacher_logits_client.line_steps import LineSteps
+    from teacher_logits_client.steps.line_steps import LineSteps
     from teacher_logits_client.student import Session
 
 IDS = some_ids(8)

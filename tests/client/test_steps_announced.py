@@ -20,12 +20,12 @@ from teacher_logits.payload import Extent
 from teacher_logits.tensors import column_tensors
 from teacher_logits.terms import LeaseTerms, StepGrant, StepWithdrawn
 from teacher_logits_client.config import MapMode
-from teacher_logits_client.file_watch import FileWatch
-from teacher_logits_client.mailbox import Mailbox
-from teacher_logits_client.step_grants import OpenedGrant
+from teacher_logits_client.line.file_watch import FileWatch
+from teacher_logits_client.steps.grants import OpenedGrant
+from teacher_logits_client.steps.mailbox import Mailbox
 
 if TYPE_CHECKING:
-    from teacher_logits_client.line_steps import LineSteps
+    from teacher_logits_client.steps.line_steps import LineSteps
     from teacher_logits_client.student import Session
 
 IDS = some_ids(8)

@@ -10,8 +10,8 @@ import torch
 from tests.client.losses_by_definition import normal, targets_of
 
 from teacher_logits.errors import PayloadInvalidError
-from teacher_logits_client.labels import labels_mask, next_token_labels, position_mask
 from teacher_logits_client.losses import forward_kl
+from teacher_logits_client.rows.labels import labels_mask, next_token_labels, position_mask
 
 WIDTH = 9
 

@@ -12,8 +12,8 @@ from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import ColumnKind as Kind
 from teacher_logits.layout import RowStatus
 from teacher_logits.selection import row_statuses, select_top_k
-from teacher_logits_client.leased_targets import Made, lease_targets
 from teacher_logits_client.targets import ABSENT_LOGPROB, Targets, make_targets
+from teacher_logits_client.targets.leased_targets import Made, lease_targets
 
 Columns = dict[Kind, torch.Tensor]
 TEMPERATURES = (1.0, 0.5, 2.0)

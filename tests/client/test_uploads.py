@@ -21,7 +21,7 @@ from teacher_logits.terms import Reservation
 from teacher_logits.v1 import registry_service_pb2
 from teacher_logits_client.calls.registry import RegistryCalls, _named, chunk
 from teacher_logits_client.openers.buffers import BufferPool
-from teacher_logits_client.uploads import CHUNK_BYTES, Uploads
+from teacher_logits_client.publishing.uploads import CHUNK_BYTES, Uploads
 
 SIZE = 3 * CHUNK_BYTES + 17
 

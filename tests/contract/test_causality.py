@@ -7,15 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teacher_logits.causality import (
+from teacher_logits.errors import PayloadInvalidError
+from teacher_logits.selection import select_top_k
+from teacher_logits.selection.causality import (
     CausalityProbe,
     Verdict,
     causality_verdict,
     signature,
     worst,
 )
-from teacher_logits.errors import PayloadInvalidError
-from teacher_logits.selection import select_top_k
 
 LENGTH = 16
 

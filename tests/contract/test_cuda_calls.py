@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from teacher_logits import cuda_bindings, cuda_ctypes
-from teacher_logits.cuda_calls import FUNCTIONS, UUID_BYTES, check, refused
+from teacher_logits.cuda_memory import by_bindings as cuda_bindings
+from teacher_logits.cuda_memory import by_ctypes as cuda_ctypes
+from teacher_logits.cuda_memory.calls import FUNCTIONS, UUID_BYTES, check, refused
 from teacher_logits.device_memory import HANDLE_BYTES, DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from teacher_logits.cuda_calls import DriverCalls
+    from teacher_logits.cuda_memory.calls import DriverCalls
 
 SOURCE = Path(__file__).with_name("cuda_stand_in.c")
 FOLDER = "TEACHER_LOGITS_STAND_IN"

@@ -11,14 +11,16 @@ import pytest
 import torch
 from tests.contract.cuda_stand_in import DEVICE, FOREIGN, HOST, StandIn
 
-from teacher_logits import cuda_bindings, cuda_ctypes, cuda_memory
+from teacher_logits import cuda_memory
 from teacher_logits.cuda_memory import CudaMemory, find_driver
+from teacher_logits.cuda_memory import by_bindings as cuda_bindings
+from teacher_logits.cuda_memory import by_ctypes as cuda_ctypes
 from teacher_logits.device_memory import Device, DeviceError, DeviceMemory, MemoryKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from teacher_logits.cuda_calls import DriverCalls
+    from teacher_logits.cuda_memory.calls import DriverCalls
 
 PAGE = 4096
 PATIENCE_SECONDS = 30

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from teacher_logits.device_memory import DeviceMemoryPart, DeviceProbe, ExportedMemory
 from teacher_logits.transport import Transport, proof_of
 from teacher_logits.v1 import device_pb2, line_pb2
-from teacher_logits.wire_transport import (
+from teacher_logits.wire.transport import (
     part_from_wire,
     part_to_wire,
     probe_from_wire,
@@ -45,7 +45,7 @@ WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None
 from teacher_logits.v1 import device_pb2
-from teacher_logits.wire_transport import part_from_wire, probe_from_wire
+from teacher_logits.wire.transport import part_from_wire, probe_from_wire
 part, probe = map(bytes.fromhex, sys.argv[1:])
 part_from_wire(device_pb2.DeviceMemory.FromString(part), slab_id="s")
 probe_from_wire(device_pb2.DeviceProbe.FromString(probe))

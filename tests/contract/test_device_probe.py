@@ -14,7 +14,7 @@ from tests.fake_cuda.log import done, still_allocated
 from tests.fake_cuda.visible import MIG_GPU, ONE_GPU, OTHER_GPU
 
 from teacher_logits.device_memory import PROBE_BYTES, DeviceError
-from teacher_logits.device_probe import Probe, probe_of
+from teacher_logits.devices.probe import Probe, probe_of
 
 if TYPE_CHECKING:
     from pathlib import Path

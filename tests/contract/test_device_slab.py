@@ -20,11 +20,11 @@ from tests.held import left_behind, open_descriptors
 
 from teacher_logits import host_memory
 from teacher_logits.device_memory import DeviceError, MemoryKind
-from teacher_logits.device_ranges import check_device_column
-from teacher_logits.device_slab import DeviceSlab
+from teacher_logits.devices.left_over import left_over_count, open_lock
+from teacher_logits.devices.ranges import check_device_column
+from teacher_logits.devices.slab import DeviceSlab
 from teacher_logits.errors import PoolFullError, SlabOpenError
 from teacher_logits.layout import Column, ColumnKind, ElementType
-from teacher_logits.left_over import left_over_count, open_lock
 from teacher_logits.payload import Extent
 from teacher_logits.tensors import column_tensor
 

@@ -11,10 +11,10 @@ import pytest
 from tests.fake_cuda.log import leaked, read_log
 from tests.fake_cuda.spec import Spec
 
-from teacher_logits.device_slab import DeviceSlab
-from teacher_logits.device_slabs import DeviceSlabs
+from teacher_logits.devices.left_over import open_lock
+from teacher_logits.devices.slab import DeviceSlab
+from teacher_logits.devices.slabs import DeviceSlabs
 from teacher_logits.errors import PoolFullError
-from teacher_logits.left_over import open_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teacher_logits.device_views import DeviceView, device_tensor
+from teacher_logits.devices.views import DeviceView, device_tensor
 from teacher_logits.layout import Column, ColumnKind, ElementType
 from teacher_logits.tensors import column_tensor, column_tensors
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from teacher_logits.errors import PayloadInvalidError
-from teacher_logits.given_ids import score_given
-from teacher_logits.invariants import check_invariants
 from teacher_logits.layout import ColumnKind as Kind
-from teacher_logits.sampling import sample_threshold
+from teacher_logits.selection.given_ids import score_given
+from teacher_logits.selection.invariants import check_invariants
+from teacher_logits.selection.sampling import sample_threshold
 
 VOCABULARY, POSITIONS = 40, 5
 TEMPERATURES = (1.0, 2.0)

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from teacher_logits.errors import PayloadInvalidError
-from teacher_logits.given_ids import check_ids, score_given
 from teacher_logits.layout import RowStatus
 from teacher_logits.selection import select_top_k
+from teacher_logits.selection.given_ids import check_ids, score_given
 
 TEMPERATURES = (1.0, 2.0, 0.5)
 

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from teacher_logits.codec.id_codecs import decode_ids, encode_ids, mark_absent, restore_absent
 from teacher_logits.encodings import CodecError, Plane, packed_bytes
-from teacher_logits.id_codecs import decode_ids, encode_ids, mark_absent, restore_absent
 
 
 @st.composite

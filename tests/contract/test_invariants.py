@@ -8,10 +8,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from teacher_logits.errors import PayloadInvalidError
-from teacher_logits.invariants import check_invariants
 from teacher_logits.layout import ColumnKind as Kind
 from teacher_logits.layout import RowStatus
 from teacher_logits.selection import row_statuses, select_top_k
+from teacher_logits.selection.invariants import check_invariants
 
 Columns = dict[Kind, torch.Tensor]
 TEMPERATURES = (1.0, 0.5, 2.0)

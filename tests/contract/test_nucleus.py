@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from teacher_logits.errors import PayloadInvalidError, RequestInvalidError
-from teacher_logits.nucleus import JaggedEntries, cap_nucleus, pack, unpack
 from teacher_logits.selection import Selection, select_top_k
+from teacher_logits.selection.nucleus import JaggedEntries, cap_nucleus, pack, unpack
 from teacher_logits.selection_rules import Nucleus
 
 TEMPERATURES = (1.0, 2.0)

@@ -15,10 +15,10 @@ from tests.fake_cuda.log import done, faults, read_log, still_open
 from tests.fake_cuda.spec import Spec
 
 from teacher_logits.device_memory import DeviceError, ExportedMemory
+from teacher_logits.devices.left_over import is_locked, open_lock
+from teacher_logits.devices.opened import OpenedDevice
 from teacher_logits.errors import SlabOpenError
 from teacher_logits.layout import Column, ColumnKind, ElementType
-from teacher_logits.left_over import is_locked, open_lock
-from teacher_logits.opened_device import OpenedDevice
 from teacher_logits.payload import Extent
 from teacher_logits.slab import WriterSlab
 from teacher_logits.tensors import column_tensor

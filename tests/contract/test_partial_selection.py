@@ -12,8 +12,12 @@ from hypothesis import strategies as st
 
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import RowStatus
-from teacher_logits.partial_selection import PartialSelection, merge_partials, select_partial
 from teacher_logits.selection import Selection, select_top_k
+from teacher_logits.selection.partial_selection import (
+    PartialSelection,
+    merge_partials,
+    select_partial,
+)
 
 TEMPERATURES = (1.0, 2.0, 0.5)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

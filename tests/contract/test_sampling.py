@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from teacher_logits.errors import PayloadInvalidError, RequestInvalidError
 from teacher_logits.layout import RowStatus
-from teacher_logits.sampling import Sample, sample_threshold
+from teacher_logits.selection.sampling import Sample, sample_threshold
+from teacher_logits.selection.uniforms import row_counters, uniforms
 from teacher_logits.selection_rules import Sampled
-from teacher_logits.uniforms import row_counters, uniforms
 
 sizes = st.sampled_from([1, 2, 7, 16, 50])
 fractions = st.floats(0, 1, exclude_max=True)

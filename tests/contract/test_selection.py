@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from teacher_logits import complement
 from teacher_logits.codec import retemper
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import RowStatus
-from teacher_logits.selection import Selection, row_statuses, select_top_k
+from teacher_logits.selection import Selection, complement, row_statuses, select_top_k
 
 # On both sides of the widths from which rows are folded once and twice.
 WIDTHS = [1, 2, 7, 41, 1100, 5003, 20_011]

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from teacher_logits.errors import PayloadInvalidError
-from teacher_logits.given_ids import score_given
 from teacher_logits.layout import RowStatus
-from teacher_logits.nucleus import cap_nucleus
-from teacher_logits.partial_selection import merge_partials, select_partial
-from teacher_logits.sampling import sample_threshold, sample_with_replacement
 from teacher_logits.selection import Selection, select_top_k
+from teacher_logits.selection.given_ids import score_given
+from teacher_logits.selection.nucleus import cap_nucleus
+from teacher_logits.selection.partial_selection import merge_partials, select_partial
+from teacher_logits.selection.sampling import sample_threshold, sample_with_replacement
 from teacher_logits.selection_rules import Nucleus
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from tests.encoded import rows_of_logits
 
 from teacher_logits.codec import renormalise
+from teacher_logits.codec.value_codecs import certify, decode_values, encode_values, entry_errors
 from teacher_logits.encodings import CODEC_FACT, CodecError, Plane, StreamCodec, ValueCodec
 from teacher_logits.error_bounds import bound_of
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import ElementType
 from teacher_logits.selection import select_top_k
 from teacher_logits.tensors import DTYPES
-from teacher_logits.value_codecs import certify, decode_values, encode_values, entry_errors
 
 PLANES = {
     ValueCodec.FLOAT16: (None, Plane.FLOAT16),

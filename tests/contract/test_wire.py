@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teacher_logits import wire, wire_session, wire_transport
+from teacher_logits import wire
 from teacher_logits.errors import PayloadInvalidError, RequestInvalidError
 from teacher_logits.grid import BatchGrid
 from teacher_logits.keys import PayloadKey
@@ -39,6 +39,8 @@ from teacher_logits.v1 import (
     tensor_pb2,
     transport_pb2,
 )
+from teacher_logits.wire import session as wire_session
+from teacher_logits.wire import transport as wire_transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from google.rpc import error_details_pb2, status_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from teacher_logits import errors, wire_errors
+from teacher_logits import errors
 from teacher_logits.errors import (
     GridMismatchError,
     NotNodeLocalError,
@@ -23,7 +23,8 @@ from teacher_logits.errors import (
     TeacherLogitsError,
     Violation,
 )
-from teacher_logits.wire_errors import (
+from teacher_logits.wire import errors as wire_errors
+from teacher_logits.wire.errors import (
     BY_REASON,
     DETAILS_KEY,
     DOMAIN,
@@ -36,6 +37,8 @@ from teacher_logits.wire_errors import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from teacher_logits import errors
 
 TREE = list(wire_errors.tree())
 RULE_ERRORS = [SessionRefusedError, GridMismatchError, NotNodeLocalError]

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teacher_logits import wire_steps
 from teacher_logits.device_memory import DeviceProbe, ExportedMemory
 from teacher_logits.errors import ProducerLostError, RequestInvalidError
 from teacher_logits.layout import ElementType, top_k_columns
@@ -24,6 +23,7 @@ from teacher_logits.terms import (
 )
 from teacher_logits.transport import Refusal, RefusalReason, Settlement, Transport
 from teacher_logits.v1 import line_pb2, payload_pb2
+from teacher_logits.wire import steps as wire_steps
 
 if TYPE_CHECKING:
     from teacher_logits.terms import Mail

@@ -15,12 +15,12 @@ from teacher_logits.device_memory import (
     DeviceProbe,
     ExportedMemory,
 )
-from teacher_logits.device_ranges import check_claimed
+from teacher_logits.devices.ranges import check_claimed
 from teacher_logits.errors import RequestInvalidError
 from teacher_logits.layout import ALIGNMENT_BYTES
 from teacher_logits.transport import Refusal, RefusalReason, Settlement, Transport
 from teacher_logits.v1 import device_pb2, transport_pb2
-from teacher_logits.wire_transport import (
+from teacher_logits.wire.transport import (
     part_from_wire,
     part_to_wire,
     probe_from_wire,

@@ -23,7 +23,7 @@ from teacher_logits.views import (
     SessionView,
     StepView,
 )
-from teacher_logits.wire_views import (
+from teacher_logits.wire.views import (
     reclaimed_from_wire,
     reclaimed_to_wire,
     server_view_from_wire,

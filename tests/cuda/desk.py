@@ -16,7 +16,7 @@ from tests.cuda.teaching import Teaching
 from tests.fake_cuda.spec import Spec
 
 import teacher_logits_client as tl
-from teacher_logits.left_over import left_over_count
+from teacher_logits.devices.left_over import left_over_count
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ from tests.transport_suite.contents import trouble
 
 import teacher_logits_client as tl
 from teacher_logits.device_memory import MemoryKind
-from teacher_logits.device_views import DeviceView, device_tensor
+from teacher_logits.devices.views import DeviceView, device_tensor
 
 if TYPE_CHECKING:
     from tests.cuda.teaching import Teaching

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from teacher_logits.cuda_memory import find_driver
-from teacher_logits.device_views import DeviceView, device_tensor
+from teacher_logits.devices.views import DeviceView, device_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

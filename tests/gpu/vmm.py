@@ -22,8 +22,8 @@ import torch
 from tests.gpu.peer import fill, wrong_words
 from tests.gpu.rig import MIB, ROOT, Failed, Numbers, Rig, Skipped
 
-from teacher_logits.cuda_ctypes import LIBRARY
-from teacher_logits.device_views import DLPACK_CUDA, DeviceView, device_tensor
+from teacher_logits.cuda_memory.by_ctypes import LIBRARY
+from teacher_logits.devices.views import DLPACK_CUDA, DeviceView, device_tensor
 
 _PINNED = 1
 _POSIX_DESCRIPTOR = 1

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from teacher_logits.errors import PayloadInvalidError
-from teacher_logits.partial_selection import PartialSelection, select_partial
-from teacher_logits.rank_merging import merge_over_ranks
+from teacher_logits.selection.partial_selection import PartialSelection, select_partial
+from teacher_logits.selection.rank_merging import merge_over_ranks
 
 RANKS = 4
 PATIENCE = timedelta(seconds=120)

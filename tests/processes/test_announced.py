@@ -17,9 +17,9 @@ from tests.stopping import stopped
 import teacher_logits_client as tl
 from teacher_logits.errors import SlabOpenError
 from teacher_logits.terms import StepGrant
-from teacher_logits_client.file_watch import FileWatch
-from teacher_logits_client.mailbox import Mailbox, Opened
-from teacher_logits_client.opened_ahead import OpenedAhead
+from teacher_logits_client.line.file_watch import FileWatch
+from teacher_logits_client.steps.mailbox import Mailbox, Opened
+from teacher_logits_client.steps.opened_ahead import OpenedAhead
 
 ROOT = Path(__file__).parents[2]
 NAME = "announced"

@@ -28,7 +28,7 @@ from teacher_logits.v1 import (
     teacher_logits_service_pb2,
     teacher_logits_service_pb2_grpc,
 )
-from teacher_logits.wire_errors import DETAILS_KEY, from_status
+from teacher_logits.wire.errors import DETAILS_KEY, from_status
 
 TIMEOUT_SECONDS = 20
 REJECT = scoring_service_pb2.BAD_ROW_POLICY_REJECT

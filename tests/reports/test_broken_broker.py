@@ -21,7 +21,7 @@ from tests.transport_suite.writing import a_profile
 import teacher_logits_client as tl
 from teacher_logits.errors import SessionExpiredError, SessionRefusedError
 from teacher_logits.transport import RefusalReason, Settlement
-from teacher_logits.wire_views import server_view_from_wire
+from teacher_logits.wire.views import server_view_from_wire
 
 ROWS = [[3, 1, 4, 1, 5], [9, 2, 6]]
 MANY_ROWS = [[number % 250, 7, 1] * 300 for number in range(4)]

@@ -23,7 +23,7 @@ from teacher_logits.errors import NoCommonTransportError, PayloadInvalidError, S
 from teacher_logits.layout import ElementType
 from teacher_logits.profiles import PROTOCOL_VERSION
 from teacher_logits.transport import RefusalReason
-from teacher_logits_client.agreement import node_hints
+from teacher_logits_client.sessions.agreement import node_hints
 
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20

@@ -26,7 +26,8 @@ from teacher_logits.errors import (
     StaleReference,
     TeacherLogitsError,
 )
-from teacher_logits_client import Transport, packets
+from teacher_logits_client import Transport
+from teacher_logits_client.line import packets
 
 CHANCE = random.Random(43)
 

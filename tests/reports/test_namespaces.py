@@ -22,7 +22,7 @@ from tests.reports.raw import connect_raw
 from tests.reports.tunnels import tunnel
 
 import teacher_logits_client as tl
-from teacher_logits_client.agreement import node_hints
+from teacher_logits_client.sessions.agreement import node_hints
 
 STUDENT = Path(__file__).with_name("namespaced.py")
 ROOT = Path(__file__).parents[2]

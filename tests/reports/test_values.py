@@ -27,7 +27,7 @@ import teacher_logits_client as tl
 from teacher_logits.digest import tokenizer_fingerprint
 from teacher_logits.errors import EngineError, PayloadInvalidError, SessionRefusedError
 from teacher_logits.layout import RowStatus
-from teacher_logits.wire_errors import code_of
+from teacher_logits.wire.errors import code_of
 from teacher_logits_client import Transport
 
 FAILED_PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION

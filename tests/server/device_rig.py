@@ -9,7 +9,7 @@ from tests.server.registering import ALL, CHALLENGE, SLAB, House, Publisher, stu
 from teacher_logits.device_memory import DeviceMemoryPart, DeviceProbe, ExportedMemory
 from teacher_logits.profiles import PROTOCOL_VERSION, NodeHints
 from teacher_logits.transport import Refusal, RefusalReason, Transport, proof_of
-from teacher_logits_server.device_offers import DeviceOffer
+from teacher_logits_server.settlement.device_offers import DeviceOffer
 
 if TYPE_CHECKING:
     from teacher_logits.profiles import StudentProfile, TeacherProfile

@@ -22,7 +22,7 @@ from teacher_logits.profiles import (
 from teacher_logits.terms import Check, Verdict
 from teacher_logits.transport import Locality
 from teacher_logits_server.admission import Admission, admit
-from teacher_logits_server.capability import listed
+from teacher_logits_server.admission.capability import listed
 from teacher_logits_server.publishers import find_teacher
 
 GRID = BatchGrid(global_batch_size=8, data_parallel_size=2, micro_batch_size=2)

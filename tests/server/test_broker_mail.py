@@ -16,10 +16,10 @@ from teacher_logits.clock import MonotonicClock
 from teacher_logits.payload import Payload
 from teacher_logits.terms import LeaseTerms, RoomFreed, StepFailure, StepGrant
 from teacher_logits.v1 import line_pb2
-from teacher_logits.wire_steps import mail_from_wire
+from teacher_logits.wire.steps import mail_from_wire
 from teacher_logits_server.broker import Broker
-from teacher_logits_server.lines import MAX_PACKET_BYTES, Answer, Flaw, Line
-from teacher_logits_server.outbox import MAX_WAITING
+from teacher_logits_server.broker.lines import MAX_PACKET_BYTES, Answer, Flaw, Line
+from teacher_logits_server.broker.outbox import MAX_WAITING
 from teacher_logits_server.services.lease_messages import LeaseMessages
 from teacher_logits_server.services.mail_packets import MAX_FREED, failure_of, mail_packets
 

@@ -14,7 +14,7 @@ from google.rpc import status_pb2
 from teacher_logits.errors import DeadlinePassedError
 from teacher_logits.v1 import bulk_service_pb2
 from teacher_logits.v1.bulk_service_pb2 import ReadPayloadRequest
-from teacher_logits.wire_errors import DETAILS_KEY, from_status
+from teacher_logits.wire.errors import DETAILS_KEY, from_status
 from teacher_logits_server.exporters.stream import StreamExporter, frame
 from teacher_logits_server.interceptors import Guard
 from teacher_logits_server.services.bulk import BulkService

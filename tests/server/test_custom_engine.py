@@ -23,8 +23,8 @@ from teacher_logits.transport import Transport
 from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.engines import EngineProfile, Row, find_engine, make_engine
 from teacher_logits_server.engines import transformers as built_in
+from teacher_logits_server.engines.probe import probe_causality
 from teacher_logits_server.ledger import Ledger
-from teacher_logits_server.probe import probe_causality
 from teacher_logits_server.scorer import ScoreJob, Scorer
 from teacher_logits_server.slabs import ServerSlabs
 

@@ -21,7 +21,7 @@ from teacher_logits.encodings import (
 )
 from teacher_logits.layout import ColumnKind, ElementType
 from teacher_logits_server.exporters.encoder import Encoder
-from teacher_logits_server.rooms import Pinned
+from teacher_logits_server.lending.rooms import Pinned
 
 LENGTHS = (3, 0, 5, 4)
 LOGITS = torch.randn(12, 90, generator=torch.Generator().manual_seed(3)).mul_(4).bfloat16()

@@ -20,6 +20,7 @@ from tests.server.test_scorer import HEAD_ROWS, PATIENCE, VOCABULARY, Teacher, f
 
 from teacher_logits import cuda_memory, keys
 from teacher_logits.clock import ManualClock
+from teacher_logits.devices.left_over import open_lock
 from teacher_logits.errors import (
     ConfigError,
     EngineError,
@@ -30,16 +31,15 @@ from teacher_logits.errors import (
 )
 from teacher_logits.grid import BatchGrid
 from teacher_logits.layout import ElementType, RowStatus, is_on_device
-from teacher_logits.left_over import open_lock
 from teacher_logits.payload_room import DeviceRoom
 from teacher_logits.profiles import PROTOCOL_VERSION, StudentProfile, TeacherProfile
 from teacher_logits.tensors import column_tensors
 from teacher_logits.terms import SERVER_WRITER, SlabsGone
 from teacher_logits.transport import Refusal, RefusalReason, Transport, proof_of
 from teacher_logits_server.config import ServerConfig
-from teacher_logits_server.engine_device import EngineDevice, engine_device
+from teacher_logits_server.engines.device import EngineDevice, engine_device
 from teacher_logits_server.ledger import Ledger
-from teacher_logits_server.own_device import OwnDevice
+from teacher_logits_server.lending.own_device import OwnDevice
 from teacher_logits_server.scorer import BadRows, ScoreJob, Scorer
 from teacher_logits_server.slabs import ServerSlabs
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from tests.server.test_scorer import Columns
 
-    from teacher_logits.device_slab import DeviceSlab
+    from teacher_logits.devices.slab import DeviceSlab
     from teacher_logits.terms import LeaseTerms
     from teacher_logits_server.scorer.queue import LeaseFuture
 

@@ -30,7 +30,7 @@ from teacher_logits_server.exporters.shared_memory import SharedMemoryExporter
 from teacher_logits_server.exporters.stream import MAX_HEADER_BYTES, StreamExporter, frame
 from teacher_logits_server.foreign import ForeignSlabs
 from teacher_logits_server.ledger import Ledger, OpenedSession
-from teacher_logits_server.rooms import Pinned
+from teacher_logits_server.lending.rooms import Pinned
 from teacher_logits_server.slabs import ServerSlabs
 
 if TYPE_CHECKING:

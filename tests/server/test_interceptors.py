@@ -27,7 +27,7 @@ from teacher_logits.errors import (
     TeacherLogitsError,
     Violation,
 )
-from teacher_logits.wire_errors import DETAILS_KEY, from_status
+from teacher_logits.wire.errors import DETAILS_KEY, from_status
 from teacher_logits_server.interceptors import Guard
 
 if TYPE_CHECKING:

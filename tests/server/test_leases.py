@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from teacher_logits.errors import LeaseLostError, NotAllowedError
-from teacher_logits_server.leases import Doubt, Lease, Leases
+from teacher_logits_server.lending.leases import Doubt, Lease, Leases
 
 
 def granted(leases: Leases, lease_id: str, *, session: str = "s", request: str = "r") -> Lease:

@@ -42,7 +42,7 @@ from teacher_logits.transport import Transport, proof_of
 from teacher_logits.v1 import device_pb2, line_pb2, registry_service_pb2
 from teacher_logits.v1 import teacher_logits_service_pb2 as messages
 from teacher_logits.wire import student_to_wire, teacher_to_wire, transport_to_wire
-from teacher_logits.wire_transport import (
+from teacher_logits.wire.transport import (
     part_from_wire,
     part_to_wire,
     probe_from_wire,

@@ -18,7 +18,7 @@ from teacher_logits.errors import (
     UnknownTeacherError,
 )
 from teacher_logits.v1 import teacher_logits_service_pb2 as messages
-from teacher_logits_server.peers import is_gone
+from teacher_logits_server.broker.peers import is_gone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,8 +13,8 @@ import pytest
 from tests.held import left_behind, open_descriptors
 from tests.stopping import stop
 
-from teacher_logits_server import peers
-from teacher_logits_server.peers import Peer, is_stopped, peer_of
+from teacher_logits_server.broker import peers
+from teacher_logits_server.broker.peers import Peer, is_stopped, peer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ import torch
 from teacher_logits.errors import AlignmentError
 from teacher_logits.terms import Verdict
 from teacher_logits_server.engines import EngineProfile, Row
-from teacher_logits_server.probe import probe_causality
+from teacher_logits_server.engines.probe import probe_causality
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

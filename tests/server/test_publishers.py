@@ -14,8 +14,8 @@ from teacher_logits.grid import BatchGrid, check_own_grid
 from teacher_logits.layout import ElementType
 from teacher_logits.locality import ModelGrid
 from teacher_logits.profiles import PROTOCOL_VERSION, NodeHints, TeacherProfile
-from teacher_logits_server.promises import check_profile
 from teacher_logits_server.publishers import Publishers, TeacherAbsent, TeacherIncomplete
+from teacher_logits_server.publishers.promises import check_profile
 
 
 def broken(profile: TeacherProfile, *, protocol_version: int = PROTOCOL_VERSION) -> list[str]:

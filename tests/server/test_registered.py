@@ -34,8 +34,8 @@ from teacher_logits.keys import PayloadKey
 from teacher_logits.profiles import NodeHints
 from teacher_logits.terms import SERVER_WRITER, RoomFreed, StepFailure, StepGrant
 from teacher_logits.transport import Transport
-from teacher_logits_server.mail import MAX_WANTED_STEPS
 from teacher_logits_server.publishers import TeacherAbsent, TeacherIncomplete
+from teacher_logits_server.steps.mail import MAX_WANTED_STEPS
 
 
 @pytest.fixture

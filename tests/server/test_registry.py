@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from teacher_logits.errors import PayloadRetiredError
 from teacher_logits.payload import Extent, Payload
-from teacher_logits_server.registry import Fate, Registry, Sealed
+from teacher_logits_server.lending.registry import Fate, Registry, Sealed
 
 EXTENT = Extent(slab_id="slab", offset_bytes=0, size_bytes=4096, slot=0, generation=2)
 

@@ -18,7 +18,7 @@ from teacher_logits.errors import (
     TeacherLogitsError,
 )
 from teacher_logits.payload import Extent
-from teacher_logits_server.relays import MAX_SLABS, Relays
+from teacher_logits_server.lending.relays import MAX_SLABS, Relays
 
 ROOM = 100
 

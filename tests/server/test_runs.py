@@ -13,8 +13,8 @@ from teacher_logits.device_memory import DeviceMemoryPart, ExportedMemory
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import is_on_device
 from teacher_logits.payload import Extent, Payload
-from teacher_logits_server.relays import Relays
-from teacher_logits_server.runs import Run, device_bytes, runs_of, touch
+from teacher_logits_server.lending.relays import Relays
+from teacher_logits_server.lending.runs import Run, device_bytes, runs_of, touch
 
 PAGE = 4096
 SLAB = 64 * PAGE

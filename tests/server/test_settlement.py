@@ -21,9 +21,9 @@ from teacher_logits.transport import (
     Transport,
     proof_of,
 )
-from teacher_logits_server.device_offers import DeviceOffer
-from teacher_logits_server.proofs import NOTHING_PROVEN, Proof, judge_devices
 from teacher_logits_server.settlement import Wishes, settle_writer
+from teacher_logits_server.settlement.device_offers import DeviceOffer
+from teacher_logits_server.settlement.proofs import NOTHING_PROVEN, Proof, judge_devices
 
 WRITER, OTHER = "publisher-0", "publisher-1"
 NONCE = b"n" * 32

@@ -8,8 +8,8 @@ from tests.server.registering import House, Publisher, student, teacher
 from teacher_logits.errors import NotAllowedError
 from teacher_logits.terms import SlabsGone
 from teacher_logits.v1 import line_pb2
-from teacher_logits.wire_steps import mail_from_wire
-from teacher_logits_server.lines import MAX_PACKET_BYTES
+from teacher_logits.wire.steps import mail_from_wire
+from teacher_logits_server.broker.lines import MAX_PACKET_BYTES
 from teacher_logits_server.services.lease_messages import LeaseMessages
 from teacher_logits_server.services.mail_packets import MAX_GONE, mail_packets
 

@@ -8,7 +8,7 @@ from teacher_logits.grid import BatchGrid
 from teacher_logits.layout import ElementType
 from teacher_logits.profiles import StudentProfile, TeacherProfile
 from teacher_logits.selection_rules import Sampled
-from teacher_logits_server.stream_codecs import check_codecs, choose_codec
+from teacher_logits_server.admission.stream_codecs import check_codecs, choose_codec
 
 GRID = BatchGrid(global_batch_size=2, data_parallel_size=1, micro_batch_size=1)
 

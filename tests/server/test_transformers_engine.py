@@ -22,12 +22,12 @@ from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.engines import EngineProfile, Row
 from teacher_logits_server.engines import transformers as built_in
 from teacher_logits_server.engines.head import MIN_CHUNK_POSITIONS, chunk_positions
+from teacher_logits_server.engines.probe import probe_causality
 from teacher_logits_server.engines.transformers import (
     TransformersEngine,
     from_config,
     load_engine,
 )
-from teacher_logits_server.probe import probe_causality
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -22,8 +22,8 @@ from teacher_logits.v1 import (
     teacher_logits_service_pb2_grpc,
 )
 from teacher_logits.wire import student_to_wire, transport_to_wire
-from teacher_logits.wire_session import lease_from_wire, session_from_wire
-from teacher_logits.wire_transport import probe_from_wire, refusal_to_wire
+from teacher_logits.wire.session import lease_from_wire, session_from_wire
+from teacher_logits.wire.transport import probe_from_wire, refusal_to_wire
 from teacher_logits_client.calls.channels import Channels
 from teacher_logits_client.calls.failures import Waiting, error_of, stream_error_of
 from teacher_logits_client.calls.opened import OpenedSession

@@ -37,7 +37,7 @@ from teacher_logits.errors import (
     TeacherLogitsError,
 )
 from teacher_logits.profiles import PROTOCOL_VERSION
-from teacher_logits.wire_errors import DETAILS_KEY, from_status
+from teacher_logits.wire.errors import DETAILS_KEY, from_status
 
 if TYPE_CHECKING:
     from teacher_logits.addresses import Address

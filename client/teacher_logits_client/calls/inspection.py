@@ -13,7 +13,7 @@ import grpc
 
 from teacher_logits.v1 import operator_service_pb2 as messages
 from teacher_logits.v1 import operator_service_pb2_grpc
-from teacher_logits.wire_views import reclaimed_from_wire, server_view_from_wire
+from teacher_logits.wire.views import reclaimed_from_wire, server_view_from_wire
 from teacher_logits_client.calls.channels import Channels, check_socket
 from teacher_logits_client.calls.failures import Waiting, error_of
 

@@ -17,12 +17,12 @@ import grpc
 from teacher_logits.profiles import PROTOCOL_VERSION
 from teacher_logits.v1 import registry_service_pb2, registry_service_pb2_grpc
 from teacher_logits.wire import sending, teacher_to_wire
-from teacher_logits.wire_session import session_from_wire
-from teacher_logits.wire_steps import reservation_from_wire
-from teacher_logits.wire_transport import probe_to_wire
+from teacher_logits.wire.session import session_from_wire
+from teacher_logits.wire.steps import reservation_from_wire
+from teacher_logits.wire.transport import probe_to_wire
 from teacher_logits_client.calls.failures import Waiting, stream_error_of
 from teacher_logits_client.calls.opened import OpenedSession
-from teacher_logits_client.write_requests import reserve_request, seal_request
+from teacher_logits_client.line.write_requests import reserve_request, seal_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from teacher_logits.terms import StepFailure
 from teacher_logits.v1 import teacher_logits_service_pb2
-from teacher_logits.wire_steps import grant_from_wire
+from teacher_logits.wire.steps import grant_from_wire
 from teacher_logits_client.calls.pending import PendingCall
 
 if TYPE_CHECKING:

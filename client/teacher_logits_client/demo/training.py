@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from teacher_logits_client.demo.config import DemoConfig
     from teacher_logits_client.demo.student import Student
-    from teacher_logits_client.futures import ScoreFuture
+    from teacher_logits_client.scoring.futures import ScoreFuture
     from teacher_logits_client.student import Session
 
 SCORE_SECONDS = 300.0

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from teacher_logits.errors import SlabOpenError
 from teacher_logits.slab import WriterSlab
 from teacher_logits_client.doctor.findings import Finding, Verdict
-from teacher_logits_client.file_watch import FileWatch
+from teacher_logits_client.line.file_watch import FileWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from teacher_logits import cuda_ctypes
+from teacher_logits.cuda_memory import by_ctypes as cuda_ctypes
 from teacher_logits_client.doctor.findings import Finding, Verdict
 
 REQUIRED = ("teacher-logits", "torch", "grpcio", "protobuf", "crc32c")

@@ -24,7 +24,12 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from teacher_logits.complement import complement_sums, computing_type, rows_at_once, without
+from teacher_logits.selection.complement import (
+    complement_sums,
+    computing_type,
+    rows_at_once,
+    without,
+)
 from teacher_logits_client.losses.derivatives import first_only, save, saved
 from teacher_logits_client.losses.floor import outside_entropy
 from teacher_logits_client.losses.merging import over_shards

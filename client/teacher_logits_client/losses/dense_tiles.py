@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from teacher_logits.complement import rows_at_once
 from teacher_logits.errors import PayloadInvalidError
+from teacher_logits.selection.complement import rows_at_once
 from teacher_logits_client.losses.derivatives import first_only, save, saved
 from teacher_logits_client.losses.powers import powers
 from teacher_logits_client.losses.sharding import checksums, refused_together

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from teacher_logits.entry_invariants import stands_twice
 from teacher_logits.errors import PayloadInvalidError
+from teacher_logits.selection.entry_invariants import stands_twice
 
 if TYPE_CHECKING:
     from teacher_logits_client.targets import Targets

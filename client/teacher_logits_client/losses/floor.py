@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 
-from teacher_logits.complement import without
+from teacher_logits.selection.complement import without
 from teacher_logits_client.targets import ABSENT_LOGPROB
 
 

@@ -16,7 +16,7 @@ from teacher_logits.pool import PAGE_BYTES
 if TYPE_CHECKING:
     import torch
 
-    from teacher_logits.device_views import DeviceView
+    from teacher_logits.devices.views import DeviceView
     from teacher_logits.layout import Column
     from teacher_logits.payload import Extent, Payload
     from teacher_logits.terms import LeaseTerms

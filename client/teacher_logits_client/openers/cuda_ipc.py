@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import torch
 
     from teacher_logits.device_memory import DeviceMemory
+    from teacher_logits.devices.opened import OpenedDevice
     from teacher_logits.layout import Column
-    from teacher_logits.opened_device import OpenedDevice
     from teacher_logits.payload import Extent, Payload
     from teacher_logits.terms import LeaseTerms
     from teacher_logits_client.openers import View

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from teacher_logits.codec.id_codecs import decode_ids, mark_absent, restore_absent
+from teacher_logits.codec.value_codecs import decode_values
 from teacher_logits.encodings import MOST_PACKED_IDS, Encoding, Plane
 from teacher_logits.error_bounds import bound_of
-from teacher_logits.id_codecs import decode_ids, mark_absent, restore_absent
-from teacher_logits.invariants import check_invariants
 from teacher_logits.layout import ColumnKind, RowStatus
+from teacher_logits.selection.invariants import check_invariants
 from teacher_logits.tensors import column_tensors
-from teacher_logits.value_codecs import decode_values
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

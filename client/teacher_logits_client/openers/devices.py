@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, TypeVar
 from teacher_logits.clock import span_text
 from teacher_logits.cuda_memory import find_driver
 from teacher_logits.device_memory import DeviceError
+from teacher_logits.devices.opened import OpenedDevice
 from teacher_logits.errors import ConfigError, DeadlinePassedError, SlabOpenError
-from teacher_logits.opened_device import OpenedDevice
 
 if TYPE_CHECKING:
     from collections.abc import Callable

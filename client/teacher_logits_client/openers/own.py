@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 from typing import TYPE_CHECKING
 
-from teacher_logits.device_views import DeviceView
+from teacher_logits.devices.views import DeviceView
 from teacher_logits.layout import round_up
 from teacher_logits.tensors import column_tensor, to_bytes
 from teacher_logits_client.openers.host_payload import HostPayload

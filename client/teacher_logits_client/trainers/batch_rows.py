@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from teacher_logits.errors import ConfigError, PayloadInvalidError
-from teacher_logits_client.labels import labels_mask
+from teacher_logits_client.rows.labels import labels_mask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

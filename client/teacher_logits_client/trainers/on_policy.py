@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from teacher_logits.errors import ConfigError
-from teacher_logits.uniforms import uniforms
+from teacher_logits.selection.uniforms import uniforms
 from teacher_logits_client.trainers.batch_rows import tokens_and_labels
 
 if TYPE_CHECKING:

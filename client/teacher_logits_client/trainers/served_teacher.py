@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from teacher_logits.errors import Violation
     from teacher_logits.profiles import StudentProfile
     from teacher_logits_client.client import Client
-    from teacher_logits_client.flat_rows import Rows
-    from teacher_logits_client.futures import ScoreFuture
+    from teacher_logits_client.rows.flat_rows import Rows
+    from teacher_logits_client.scoring.futures import ScoreFuture
     from teacher_logits_client.student import Session
     from teacher_logits_client.targets import Targets
     from teacher_logits_client.trainers.batch_rows import BatchRows

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from teacher_logits.errors import PayloadInvalidError
-from teacher_logits.given_ids import check_ids
+from teacher_logits.selection.given_ids import check_ids
 
 if TYPE_CHECKING:
     from teacher_logits_server.engines.requests import Request

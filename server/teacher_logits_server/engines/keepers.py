@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from teacher_logits.given_ids import score_given
 from teacher_logits.layout import ColumnKind as Kind
 from teacher_logits.layout import RowStatus
-from teacher_logits.rule_selection import select_into
-from teacher_logits.sampling import sample_threshold
 from teacher_logits.selection import Selection
+from teacher_logits.selection.given_ids import score_given
+from teacher_logits.selection.rule_selection import select_into
+from teacher_logits.selection.sampling import sample_threshold
+from teacher_logits.selection.uniforms import row_counters, uniforms
 from teacher_logits.selection_rules import ClientIds, Sampled, SelectionRule
-from teacher_logits.uniforms import row_counters, uniforms
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

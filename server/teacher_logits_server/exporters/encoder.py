@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from teacher_logits.codec.id_codecs import encode_ids
+from teacher_logits.codec.value_codecs import encode_values
 from teacher_logits.encodings import CodecError, Encoding, Plane
-from teacher_logits.id_codecs import encode_ids
 from teacher_logits.layout import ColumnKind
 from teacher_logits.tensors import column_tensor
-from teacher_logits.value_codecs import encode_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from teacher_logits.encodings import EncodedColumn
     from teacher_logits.payload import Payload
-    from teacher_logits_server.rooms import Pinned
+    from teacher_logits_server.lending.rooms import Pinned
 
 TILE_ENTRIES = 1 << 16
 """Entries that are encoded at a time: what is made on the way stays in the cache."""

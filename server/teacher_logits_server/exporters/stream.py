@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from teacher_logits.cuts import Segment
     from teacher_logits.payload import Extent
     from teacher_logits_server.ledger import Ledger
-    from teacher_logits_server.rooms import Pinned
+    from teacher_logits_server.lending.rooms import Pinned
 
 ENCODED_CHUNK_BYTES = 1 << 18
 """Most bytes, and most entries looked at, of a chunk that is encoded: the server's loop hears

@@ -21,7 +21,7 @@ from teacher_logits.payload_room import DeviceRoom, HostRoom
 from teacher_logits_server.engines.answers import Answer
 
 if TYPE_CHECKING:
-    from teacher_logits.device_slab import DeviceSlab
+    from teacher_logits.devices.slab import DeviceSlab
     from teacher_logits.payload import Extent, Payload
     from teacher_logits.payload_room import WriterRoom
     from teacher_logits.terms import LeaseTerms

@@ -14,7 +14,7 @@ from teacher_logits.errors import NotAllowedError, RequestInvalidError
 from teacher_logits.session_page import WriterPage
 from teacher_logits.transport import Refusal, RefusalReason, Transport
 from teacher_logits.v1 import line_pb2
-from teacher_logits_server.lines import Answer, Line
+from teacher_logits_server.broker.lines import Answer, Line
 from teacher_logits_server.services.student import PUBLISHER
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from teacher_logits.errors import (
 )
 from teacher_logits.terms import StepGrant
 from teacher_logits.v1 import line_pb2
-from teacher_logits.wire_errors import to_status
-from teacher_logits.wire_transport import part_to_wire
-from teacher_logits_server.lines import MAX_PACKET_BYTES, Answer, Flaw, Line
+from teacher_logits.wire.errors import to_status
+from teacher_logits.wire.transport import part_to_wire
+from teacher_logits_server.broker.lines import MAX_PACKET_BYTES, Answer, Flaw, Line
 from teacher_logits_server.services.hello import HelloDesk
 from teacher_logits_server.services.mail_packets import failure_of, mail_packets
 from teacher_logits_server.services.student import PUBLISHER, acquire, release, renew

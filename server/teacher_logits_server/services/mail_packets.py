@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from teacher_logits.errors import NotAvailable
 from teacher_logits.terms import RoomFreed, SlabsGone, StepFailure, WritersCame
-from teacher_logits.wire_steps import mail_to_wire
-from teacher_logits_server.lines import MAX_PACKET_BYTES
+from teacher_logits.wire.steps import mail_to_wire
+from teacher_logits_server.broker.lines import MAX_PACKET_BYTES
 
 if TYPE_CHECKING:
     from teacher_logits.terms import Mail, StepGrant

@@ -22,9 +22,9 @@ from teacher_logits.errors import (
     NotAvailable,
     TeacherLogitsError,
 )
-from teacher_logits_server.peers import is_gone
+from teacher_logits_server.broker.peers import is_gone
 from teacher_logits_server.publishers import WAITABLE
-from teacher_logits_server.seats import Holder, RankTaken
+from teacher_logits_server.steps.seats import Holder, RankTaken
 
 if TYPE_CHECKING:
     from teacher_logits.profiles import StudentProfile

@@ -16,8 +16,8 @@ from teacher_logits.errors import RequestInvalidError
 from teacher_logits.v1 import operator_service_pb2 as messages
 from teacher_logits.v1 import operator_service_pb2_grpc as stubs
 from teacher_logits.views import QueueView, ServerView
-from teacher_logits.wire_views import reclaimed_to_wire, server_view_to_wire
-from teacher_logits_server.peers import is_stopped
+from teacher_logits.wire.views import reclaimed_to_wire, server_view_to_wire
+from teacher_logits_server.broker.peers import is_stopped
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext

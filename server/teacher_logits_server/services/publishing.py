@@ -18,9 +18,9 @@ from teacher_logits.errors import PayloadInvalidError, RequestInvalidError, Teac
 from teacher_logits.terms import SERVER_WRITER
 from teacher_logits.v1 import registry_service_pb2 as messages
 from teacher_logits.wire import check_count
-from teacher_logits.wire_session import extent_from_wire, extent_to_wire, payload_from_wire
-from teacher_logits.wire_steps import reservation_to_wire
-from teacher_logits.wire_transport import part_from_wire
+from teacher_logits.wire.session import extent_from_wire, extent_to_wire, payload_from_wire
+from teacher_logits.wire.steps import reservation_to_wire
+from teacher_logits.wire.transport import part_from_wire
 from teacher_logits_server.foreign import check_descriptor
 from teacher_logits_server.row_checks import check_filled, check_rows, count_bad_rows
 from teacher_logits_server.services.lease_messages import LeaseMessages
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from teacher_logits.payload import Extent
     from teacher_logits.v1 import line_pb2
     from teacher_logits.v1 import teacher_logits_service_pb2 as student_messages
-    from teacher_logits_server.drafts import Draft
     from teacher_logits_server.foreign import ForeignSlabs
     from teacher_logits_server.ledger import Ledger
-    from teacher_logits_server.rooms import Pinned
+    from teacher_logits_server.lending.rooms import Pinned
+    from teacher_logits_server.publishers.drafts import Draft
     from teacher_logits_server.slabs import ServerSlabs
 
 MAX_ROWS = 1 << 20

@@ -27,12 +27,12 @@ from teacher_logits.terms import SERVER_WRITER
 from teacher_logits.v1 import registry_service_pb2 as messages
 from teacher_logits.v1 import registry_service_pb2_grpc as stubs
 from teacher_logits.wire import teacher_from_wire
-from teacher_logits.wire_session import session_to_wire
-from teacher_logits.wire_transport import probe_from_wire
-from teacher_logits_server.capability import check_protocol
-from teacher_logits_server.device_offers import DeviceOffer
+from teacher_logits.wire.session import session_to_wire
+from teacher_logits.wire.transport import probe_from_wire
+from teacher_logits_server.admission.capability import check_protocol
 from teacher_logits_server.services.patience import Patience
 from teacher_logits_server.services.uploads import Upload
+from teacher_logits_server.settlement.device_offers import DeviceOffer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

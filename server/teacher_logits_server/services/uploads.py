@@ -17,7 +17,7 @@ from teacher_logits.errors import ChecksumError, RequestInvalidError
 
 if TYPE_CHECKING:
     from teacher_logits.v1 import registry_service_pb2 as messages
-    from teacher_logits_server.rooms import Writing
+    from teacher_logits_server.lending.rooms import Writing
 
 MAX_CHUNK_BYTES = 4 * 1024**2
 _BYTES_ON_LOOP = 128 * 1024

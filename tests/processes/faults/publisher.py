@@ -8,7 +8,7 @@ from tests.processes.faults.student import CALL_SECONDS, ROW_COUNT
 from tests.transport_suite.dense_teacher import HEAD_ROWS, MAX_ROW_TOKENS, VOCABULARY_SIZE
 
 import teacher_logits_client as tl
-from teacher_logits_client import uploads
+from teacher_logits_client.publishing import uploads
 
 SHARDS = 2
 CHUNK_BYTES = 4096

@@ -52,23 +52,23 @@ def _around(name: str, place: str) -> dict[str, Point]:
 
 
 _LEASES = {
-    **_around("open", f"{_CLIENT}.reader:Reader.open_bytes"),
+    **_around("open", f"{_CLIENT}.sessions.reader:Reader.open_bytes"),
     "stream chunk": Point(f"{_CLIENT}.calls:Calls.read_payload", Side.CHUNK),
     **_around("close", f"{_CLIENT}.payloads:LeasedPayload.let_go"),
-    **_around("release", f"{_CLIENT}.reader:Reader._give_back"),
+    **_around("release", f"{_CLIENT}.sessions.reader:Reader._give_back"),
 }
 #: Points of a student that scores, and of one that acquires steps. "read" is the role's own.
 SCORES = {"after ask": Point(f"{_CLIENT}.calls:Calls.score", Side.AFTER), **_LEASES}
 STEPS = {"before acquire": Point(f"{_CLIENT}.steps:Steps.acquire", Side.BEFORE), **_LEASES}
 #: Of one that opens a step which is announced and not sealed.
-AHEAD = _around("look ahead", f"{_CLIENT}.opened_ahead:OpenedAhead.open_announced")
+AHEAD = _around("look ahead", f"{_CLIENT}.steps.opened_ahead:OpenedAhead.open_announced")
 STUDENT = SCORES | STEPS | AHEAD
 
 #: Points of a publisher. "write" is the role's own.
 PUBLISHER = {
-    **_around("reserve", f"{_CLIENT}.publisher:Publisher.reserve"),
+    **_around("reserve", f"{_CLIENT}.publishing.publisher:Publisher.reserve"),
     "before put_slab": Point(f"{_CLIENT}.line:Line.put_slab", Side.BEFORE),
-    "upload chunk": Point(f"{_CLIENT}.uploads:_chunks", Side.CHUNK),
+    "upload chunk": Point(f"{_CLIENT}.publishing.uploads:_chunks", Side.CHUNK),
     **_around("seal", f"{_CLIENT}.drafts:Draft.seal"),
 }
 

@@ -1,0 +1,1 @@
+"""``inspect``: a server's view for people and programs, and the operator's reclaim."""

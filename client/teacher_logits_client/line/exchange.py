@@ -1,0 +1,300 @@
+"""Exchange: requests and their replies over one socket of packets, and what is sent ahead on it.
+
+Any thread may call. Whoever waits first reads for all, so that a call costs no change of
+threads, and hands every packet to its owner:
+
+    the reply to a call     the thread that waits for it
+    the reply to a post     the poster is told of a refusal
+    a reply to nobody       its descriptor is closed, its lease given back
+    a packet without call   mail, handed on in the order in which it came
+
+Every wait has a deadline. A forked child may neither read nor send: it has no part in this.
+"""
+
+from __future__ import annotations
+
+import itertools
+import select
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from teacher_logits.errors import ServerUnreachableError, TeacherLogitsError
+from teacher_logits.wire.steps import mail_from_wire
+from teacher_logits_client.forks import Home
+from teacher_logits_client.line import packets
+from teacher_logits_client.line.replies import no_reply, read_reply
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from teacher_logits.terms import Mail
+    from teacher_logits.v1 import line_pb2
+    from teacher_logits_client.line.replies import Reply
+
+    OnMail = Callable[[Mail], None]
+    OnRefusal = Callable[[TeacherLogitsError], None]
+
+
+class Exchange:
+    """One end of a socket of packets, connected to the broker at ``path``.
+
+    Args:
+        late_lease: told of a lease whose acquisition had been given up when it came.
+        on_mail: given what comes ahead by the thread that reads; it must not wait here.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        timeout: float,
+        late_lease: Callable[[str], None] | None = None,
+        on_mail: OnMail = lambda mail: None,
+    ) -> None:
+        """Connect.
+
+        Raises:
+            OSError: nobody answers at the path, or this platform has no such sockets.
+        """
+        self._path = path
+        self._late_lease = late_lease
+        self._on_mail = on_mail
+        self._home = Home()
+        self._socket = packets.connect(path, timeout)
+        self._call_ids = itertools.count(1)
+        # The lock's own `with`: an interrupt on the way out of a Condition's leaves it locked.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        #: Replies by call, None while they are awaited; calls that were given up are not here.
+        self._replies: dict[int, Reply | None] = {}
+        #: Who is told of a refusal, by the post that was refused.
+        self._posts: dict[int, OnRefusal] = {}
+        self._somebody_reads = False
+        self._end = ""
+        self._closed = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether either side has closed the connection."""
+        with self._lock:
+            if not self._end and packets.has_hung_up(self._socket):
+                self._end = "the broker hung up"
+            return bool(self._end)
+
+    def call(
+        self,
+        request: line_pb2.LineRequest,
+        *,
+        what: str,
+        timeout: float,
+        descriptors: Sequence[int] = (),
+    ) -> Reply:
+        """Send a request, with descriptors that stay the caller's, and wait for its reply.
+
+        Raises:
+            DeadlinePassedError: no reply came within ``timeout`` seconds.
+            ServerUnreachableError: the connection has ended.
+            ForkedClientError: this is a forked child.
+            TeacherLogitsError: what the broker answered.
+        """
+        self._home.check("session")
+        until = time.monotonic() + timeout
+        call_id = request.call_id = next(self._call_ids)
+        with self._lock:
+            self._check_open()
+            self._replies[call_id] = None
+        try:
+            self._send(request.SerializeToString(), until, descriptors)
+            self._read_until(lambda: self._replies[call_id] is not None, until)
+        except BaseException:
+            with self._lock:
+                given_up = self._replies.pop(call_id)
+            if given_up is not None:  # it came in the very last moment
+                self._dispose(given_up)
+            raise
+        with self._lock:
+            reply = self._replies.pop(call_id)
+        if reply is None:
+            raise no_reply(what, path=self._path, seconds=timeout)
+        failure = reply.failure
+        if failure is not None:
+            reply.close()
+            raise failure
+        return reply
+
+    def post(
+        self, request: line_pb2.LineRequest, *, until: float, on_refusal: OnRefusal
+    ) -> int | None:
+        """Send a request and do not wait for its reply; return its call id, None if dropped.
+
+        A full socket is waited for until ``until`` (``time.monotonic`` seconds); if it is full
+        then, the request is dropped. ``on_refusal`` is called as ``on_mail`` is.
+
+        Raises:
+            ServerUnreachableError, ForkedClientError: as for ``call``.
+        """
+        self._home.check("session")
+        call_id = request.call_id = next(self._call_ids)
+        with self._lock:
+            self._check_open()
+            self._posts[call_id] = on_refusal
+        if not self._send(request.SerializeToString(), until):
+            with self._lock:
+                self._posts.pop(call_id, None)
+            return None
+        return call_id
+
+    def has_answered(self, call_id: int) -> bool:
+        """Say whether the reply to a post has come."""
+        with self._lock:
+            return call_id not in self._posts
+
+    def drain(self) -> None:
+        """Take whatever lies in the socket; wait for nothing, and leave an end to who waits next.
+
+        Raises:
+            ForkedClientError: this is a forked child.
+        """
+        self._home.check("session")
+        reading = False
+        try:
+            with self._lock:
+                if self._somebody_reads or self._end:
+                    return
+                reading = self._somebody_reads = True
+            while self._take():
+                pass
+        finally:
+            if reading:
+                self._stop_reading()
+
+    def wait(self, until_true: Callable[[], bool], until: float) -> bool:
+        """Read, or wait for whoever reads, until something holds; False after the deadline.
+
+        ``until_true`` is asked under this exchange's lock after each packet. What came before
+        the end of the connection still counts.
+
+        Raises:
+            ServerUnreachableError, ForkedClientError: as for ``call``.
+        """
+        self._home.check("session")
+        return self._read_until(until_true, until)
+
+    def wake(self) -> None:
+        """Have whoever waits ask again whether what it waits for holds."""
+        with self._lock:
+            self._changed.notify_all()
+            if self._somebody_reads and not self._closed:
+                self._socket.ring()
+
+    def close(self) -> None:
+        """Let go of the connection; twice is fine, and a forked child's own stays open."""
+        with self._lock:
+            self._end = self._end or "this client closed it"
+            self._changed.notify_all()
+            self._closed = True
+            if self._somebody_reads:
+                self._socket.ring()
+            else:
+                self._socket.close()
+
+    def _send(self, packet: bytes, until: float, descriptors: Sequence[int] = ()) -> bool:
+        """Send a packet; False where the socket stays full until the deadline, or is gone."""
+        while True:
+            try:
+                packets.send(self._socket, packet, descriptors)
+                return True
+            except BlockingIOError:
+                if not packets.wait(self._socket, select.POLLOUT, until):
+                    return False  # the wait for the reply is over at once, and says so
+            except OSError as error:
+                self._ended(f"the broker is gone ({error})")
+                return False
+
+    def _read_until(self, until_true: Callable[[], bool], until: float) -> bool:
+        while True:
+            reading = False
+            try:
+                with self._lock:
+                    if until_true():
+                        return True
+                    self._check_open()
+                    left = until - time.monotonic()
+                    if left <= 0:
+                        return False
+                    if self._somebody_reads:
+                        self._changed.wait(left)
+                        continue
+                    reading = self._somebody_reads = True
+                if packets.wait(self._socket, select.POLLIN, until):
+                    self._take()
+            finally:
+                if reading:
+                    self._stop_reading()
+
+    def _stop_reading(self) -> None:
+        with self._lock:
+            self._somebody_reads = False
+            self._changed.notify_all()
+            if self._closed:
+                self._socket.close()
+
+    def _take(self) -> bool:
+        """Take a packet off the socket, False if there is none; by the one thread that reads."""
+        try:
+            packet = packets.receive(self._socket)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self._ended(f"the broker is gone ({error})")
+            return False
+        reply = read_reply(packet) if packet.data else None
+        if reply is None:
+            what = "sent a packet that cannot be read" if packet.data else "hung up"
+            self._ended(f"the broker {what}")
+            return False
+        if reply.is_mail:
+            self._deliver_mail(reply)
+        else:
+            self._deliver(reply)
+        return True
+
+    def _deliver(self, reply: Reply) -> None:
+        call_id = reply.message.call_id
+        with self._lock:
+            if call_id in self._replies:
+                self._replies[call_id] = reply
+                return
+            on_refusal = self._posts.pop(call_id, None)
+        self._dispose(reply)
+        if on_refusal is not None and reply.failure is not None:
+            on_refusal(reply.failure)
+
+    def _deliver_mail(self, reply: Reply) -> None:
+        reply.close()
+        try:
+            if reply.failure is not None:
+                raise reply.failure  # a request that the broker could not even read
+            mail = mail_from_wire(reply.message)
+        except TeacherLogitsError as error:
+            # What it grants can be neither read nor given back: that ends with the line.
+            self._ended(f"what the broker sent ahead is no mail: {error.message}")
+            return
+        self._on_mail(mail)
+
+    def _dispose(self, reply: Reply) -> None:
+        """Deal with a reply that nobody waits for any more."""
+        reply.close()
+        if reply.lease_id and self._late_lease is not None:
+            self._late_lease(reply.lease_id)
+
+    def _ended(self, why: str) -> None:
+        with self._lock:
+            self._end = self._end or why
+            self._changed.notify_all()
+
+    def _check_open(self) -> None:
+        if self._end:
+            why = f"the line to the broker at {self._path} has ended: {self._end}"
+            raise ServerUnreachableError(why, facts={"path": self._path})

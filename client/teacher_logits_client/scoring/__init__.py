@@ -1,0 +1,1 @@
+"""Scoring: from rows to a request, and from its answer to a payload."""

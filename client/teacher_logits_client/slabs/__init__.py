@@ -1,0 +1,1 @@
+"""Slabs of a publisher's own: made, filled by one writer, and free again when no one reads."""

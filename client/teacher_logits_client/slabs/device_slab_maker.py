@@ -1,0 +1,85 @@
+"""The maker of a publisher's slabs on a device: the publisher allocates and exports.
+
+Promises: as ``device_slabs``, whose budget is the publisher's pool.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+from teacher_logits.devices.slab import DeviceSlab
+from teacher_logits.devices.slabs import DeviceSlabs
+from teacher_logits.payload_room import DeviceRoom
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from teacher_logits.device_memory import Device, DeviceMemory
+    from teacher_logits.layout import Column
+    from teacher_logits.payload import Extent
+    from teacher_logits.payload_room import WriterRoom
+
+
+class PublishedDeviceSlab(DeviceSlab):
+    """A slab on a device, as a publisher has it; see ``slab_shelf.PublisherSlab``."""
+
+    def draft_room(self, extent: Extent, size_bytes: int) -> WriterRoom:
+        """Return an extent of the device and of the twin."""
+        return DeviceRoom(self, extent)
+
+    def copy_to_host(self, extent: Extent, columns: Sequence[Column]) -> None:
+        """Copy what lies on the device into the twin; see ``DeviceSlab.copy_to_twin``."""
+        self.copy_to_twin(extent, columns)
+
+
+class DeviceSlabMaker:
+    """Makes slabs on one device, each with an id of its own. One thread at a time.
+
+    Args:
+        pool_size_bytes: most device memory of all of them.
+    """
+
+    def __init__(self, memory: DeviceMemory, device: Device, *, pool_size_bytes: int) -> None:
+        self._memory = memory
+        self._prefix = f"slab-{secrets.token_hex(6)}"
+        self._slabs = DeviceSlabs(
+            self._new,
+            device=device,
+            budget_bytes=pool_size_bytes,
+            budget_name="pool_size_bytes of open_publisher",
+            way_out="free memory there, or lower pool_size_bytes or slab_size_bytes of "
+            "open_publisher",
+        )
+        #: Slabs that were made.
+        self.count = 0
+
+    @property
+    def awaits_memory(self) -> bool:
+        """Whether memory of slabs that were dropped is yet to come back, from readers."""
+        return self._slabs.left_over_bytes > 0
+
+    def on_freed(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called, on any thread, when some has."""
+        self._slabs.on_freed(callback)
+
+    def make(self, usual_bytes: int, least_bytes: int) -> PublishedDeviceSlab:
+        """Return a new slab of the usual size, or with just enough room.
+
+        Raises:
+            PoolFullError: see ``DeviceSlabs.make``.
+        """
+        slab = self._slabs.make(f"{self._prefix}-{self.count + 1}", usual_bytes, least_bytes)
+        self.count += 1
+        return slab
+
+    def _new(
+        self, slab_id: str, size_bytes: int, when_freed: Callable[[], None]
+    ) -> PublishedDeviceSlab:
+        return PublishedDeviceSlab(
+            slab_id,
+            size_bytes,
+            memory=self._memory,
+            device=self._slabs.device,
+            when_freed=when_freed,
+        )

@@ -1,0 +1,193 @@
+"""Admission under the ledger's lock: students and publishers come in.
+
+A base of ``ledger.Ledger``, over ``handshake``. The rules stand in ``admission`` and
+``promises``; who is there, in ``publishers``. A student is let in once all of its teacher is
+there.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from teacher_logits import keys
+from teacher_logits.errors import SessionRefusedError
+from teacher_logits.transport import Transport
+from teacher_logits_server.admission import admit
+from teacher_logits_server.ledger.handshake import Handshake
+from teacher_logits_server.publishers.promises import check_profile
+from teacher_logits_server.sessions import Session
+from teacher_logits_server.steps.seats import Holder, RankTaken
+
+if TYPE_CHECKING:
+    from teacher_logits.device_memory import DeviceProbe
+    from teacher_logits.profiles import StudentProfile, TeacherProfile
+    from teacher_logits.terms import Check, SessionTerms
+    from teacher_logits_server.publishers import Published
+    from teacher_logits_server.settlement.device_offers import DeviceOffer
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedSession:
+    """A session just admitted, and the nonce that only its client and the server know.
+
+    ``probes`` is device memory of its writers, which the client is to open on trial.
+    """
+
+    terms: SessionTerms
+    nonce: bytes
+    probes: tuple[DeviceProbe, ...] = ()
+
+
+class Admitting(Handshake):
+    """Who comes in. For its arguments see ``Handshake``."""
+
+    def open_session(
+        self, *, request_id: str, protocol_version: int, profile: StudentProfile
+    ) -> OpenedSession:
+        """Admit a student rank; a call repeated with its request id gets the same session.
+
+        Raises:
+            SessionRefusedError: with every broken rule.
+            RankTaken: its rank is read by others; waiting helps where one of them is dead.
+            TeacherAbsent, TeacherIncomplete: see ``publishers``; waiting may help.
+            UnknownTeacherError: there are several teachers, and it names none.
+            RequestInvalidError: an id that is no name, or was used with another profile.
+            DrainingError: the server takes no new sessions.
+            NotAvailable: it has as many as it takes.
+        """
+        keys.check_name(request_id, what="request id")
+        keys.check_name(profile.student_id, what="student id")
+        with self._step() as now:
+            session = self._sessions.opened(request_id, profile, now=now)
+            if session is None:
+                session = self._admit(request_id, profile, protocol_version, now)
+            return OpenedSession(
+                terms=self._terms(session), nonce=session.nonce, probes=self._probes(session)
+            )
+
+    def _probes(self, session: Session) -> tuple[DeviceProbe, ...]:
+        """Return the device memory that a student might read, if it wants to."""
+        if Transport.CUDA_IPC not in self._offered & {*session.student.transports}:
+            return ()
+        offers = self._offers(session)
+        return tuple(offers[each].probe for each in self._needed(session) if each in offers)
+
+    def _admit(
+        self, request_id: str, profile: StudentProfile, protocol_version: int, now: float
+    ) -> Session:
+        teacher = self._publishers.choose(profile.teacher_id)
+        published = self._publishers.find(teacher.teacher_id)
+        admission = admit(
+            profile,
+            teacher,
+            protocol_version=protocol_version,
+            is_published=published is not None,
+        )
+        if admission.violations:
+            raise SessionRefusedError(admission.violations)
+        over = self._check_seat(published, profile, now) if published is not None else []
+        extra = self._extra_checks if published is None else ()
+        session = self._add_session(
+            request_id,
+            profile,
+            teacher_id=teacher.teacher_id,
+            checks=(*admission.checks, *extra),
+            vocabulary_size=admission.vocabulary_size,
+            now=now,
+        )
+        if published is not None:
+            published.steps.seats.join(session.session_id, profile, over=over)
+        return session
+
+    def _check_seat(self, published: Published, profile: StudentProfile, now: float) -> list[str]:
+        """Refuse a reader for whom no seat is left; return those of its rank that are over."""
+        seats = published.steps.seats
+        seats.check(profile)
+        sessions = [s for s in map(self._sessions.find, seats.holders(profile)) if s is not None]
+        living = [session for session in sessions if not self._sessions.is_over(session, now=now)]
+        if len(living) >= profile.readers_per_rank:
+            for session in living:
+                session.is_contested = True
+            raise RankTaken(profile, [self._holder(session, now) for session in living])
+        return [session.session_id for session in sessions if session not in living]
+
+    def _holder(self, session: Session, now: float) -> Holder:
+        line = session.line
+        return Holder(
+            session_id=session.session_id,
+            student=session.student,
+            heard_at=session.heard_at,
+            seconds_left=self._sessions.seconds_left(session, now=now),
+            pid=line.pid if line is not None else 0,
+            started=line.started if line is not None else 0,
+        )
+
+    def _add_session(
+        self,
+        request_id: str,
+        profile: StudentProfile | TeacherProfile,
+        *,
+        teacher_id: str,
+        checks: tuple[Check, ...] = (),
+        vocabulary_size: int,
+        now: float,
+    ) -> Session:
+        """Take a session in that breaks no rule; refuses while draining, and one too many."""
+        self._check_draining()
+        self._sessions.check_room()
+        session = Session(
+            session_id=keys.new_id("s", self.epoch),
+            request_id=request_id,
+            nonce=secrets.token_bytes(32),
+            profile=profile,
+            teacher_id=teacher_id,
+            checks=checks,
+            vocabulary_size=vocabulary_size,
+            opened_at=now,
+            heard_at=now,
+        )
+        self._sessions.add(session)
+        return session
+
+    def open_publisher(
+        self,
+        *,
+        request_id: str,
+        protocol_version: int,
+        profile: TeacherProfile,
+        offer: DeviceOffer | None = None,
+    ) -> OpenedSession:
+        """Admit a publisher; a call repeated with its request id gets the same session.
+
+        ``offer`` is device memory by which readers prove that they can open its slabs.
+
+        Raises:
+            SessionRefusedError: with every broken rule; it disagrees with the teacher's other
+                publishers, or its shard has one already.
+            RequestInvalidError: an id that is no name, or was used with another profile.
+            DrainingError: the server takes no new sessions.
+            NotAvailable: it has as many as it takes.
+        """
+        keys.check_name(request_id, what="request id")
+        keys.check_name(profile.teacher_id, what="teacher id")
+        with self._step() as now:
+            session = self._sessions.opened(request_id, profile, now=now)
+            if session is None:
+                violations = check_profile(profile, protocol_version=protocol_version)
+                violations += self._publishers.check(profile)
+                if violations:
+                    raise SessionRefusedError(violations)
+                session = self._add_session(
+                    request_id,
+                    profile,
+                    teacher_id=profile.teacher_id,
+                    vocabulary_size=profile.vocabulary_size,
+                    now=now,
+                )
+                self._writers.add(session.session_id)
+                entered = self._publishers.enter(session.session_id, profile, offer=offer)
+                self._carry_out(entered)
+                self._news.teachers_changed = True
+            return OpenedSession(terms=self._terms(session), nonce=session.nonce)

@@ -1,0 +1,163 @@
+"""Room under the ledger's lock: what writers ask of the pool, and who is told of changes.
+
+The base of ``ledger.Ledger``, which adds the rest. One lock guards all tables; a method is
+one step under it, does no I/O, does not wait, and calls no foreign code: whoever wants to hear
+of freed room, or of other news, is called after the lock is let go (``Slots.mark`` alone is
+called under it, one store into mapped memory).
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from teacher_logits.errors import DrainingError
+from teacher_logits.pool import SLOTS_PER_SLAB, Growth, Pool
+from teacher_logits_server.lending import Lending
+from teacher_logits_server.news import Listeners, News
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from teacher_logits.clock import Clock
+    from teacher_logits.payload import Extent
+    from teacher_logits_server.lending import Slots
+    from teacher_logits_server.lending.own_device import OwnDevice
+    from teacher_logits_server.limits import Limits
+
+
+class Room:
+    """The pool, shared by threads."""
+
+    def __init__(self, *, limits: Limits, clock: Clock, slots: Slots) -> None:
+        pool = Pool(
+            budget_bytes=limits.pool_size_bytes,
+            slab_size_bytes=limits.slab_size_bytes,
+            slots_per_slab=SLOTS_PER_SLAB,
+        )
+        self._lending = Lending(pool=pool, slots=slots, max_quarantine=limits.max_quarantine)
+        self._clock = clock
+        self._listeners = Listeners()
+        self._news = News()
+        self._lock = threading.Lock()
+        self._draining = False
+
+    @contextmanager
+    def _step(self) -> Iterator[float]:
+        """Hold the lock for one step; yields the time, and tells the news afterwards."""
+        news: News | None = None
+        try:
+            with self._lock:
+                try:
+                    yield self._clock.now()
+                finally:
+                    news = self._take_news()
+        finally:
+            if news is not None:
+                self._listeners.tell(news)
+
+    def _take_news(self) -> News | None:
+        """Return what this step has changed; None where that is nothing."""
+        news = self._news
+        news.room_freed = self._lending.take_freed()
+        news.slabs_dropped = self._lending.relays.take_dropped()
+        if not news:
+            return None
+        self._news = News()
+        return news
+
+    def add_device(self, device: OwnDevice) -> None:
+        """Let sessions that read device memory have what is scored there; before the first."""
+        with self._step():
+            self._lending.own_device = device
+
+    def drain(self) -> None:
+        """Take no new sessions from now on; those there are run out."""
+        with self._step():
+            self._draining = True
+
+    @property
+    def draining(self) -> bool:
+        """Whether the server takes no new work."""
+        return self._draining
+
+    def on_room_freed(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called after room came free, on whichever thread freed it.
+
+        It is called outside the lock and should only wake somebody; so for the others here.
+        """
+        with self._step():
+            self._listeners.room_freed.append(callback)
+
+    def on_steps_changed(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called after a step was completed, lost, retired or given up."""
+        with self._step():
+            self._listeners.steps_changed.append(callback)
+
+    def on_teachers_changed(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called after a publisher came, settled or went."""
+        with self._step():
+            self._listeners.teachers_changed.append(callback)
+
+    def on_mail(self, callback: Callable[[Collection[str]], None]) -> None:
+        """Have ``callback`` called with the ids of sessions for which there is mail."""
+        with self._step():
+            self._listeners.mail.append(callback)
+
+    def on_slabs_dropped(self, callback: Callable[[Collection[str]], None]) -> None:
+        """Have ``callback`` called with publishers' slabs whose descriptors nobody needs now."""
+        with self._step():
+            self._listeners.slabs_dropped.append(callback)
+
+    def check_fits(self, size_bytes: int, *, on_device: bool = False) -> None:
+        """Refuse a payload that can never fit.
+
+        Raises:
+            PayloadInvalidError: it is larger than the budget.
+        """
+        with self._step():
+            self._lending.check_fits(size_bytes, on_device=on_device)
+
+    def reserve(self, size_bytes: int, *, on_device: bool = False) -> Extent | Growth:
+        """Take room for a writer, readers barred; or say which slab must be added first.
+
+        ``on_device``: in the engine's device memory, if ``add_device`` brought some; so below.
+
+        Raises:
+            PoolFullError: it does not fit now, or too much room is in quarantine.
+            PayloadInvalidError: it never will.
+        """
+        with self._step():
+            return self._lending.reserve(size_bytes, on_device=on_device)
+
+    def add_slab(self, slab_id: str, size_bytes: int, *, on_device: bool = False) -> None:
+        """Take a slab that the caller has created into use.
+
+        Raises:
+            PoolFullError: the budget has no room for it any more; another slab came first.
+        """
+        with self._step():
+            self._lending.add_slab(slab_id, size_bytes, on_device=on_device)
+
+    def take_idle_slabs(self, *, on_device: bool = False) -> list[str]:
+        """Drop the slabs in which nothing lies and return their ids; the caller closes them."""
+        with self._step():
+            return self._lending.take_idle_slabs(on_device=on_device)
+
+    def give_back(self, extent: Extent) -> None:
+        """Free room that was reserved and never published."""
+        with self._step():
+            self._lending.give_back(extent)
+
+    def memory_freed(self) -> None:
+        """Learn that there may be memory for one more slab: whoever waits for room looks again."""
+        with self._step():
+            self._lending.note_memory_freed()
+
+    def _check_draining(self) -> None:
+        if self._draining:
+            raise DrainingError(
+                "the server is shutting down and takes no new sessions: try another, or this one "
+                "again once it is back"
+            )

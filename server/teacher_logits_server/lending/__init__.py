@@ -1,0 +1,278 @@
+"""Lending: pool, payloads and leases as one thing, so that no room is free under a reader.
+
+Pure, and without a lock: the ledger has that. Every change of a hold goes through here, and
+what it does to the room follows at once:
+
+    FREE         the pool gets the extent back; its slot is marked ``generation + 1`` (odd)
+    QUARANTINED  the pool counts the extent apart
+    KEPT         nothing
+
+The engine's device memory is a pool of its own (``own_device``), with the same rules; its slabs
+are the server's, and so are the slots of their host twins.
+
+Extents of publishers' own slabs go through here too: nothing of theirs is marked, and what
+comes free is told to its writer.
+
+Promises: an extent is marked odd before a writer gets it, even when it is sealed, odd again
+before anybody else can get it; room is given back once. Refuses new payloads while too much
+of the budget is in quarantine.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Protocol
+
+from teacher_logits.errors import PoolFullError
+from teacher_logits.pool import Growth, Pool, PoolUsage
+from teacher_logits_server.lending.leases import Doubt, Lease, Leases
+from teacher_logits_server.lending.registry import Fate, Registry, Sealed
+from teacher_logits_server.lending.relays import Relays
+from teacher_logits_server.lending.runs import runs_of
+
+if TYPE_CHECKING:
+    from teacher_logits.payload import Extent
+    from teacher_logits_server.lending.own_device import OwnDevice
+
+RETRY_AFTER = timedelta(seconds=1)
+"""Hint to whoever found the pool full: about one training step."""
+
+
+class Slots(Protocol):
+    """The control pages of the slabs, which tell readers whether an extent may be read."""
+
+    def mark(self, extent: Extent, generation: int) -> None:
+        """Write the extent's slot: an odd number bars readers, an even one lets them in."""
+
+
+class Lending:
+    """Room, what lies in it, and who holds it.
+
+    Args:
+        max_quarantine: the share of the budget in quarantine above which new payloads are
+            refused.
+    """
+
+    def __init__(self, *, pool: Pool, slots: Slots, max_quarantine: float = 0.5) -> None:
+        self._pool = pool
+        self._slots = slots
+        self._max_quarantine = max_quarantine
+        self._registry = Registry()
+        self._freed = False
+        self._freed_bytes = 0
+        self._freed_foreign: list[tuple[str, str]] = []
+        self.leases = Leases()
+        self.relays = Relays()
+        #: Device memory of the engine's, where it has some.
+        self.own_device: OwnDevice | None = None
+
+    # Room
+
+    def check_fits(self, size_bytes: int, *, on_device: bool = False) -> None:
+        """Refuse a payload that can never fit; see ``Pool.check_fits``."""
+        self._pool_for(on_device).check_fits(size_bytes)
+
+    def reserve(self, size_bytes: int, *, on_device: bool = False) -> Extent | Growth:
+        """Take room and bar readers from it, or say which slab must be created first.
+
+        Raises:
+            PoolFullError: it does not fit now, or too much room is in quarantine.
+            PayloadInvalidError: it never will.
+        """
+        pool = self._pool_for(on_device)
+        pool.check_fits(size_bytes)
+        self._check_quarantine(pool, size_bytes)
+        try:
+            answer = pool.reserve(size_bytes)
+        except PoolFullError as error:
+            error.retry_after = RETRY_AFTER
+            raise
+        if not isinstance(answer, Growth):
+            self._slots.mark(answer, answer.generation - 1)
+        return answer
+
+    def add_slab(self, slab_id: str, size_bytes: int, *, on_device: bool = False) -> None:
+        """Take a new slab into use; see ``Pool.add_slab``."""
+        self._pool_for(on_device).add_slab(slab_id, size_bytes)
+
+    def has_slab(self, slab_id: str) -> bool:
+        """Say whether a slab of the server's own is in use."""
+        return self._pool.has_slab(slab_id) or self.has_device_slab(slab_id)
+
+    def has_device_slab(self, slab_id: str) -> bool:
+        """Say whether a slab of the engine's device memory is in use."""
+        return self.own_device is not None and self.own_device.pool.has_slab(slab_id)
+
+    def take_idle_slabs(self, *, on_device: bool = False) -> list[str]:
+        """Drop the slabs in which nothing lies, so that slabs of another size may come."""
+        idle = self._pool_for(on_device).idle_slabs()
+        drop = self.own_device.drop_slab if on_device and self.own_device else self._pool.drop_slab
+        for slab_id in idle:
+            drop(slab_id)
+        return idle
+
+    def give_back(self, extent: Extent) -> None:
+        """Free room, from a writer or from its last reader."""
+        self._slots.mark(extent, extent.generation + 1)
+        self._pool_for(self.has_device_slab(extent.slab_id)).free(extent)
+        self._freed = True
+        self._freed_bytes += extent.size_bytes
+
+    def check_relays(self, session_id: str) -> None:
+        """Refuse new payloads of a publisher of whose own slabs too much is in quarantine."""
+        self.relays.check_quarantine(session_id, most=self._max_quarantine, retry_after=RETRY_AFTER)
+
+    def usage(self) -> PoolUsage:
+        """Return where the bytes of the budget of host memory are."""
+        return self._pool.usage()
+
+    def note_memory_freed(self) -> None:
+        """Note that memory came free outside of the pools, for slabs that they lack."""
+        self._freed = True
+
+    def take_freed(self) -> bool:
+        """Say whether room came free since this was last asked."""
+        freed, self._freed = self._freed, False
+        return freed
+
+    def take_unmappable(self) -> list[tuple[str, str]]:
+        """Return slabs that readers are to let go of: (session id, slab id), each once."""
+        own = self.own_device.take_unmappable() if self.own_device is not None else []
+        return self.relays.take_unmappable() + own
+
+    def forget_reader(self, session_id: str) -> None:
+        """Learn that a session has ended, and has no slab open any more."""
+        self.relays.forget_reader(session_id)
+        if self.own_device is not None:
+            self.own_device.forget_reader(session_id)
+
+    def take_freed_foreign(self) -> list[tuple[str, str]]:
+        """Return whose payloads came free in publishers' slabs: (session id, payload id)."""
+        freed, self._freed_foreign = self._freed_foreign, []
+        return freed
+
+    @property
+    def freed_bytes(self) -> int:
+        """Bytes that came free since the start, in all slabs."""
+        return self._freed_bytes
+
+    # Payloads and leases
+
+    def seal(self, sealed: Sealed) -> None:
+        """Let readers into an extent; a publisher lets them into its own by itself."""
+        self._registry.seal(sealed)
+        if sealed.on_device and sealed.owner:
+            runs = runs_of(sealed.extent, sealed.payload, host_copy=sealed.host_copy)
+            self.relays.take(sealed.extent, runs=runs)
+        elif sealed.owner:
+            self.relays.take(sealed.extent)
+        else:
+            self._slots.mark(sealed.extent, sealed.extent.generation)
+
+    def registered(self) -> list[Sealed]:
+        """Return the registered payloads that are held."""
+        return [sealed for sealed in self._registry if sealed.is_registered]
+
+    def open_payload(self, payload_id: str) -> Sealed:
+        """Return a payload that gives new leases; see ``Registry.open_payload``."""
+        return self._registry.open_payload(payload_id)
+
+    def held(self, payload_id: str) -> Sealed:
+        """Return a payload that somebody holds."""
+        return self._registry.held(payload_id)
+
+    def is_held(self, payload_id: str) -> bool:
+        """Say whether somebody holds a payload, or may still read it."""
+        return self._registry.is_held(payload_id)
+
+    def is_leased(self, payload_id: str) -> bool:
+        """Say whether a payload has a lease."""
+        return self._registry.is_leased(payload_id)
+
+    def is_written_again(self, sealed: Sealed) -> bool:
+        """Say whether a payload's room will be somebody else's, once it is free.
+
+        It will not in the slab of a publisher that is gone: what is read there stays as it is.
+        """
+        return not sealed.owner or not self.relays.is_dropped(sealed.extent.slab_id)
+
+    def retire(self, payload_id: str) -> None:
+        """Give no new lease on a registered payload."""
+        sealed = self._registry.held(payload_id)
+        self._apply(sealed, self._registry.retire(payload_id))
+
+    def sealed(self, lease: Lease) -> Sealed:
+        """Return what a lease is on."""
+        return self._registry.held(lease.payload_id)
+
+    def lend(self, lease: Lease) -> Sealed:
+        """Grant a lease.
+
+        Raises:
+            PayloadRetiredError: its payload gives none any more.
+        """
+        sealed = self._registry.lend(lease.payload_id)
+        self.leases.grant(lease)
+        return sealed
+
+    def take_back(self, lease: Lease) -> None:
+        """End a lease whose reader has said, or is proven, to be gone."""
+        sealed = self.sealed(lease)
+        self.leases.end(lease)
+        if lease.quarantined:
+            self._apply(sealed, self._registry.clear_doubt(lease.payload_id))
+        else:
+            self._apply(sealed, self._registry.take_back(lease.payload_id))
+
+    def quarantine(self, lease: Lease, doubt: Doubt) -> None:
+        """Keep the room of a lease whose reader is gone but not proven gone."""
+        self.leases.quarantine(lease, doubt)
+        sealed = self.sealed(lease)
+        self._apply(sealed, self._registry.doubt(lease.payload_id))
+
+    def pin(self, payload_id: str) -> Sealed:
+        """Hold a payload's room while the server reads it, whatever becomes of its leases."""
+        return self._registry.pin(payload_id)
+
+    def unpin(self, sealed: Sealed) -> None:
+        """Let go of a pin."""
+        self._apply(sealed, self._registry.unpin(sealed.payload.payload_id))
+
+    def _apply(self, sealed: Sealed, fate: Fate) -> None:
+        extent = sealed.extent
+        if fate is Fate.FREE and sealed.owner:
+            self.relays.free(extent)
+            self._freed_foreign.append((sealed.owner, sealed.payload.payload_id))
+            self._freed_bytes += extent.size_bytes
+        elif fate is Fate.FREE:
+            self.give_back(extent)
+        elif fate is Fate.QUARANTINED and sealed.owner:
+            self.relays.quarantine(extent)
+        elif fate is Fate.QUARANTINED:
+            self._pool_for(self.has_device_slab(extent.slab_id)).quarantine(extent)
+
+    def _pool_for(self, on_device: bool) -> Pool:
+        if not on_device:
+            return self._pool
+        if self.own_device is None:
+            raise ValueError("this server has no device memory of its own")
+        return self.own_device.pool
+
+    def _check_quarantine(self, pool: Pool, size_bytes: int) -> None:
+        most = int(pool.budget_bytes * self._max_quarantine)
+        if pool.quarantined_bytes <= most:
+            return
+        usage = pool.usage()
+        raise PoolFullError(
+            f"{usage.quarantined_bytes} of the {pool.name}'s {usage.budget_bytes} bytes are in "
+            f"quarantine, and new payloads are refused above {most} (--max-quarantine): processes "
+            "that may still read them dropped their line; end them (`teacher-logits inspect` "
+            "shows them), or take their room by force (--reclaim quarantined)",
+            facts={
+                "need_bytes": size_bytes,
+                "free_bytes": usage.free_bytes,
+                "quarantined_bytes": usage.quarantined_bytes,
+                "budget_bytes": usage.budget_bytes,
+            },
+            retry_after=RETRY_AFTER,
+        )
