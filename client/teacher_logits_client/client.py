@@ -176,7 +176,7 @@ class Client:
             DeviceError: its driver refuses.
             RequestInvalidError: ``profile`` is none, or a transport is none of these.
             SessionRefusedError: with every rule that the profile breaks, among them those of
-                the teacher's other publishers.
+                the teacher's other publishers. One that may be dead is waited for.
             NoCommonTransportError: with every refusal.
         """
         self._check()

@@ -11,6 +11,7 @@ the same messages on a broker line (``line``).
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from teacher_logits.clock import span_text
@@ -82,12 +83,14 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
             raise SessionRefusedError(violations)
         profile = student_from_wire(request.profile)
         try:
-            opened = await Opening(
-                ledger=self._ledger,
+            admit = partial(
+                self._ledger.open_session,
                 request_id=request.request_id,
                 protocol_version=request.protocol_version,
                 profile=profile,
-            ).wait(self._waiting, self._waiting.seconds_for(context))
+            )
+            opening = Opening(self._ledger, admit)
+            opened = await opening.wait(self._waiting, self._waiting.seconds_for(context))
         except SessionRefusedError as error:
             _log_refused(_student(profile), error)
             raise
