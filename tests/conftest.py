@@ -63,3 +63,13 @@ def cases_folder() -> Path:
         where = "TEACHER_LOGITS_CASES" if named else "the default of TEACHER_LOGITS_CASES"
         raise FileNotFoundError(f"golden cases: {where} is {folder}, which is no folder")
     return folder
+
+
+def pytest_collection_finish() -> None:
+    """Leave what the tests' imports made out of every garbage collection from here on.
+
+    They are millions of objects that stay to the end, and many a test collects garbage, as a
+    trainer does each time that it begins: a tenth of a second and more, each time.
+    """
+    gc.collect()
+    gc.freeze()

@@ -6,14 +6,14 @@ session's life:
     OPENING --settle--> LOCAL    shares memory; its broker line says when it ends
        |        `-----> REMOTE   lives by its TTL; streams, or shares memory in this process
        |                  |
-       | opening_ttl      | close      LOCAL, REMOTE with memory --close--> CLOSED: no new leases,
+       | opening_ttl*     | close      LOCAL, REMOTE with memory --close--> CLOSED: no new leases,
        v                  v                and its room stays until it is returned or the end
      ENDED <-- line ends, TTL passes   LOCAL, CLOSED --process dies, line does not end--> DIED:
                                            likewise, and it reads no step any more
 
 Promises: an ended session never comes back, whoever renews it; a TTL counts from the moment
 it passed and not from the sweep that finds it; a nonce is shown once; an open that is
-repeated gets the same session.
+repeated gets the same session. (*) Or as long as the call waits that would settle it.
 """
 
 from __future__ import annotations
@@ -74,6 +74,8 @@ class Session:
     vocabulary_size: int
     opened_at: float
     heard_at: float
+    #: Until when a call that settles it may wait: it does not lapse before that.
+    awaited_until: float = 0.0
     phase: Phase = Phase.OPENING
     nonce_shown: bool = False
     line: Line | None = None
@@ -259,10 +261,7 @@ class Sessions:
         session.heard_at = now
 
     def close(self, session: Session) -> bool:
-        """Take no new leases; return whether the session has ended with that.
-
-        It has not where readers may still look into slabs.
-        """
+        """Take no new leases; say whether that ended it: not where readers may look into slabs."""
         if session.phase in (Phase.LOCAL, Phase.REMOTE) and session.shares_memory:
             session.phase = Phase.CLOSED
         elif not session.phase.is_leaving:
@@ -292,7 +291,7 @@ class Sessions:
     def seconds_left(self, session: Session, *, now: float) -> float | None:
         """Return when a session ends that is not heard of; None where its line tells of that."""
         if session.phase is Phase.OPENING:
-            return self._opening_ttl - (now - session.opened_at)
+            return max(session.opened_at + self._opening_ttl, session.awaited_until) - now
         return self._ttl - (now - session.heard_at) if session.liveness == "ttl" else None
 
 

@@ -72,6 +72,14 @@ class TestOpening:
         with pytest.raises(SessionExpiredError):
             sessions.living("s", now=OPENING_TTL)
 
+    def test_goes_on_while_the_call_waits_that_would_settle_it(self) -> None:
+        sessions = table()
+        session = opened(sessions)
+        session.awaited_until = 3 * OPENING_TTL
+
+        assert sessions.lapse(now=3 * OPENING_TTL - 1) == []
+        assert sessions.lapse(now=3 * OPENING_TTL) == [session]
+
     def test_may_not_work(self) -> None:
         sessions = table()
         opened(sessions)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from teacher_logits_client.payloads.guards import check_statuses
 from teacher_logits_client.payloads.step_guards import (
     check_step,
     look_again,
@@ -32,12 +33,18 @@ class CheckedRows:
 
     Args:
         rows: the rank's global rows, padding included.
+        is_sealed: whether all of the parts are, so that what they say is what they will say.
+
+    Raises:
+        PayloadInvalidError: what is sealed has a status that is none.
     """
 
-    def __init__(self, parts: Sequence[Part], *, rows: range) -> None:
+    def __init__(self, parts: Sequence[Part], *, rows: range, is_sealed: bool) -> None:
         self._parts = parts
         self._rows = rows
         self._statuses = statuses_of(parts)
+        if is_sealed:  # before that there may be anything
+            check_statuses(self._statuses, first_row=rows.start)
         self._checks: tuple[Check, ...] = ()
         self._lengths: torch.Tensor | None = None
 
@@ -51,9 +58,10 @@ class CheckedRows:
         """Take in what the seal has said, of rows that were looked at before it.
 
         Raises:
-            PayloadInvalidError: rows have moved meanwhile.
+            PayloadInvalidError: rows have moved meanwhile, or a status is none.
         """
         self._statuses = look_again(self._parts)
+        check_statuses(self._statuses, first_row=self._rows.start)
 
     def compare(self, own: RowBatch) -> None:
         """Hold the rows against the rank's own.
