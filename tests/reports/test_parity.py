@@ -288,6 +288,13 @@ class TestAStep:
         said = complain(server.address, "--parity", reference, "--step", "3")
         assert "goes with it" not in said
 
+    def test_of_a_teacher_that_is_not_there_is_refused_with_those_that_are(
+        self, server: Embedded, complain: Complain, reference: str
+    ) -> None:
+        said = complain(server.address, "--teacher-id", "other", "--parity", reference)
+        assert "no one teacher 'other' is there, at" in said
+        assert "name one of teacher with --teacher-id" in said
+
     def test_is_asked_for_where_the_teacher_is_published(
         self, registry: str, complain: Complain, tmp_path: Path
     ) -> None:
