@@ -52,7 +52,7 @@ def read_scored(dice: random.Random, given: Foreign) -> None:
     """What a client does with an answer."""
     columns, profile = columns_of(given), wishes(dice, given)
     own = dice.choice([OWN, None])
-    reject = dice.random() < 0.5
+    reject = dice.random() < 0.9
     check_scored(given.payload, columns, batch=own, profile=profile, reject_bad_rows=reject)
     for temperature in given.payload.temperatures:
         make_targets(

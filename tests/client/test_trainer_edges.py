@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -213,10 +214,12 @@ def test_a_server_that_is_not_there_is_waited_for_no_longer_than_told(tmp_path: 
 def test_a_teacher_that_does_not_answer_ends_the_run_by_its_deadline(tmp_path: Path) -> None:
     with serve(tmp_path) as service:
         service.teacher.gate.clear()
-        trainer = rig.a_trainer(service.address, tmp_path, teacher_timeout=0.2)
+        trainer = rig.a_trainer(service.address, tmp_path)
         try:
-            with pytest.raises(DeadlinePassedError):
-                trainer.train()
+            with trainer.teacher as served:  # which it had all the time to find
+                served._settings = replace(served._settings, timeout=0.2)
+                with pytest.raises(DeadlinePassedError):
+                    trainer.train()
         finally:
             service.teacher.gate.set()
 

@@ -17,7 +17,8 @@ from teacher_logits.grid import BatchGrid
 from teacher_logits.profiles import StudentProfile
 from teacher_logits.terms import SERVER_WRITER
 from teacher_logits.transport import Settlement, Transport
-from teacher_logits_server.sessions import Phase, Session, Sessions
+from teacher_logits_server.sessions import Sessions
+from teacher_logits_server.sessions.session import Phase, Session
 from teacher_logits_server.settlement.proofs import Line
 
 TTL, OPENING_TTL = 30.0, 10.0

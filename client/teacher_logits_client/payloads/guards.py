@@ -99,9 +99,9 @@ def check_statuses(statuses: bytes, *, first_row: int) -> None:
 
 def _check_status(payload: Payload, columns: Columns, *, reject: bool) -> Check:
     status = columns[ColumnKind.ROW_STATUS]
-    check_statuses(to_bytes(status), first_row=payload.first_row)
     bad = (status != RowStatus.OK).nonzero().flatten()
     if len(bad) and reject:
+        check_statuses(to_bytes(status), first_row=payload.first_row)
         row = int(bad[0])
         reason = RowStatus(int(status[row])).name.lower()
         raise PayloadInvalidError(

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from teacher_logits.terms import LeaseTerms
     from teacher_logits_server.lending.leases import Lease
     from teacher_logits_server.lending.rooms import Pinned
-    from teacher_logits_server.sessions import Session
+    from teacher_logits_server.sessions.session import Session
     from teacher_logits_server.settlement.proofs import Line
 
 __all__ = ["Ledger", "OpenedSession"]

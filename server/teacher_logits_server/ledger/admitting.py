@@ -20,7 +20,7 @@ from teacher_logits_server.admission.holders import Holder, PlaceTaken, standing
 from teacher_logits_server.ledger.handshake import Handshake
 from teacher_logits_server.publishers import shard_taken
 from teacher_logits_server.publishers.promises import check_profile
-from teacher_logits_server.sessions import Session
+from teacher_logits_server.sessions.session import Session
 from teacher_logits_server.steps.seats import rank_taken
 
 if TYPE_CHECKING:

@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING
 
 from teacher_logits_server.ledger.stepping import Stepping
 from teacher_logits_server.lending.leases import Doubt
-from teacher_logits_server.sessions import Phase, Sessions
+from teacher_logits_server.sessions import Sessions
+from teacher_logits_server.sessions.session import Phase
 from teacher_logits_server.settlement.proofs import line_lost
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from teacher_logits_server.lending import Slots
     from teacher_logits_server.limits import Limits
     from teacher_logits_server.publishers import Published
-    from teacher_logits_server.sessions import Session
+    from teacher_logits_server.sessions.session import Session
 
 
 class Ending(Stepping):

@@ -21,7 +21,7 @@ from teacher_logits.grid import rows_of_rank
 from teacher_logits.terms import SERVER_WRITER
 from teacher_logits.transport import RefusalReason, Transport
 from teacher_logits_server.ledger.admitting import Admitting
-from teacher_logits_server.sessions import Phase, Session
+from teacher_logits_server.sessions.session import Phase, Session
 from teacher_logits_server.settlement.proofs import Proof, judge, judge_devices
 from teacher_logits_server.steps.parts import Stage
 
