@@ -35,7 +35,7 @@ def report(
     }
     if against is not None:
         anchor, anchored = against
-        line["ratio"] = round(statistics.median(values) / statistics.median(anchored), 3)
+        line["ratio"] = _rounded(statistics.median(values) / statistics.median(anchored))
         line["anchor"] = anchor
     write_line(line)
 

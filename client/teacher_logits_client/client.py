@@ -107,13 +107,14 @@ class Client:
         self._check()
         _check_profile(profile)
         mode = word_of(MapMode, mode, what="mode")
+        seconds = self._seconds(timeout, what="open_session")
         if mode is MapMode.PINNED:
-            self._devices.check_can_pin()
+            self._devices.check_can_pin(timeout=seconds)
         late, mailbox = _LateLeases(), Mailbox(prefetch)
         agreed = shake_hands(
             self._calls,
             profile,
-            timeout=self._seconds(timeout, what="open_session"),
+            timeout=seconds,
             make_line=partial(_make_line, late, mailbox),
             devices=self._devices,
         )
@@ -176,7 +177,7 @@ class Client:
             DeviceError: its driver refuses.
             RequestInvalidError: ``profile`` is none, or a transport is none of these.
             SessionRefusedError: with every rule that the profile breaks, among them those of
-                the teacher's other publishers.
+                the teacher's other publishers. One that may be dead is waited for.
             NoCommonTransportError: with every refusal.
         """
         self._check()

@@ -58,6 +58,17 @@ SCORED_COLUMNS = (
 PUBLISHED_COLUMNS = (*SCORED_COLUMNS, ColumnKind.TOPK_LOGITS)
 """What a publisher's payloads may have."""
 
+NEEDED_COLUMNS = (
+    ColumnKind.TOPK_IDS,
+    ColumnKind.TOPK_LOGPROBS,
+    ColumnKind.LOG_TAIL,
+    ColumnKind.ROW_OFFSETS,
+    ColumnKind.ROW_WINDOWS,
+    ColumnKind.ROW_DIGESTS,
+    ColumnKind.ROW_STATUS,
+)
+"""What each of a publisher's payloads has; other temperatures than 1 need ``logsumexp`` too."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class NodeHints:

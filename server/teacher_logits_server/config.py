@@ -52,6 +52,7 @@ class ServerConfig(
         Raises:
             ConfigError: naming the flag, its value and the rule.
         """
+        _check_types(self)
         _check_listen(self)
         _check_teacher(self)
         _check_device_pool(self)
@@ -106,6 +107,21 @@ def _refuse(name: str, value: object, rule: str) -> ConfigError:
     is_size = _SETTINGS[name].reader is SIZE
     shown = size_setting(value) if is_size and isinstance(value, int) else fact
     return ConfigError(f"{flag} {shown}: {rule}", facts={"flag": flag, "value": fact})
+
+
+def _check_types(config: ServerConfig) -> None:
+    for name, default, setting in settings_of(ServerConfig):
+        value = getattr(config, name)
+        if value == default:
+            continue
+        if not setting.fits(value):
+            rule = f"ServerConfig({name}=) takes {setting.type_text}, not {type(value).__name__}"
+            raise _refuse(name, str(value), rule)
+        if isinstance(value, str):
+            try:
+                setting.reader.parse(value)
+            except ValueError as error:
+                raise _refuse(name, value, str(error)) from None
 
 
 def _check_listen(config: ServerConfig) -> None:

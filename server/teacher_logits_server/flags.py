@@ -34,6 +34,24 @@ class Setting:
         """The setting's name in a YAML file: the flag with underscores, without its dashes."""
         return self.flag.lstrip("-").replace("-", "_")
 
+    @property
+    def holds_many(self) -> bool:
+        """Whether its value is a tuple."""
+        return self.repeated or self.reader.many
+
+    @property
+    def type_text(self) -> str:
+        """What its value is in Python, for messages."""
+        name = self.reader.makes.__name__
+        return f"a tuple of {name}" if self.holds_many else name
+
+    def fits(self, value: object) -> bool:
+        """Return whether a value that was given in Python is of this setting's type."""
+        makes = (int, float) if self.reader.makes is float else self.reader.makes
+        if self.holds_many:
+            return isinstance(value, tuple) and all(isinstance(each, makes) for each in value)
+        return isinstance(value, makes)
+
 
 def setting(default: T, flag: str, reader: Reader, help: str, *, repeated: bool = False) -> T:
     """Return a dataclass's field for a setting."""

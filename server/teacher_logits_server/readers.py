@@ -29,10 +29,15 @@ _SPAN_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True)
 class Reader:
-    """A way to read text, and the word that stands for such text in ``--help``."""
+    """A way to read text, the word that stands for such text in ``--help``, and what it makes.
+
+    Where it makes ``many``, that is a tuple of ``makes``.
+    """
 
     metavar: str
     parse: Callable[[str], object]
+    makes: type
+    many: bool = False
 
 
 def size(text: str) -> int:
@@ -91,7 +96,7 @@ def choice(*names: str) -> Reader:
             raise ValueError(f"choose from {', '.join(names)}")
         return text.strip()
 
-    return Reader("|".join(names), parse)
+    return Reader("|".join(names), parse, str)
 
 
 def transports(text: str) -> tuple[Transport, ...]:
@@ -147,15 +152,15 @@ def span_setting(value: timedelta) -> str:
     return f"{value.total_seconds():.6f}".rstrip("0").rstrip(".") + "s"
 
 
-SIZE = Reader("BYTES", size)
-SPAN = Reader("SPAN", span)
-COUNT = Reader("N", whole)
-SHARE = Reader("SHARE", share)
-UID = Reader("UID", whole)
-SWITCH = Reader("", switch)
-NAME = Reader("NAME", str.strip)
-PATH = Reader("PATH", str.strip)
-ADDRESS = Reader("ADDRESS", str.strip)
-TRANSPORTS = Reader("NAMES", transports)
-BATCH_GRID = Reader("GLOBAL,DP,MICRO", batch_grid)
-MODEL_GRID = Reader("NODES,GPUS,TP,CP", model_grid)
+SIZE = Reader("BYTES", size, int)
+SPAN = Reader("SPAN", span, timedelta)
+COUNT = Reader("N", whole, int)
+SHARE = Reader("SHARE", share, float)
+UID = Reader("UID", whole, int)
+SWITCH = Reader("", switch, bool)
+NAME = Reader("NAME", str.strip, str)
+PATH = Reader("PATH", str.strip, str)
+ADDRESS = Reader("ADDRESS", str.strip, str)
+TRANSPORTS = Reader("NAMES", transports, Transport, many=True)
+BATCH_GRID = Reader("GLOBAL,DP,MICRO", batch_grid, BatchGrid)
+MODEL_GRID = Reader("NODES,GPUS,TP,CP", model_grid, ModelGrid)

@@ -253,7 +253,7 @@ class OutputSettings:
     ready_fd: int | None = _set(
         None,
         "--ready-fd",
-        readers.Reader("FD", readers.whole),
+        readers.Reader("FD", readers.whole, int),
         "once ready, write one line of JSON with the addresses to this descriptor and close it",
     )
     ready_file: str = _set(

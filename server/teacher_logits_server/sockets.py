@@ -85,7 +85,8 @@ class SocketClaim:
         try:
             return os.open(path, flags, OWNER_ONLY)
         except OSError as error:
-            raise self._refused(f"cannot open its lock {path}: {error.strerror}") from error
+            why = f"cannot open its lock {path}: {error.strerror}; {_elsewhere()}"
+            raise self._refused(why) from error
 
     def _taken(self, fd: int) -> ConfigError:
         holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
@@ -117,13 +118,18 @@ class SocketClaim:
         )
 
 
+def _elsewhere() -> str:
+    return f"listen in a folder that user {os.geteuid()} may write in"
+
+
 def _make_folder(folder: str, *, flag: str) -> None:
     try:
         os.makedirs(folder, mode=FOLDER_MODE, exist_ok=True)
         owner = os.stat(folder).st_uid
     except OSError as error:
         raise ConfigError(
-            f"{flag}: the folder {folder} of the socket cannot be made: {error.strerror}",
+            f"{flag}: the folder {folder} of the socket cannot be made: {error.strerror}; "
+            f"{_elsewhere()}",
             facts={"flag": flag, "folder": folder},
         ) from error
     if owner not in {0, os.geteuid()}:

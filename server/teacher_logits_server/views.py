@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from teacher_logits.views import LeaseView, RegisteredView, SessionView, StepView
-from teacher_logits_server.sessions import Phase
+from teacher_logits_server.sessions.session import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from teacher_logits_server.lending import Lending
     from teacher_logits_server.lending.leases import Lease
     from teacher_logits_server.publishers import Published, Publishers
-    from teacher_logits_server.sessions import Session, Sessions
+    from teacher_logits_server.sessions import Sessions
+    from teacher_logits_server.sessions.session import Session
     from teacher_logits_server.steps import Steps
     from teacher_logits_server.steps.parts import Step
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from benchmarks import reports
+from benchmarks.report import report
 from tests.bench.test_scoring_bench import figures
 
 if TYPE_CHECKING:
@@ -22,6 +23,14 @@ def test_text_and_sizes_of_k_are_measured(capfd: pytest.CaptureFixture[str]) -> 
     assert anchors == ["shared_memory", *reports.FORMS]
     assert [line["top_k"] for line in lines if line["figure"] == "stream"] == [1, 4]
     assert all(line["ratio"] for line in lines if "anchor" in line)
+
+
+def test_a_ratio_is_not_rounded_to_none(capsys: pytest.CaptureFixture[str]) -> None:
+    """A machine that is busy stops the anchor for as long as it likes."""
+    report("round_trip", "ms", [1.0], against=("busy", [30_000.0]))
+
+    (line,) = figures(capsys.readouterr().out)
+    assert line["ratio"] == 3.333e-05
 
 
 def test_each_form_of_text_says_the_same() -> None:

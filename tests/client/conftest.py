@@ -1,4 +1,5 @@
-"""A server in a thread of the tests' own process, with a teacher that tests can hold up."""
+"""Servers: in a thread of the tests' own process, with a teacher that tests can hold up, and one
+in a process of its own, for all tests of trainers."""
 
 import threading
 import time
@@ -16,6 +17,7 @@ import teacher_logits_client as tl
 from teacher_logits import inprocess
 from teacher_logits.slab import WriterSlab
 from teacher_logits.v1 import operator_service_pb2, operator_service_pb2_grpc
+from teacher_logits_client import testing
 from teacher_logits_client.testing import ToyRow, ToyTeacher
 from teacher_logits_server.app import serve_in_thread
 from teacher_logits_server.config import ServerConfig
@@ -117,6 +119,16 @@ def serve(folder: Path, **settings: object) -> Iterator[Service]:
     with serve_in_thread(config, cast("Engine", teacher)) as server:
         ready = server.readiness
         yield Service(ready.address, ready.addresses, ready.epoch, teacher)
+
+
+@pytest.fixture(scope="session")
+def teacher() -> Iterator[str]:
+    """The address of a server whose teacher scores each row by itself, to the same bits.
+
+    It takes seconds to start, and whoever asks it leaves nothing behind.
+    """
+    with testing.serve() as server:
+        yield server.address
 
 
 @pytest.fixture(scope="module")

@@ -156,6 +156,35 @@ def room_is_held_until_the_child_that_may_read_it_has_ended(address: str) -> Non
         assert lease_count(address) == 0
 
 
+def a_child_holds_nothing_that_was_closed_before_it(address: str) -> None:
+    """Though it has not gone back yet: that is another thread's work, which the fork waits for."""
+    with a_session(address, tl.Transport.SHARED_MEMORY) as (client, session):
+        payload = session.score(IDS).result()
+        assert payload.columns["topk_ids"].shape == (40, 8)
+        forking = threading.Event()
+        os.register_at_fork(before=forking.set)  # the last that is registered is the first called
+
+        def busy() -> None:
+            forking.wait(60)
+
+        client._returner.later(busy)
+        payload.close()
+        told_r, told_w = os.pipe()
+
+        def child() -> bool:
+            os.close(told_w)
+            os.read(told_r, 1)
+            return True
+
+        pid = fork(child)
+        os.close(told_r)
+        assert client._returner.wait(60)
+        assert client.statistics().held_leases == 0
+        assert lease_count(address) == 0
+        os.close(told_w)
+        assert fared_well(pid)
+
+
 def a_child_holds_nothing_that_was_leased_after_it(address: str) -> None:
     with a_session(address, tl.Transport.SHARED_MEMORY) as (client, session):
         told_r, told_w = os.pipe()

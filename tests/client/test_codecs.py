@@ -6,6 +6,7 @@ import logging
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,13 +19,17 @@ from teacher_logits.codec.value_codecs import certify, entry_errors
 from teacher_logits.encodings import IdCodec, StreamCodec, ValueCodec
 from teacher_logits.errors import ChecksumError, SessionRefusedError, StreamBrokenError
 from teacher_logits.layout import ColumnKind
+from teacher_logits.terms import SessionTerms
 from teacher_logits_client.calls import Calls
 from teacher_logits_client.openers.buffers import BufferPool
+from teacher_logits_client.openers.codec_terms import check_settled
 from teacher_logits_client.openers.stream import StreamOpener, parse_chunk
+from teacher_logits_server.admission.stream_codecs import choose_codec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from teacher_logits.error_bounds import ErrorBound
     from teacher_logits.terms import LeaseTerms
 
 PATIENCE = 30.0
@@ -186,6 +191,57 @@ def test_a_server_that_settles_on_what_was_not_asked_for_is_told_so_at_once(
                 client.open_session(profile)
         with streaming(client, "settled"):  # the refused session holds no rank
             pass
+
+
+def terms_of(
+    wishes: dict[str, object], bound: ErrorBound | None = None
+) -> tuple[tl.StudentProfile, SessionTerms]:
+    """What is settled for a student of a teacher that writes fp32, with another bound."""
+    student, teacher = a_student("t", **wishes), a_teacher("t", arithmetic_type="bfloat16")
+    stream = choose_codec(student, teacher, is_published=True)
+    if bound is not None:
+        stream = replace(stream, bound=bound)
+    return student, SessionTerms(
+        session_id="s",
+        epoch="e",
+        ttl=timedelta(seconds=1),
+        renew_interval=timedelta(seconds=1),
+        default_wait=timedelta(seconds=1),
+        teacher=teacher,
+        checks=(),
+        vocabulary_size=teacher.vocabulary_size,
+        max_request_tokens=1,
+        settlements=(),
+        stream=stream,
+    )
+
+
+@pytest.mark.parametrize("codec", ["float16", "bfloat16", "uint8"])
+def test_a_server_that_certifies_less_than_its_codec_can_cost_is_refused(codec: str) -> None:
+    wishes: dict[str, object] = {"value_codecs": (codec,)}
+    student, right = terms_of(wishes)
+    check_settled(student, right)
+    bound = right.stream.bound
+    check_settled(*terms_of(wishes, replace(bound, relative=bound.relative * 2)))  # no harm
+
+    for name in ("relative", "absolute", "kl", "gradient", "of_range"):
+        has = getattr(bound, name)
+        if has == 0:
+            continue
+        less = 1e-3 if has is None else has / 2
+        with pytest.raises(SessionRefusedError, match=f"certifies {name} .* by this release") as no:
+            check_settled(*terms_of(wishes, replace(bound, **{name: less})))
+        (violation,) = no.value.violations
+        assert (violation.rule, violation.facts["bound"]) == ("codec_unavailable", name)
+        assert violation.facts["certified"] == less
+
+
+@pytest.mark.parametrize("values", [(), ("float16",), ("bfloat16_exact", "as_written"), ("uint8",)])
+@pytest.mark.parametrize("ids", [(), ("packed18",)])
+def test_what_our_own_server_certifies_is_taken(
+    values: tuple[str, ...], ids: tuple[str, ...]
+) -> None:
+    check_settled(*terms_of({"value_codecs": values, "id_codecs": ids}))
 
 
 @pytest.mark.parametrize(

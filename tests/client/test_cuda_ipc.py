@@ -300,7 +300,7 @@ class TestHandles:
         shut = gate(tmp_path / "gate")
         side = Side(writer, FaultyMemory(cuda, (Fault(call="open", hang=shut, times=1),)))
         lease = writer.lease()
-        with pytest.raises(DeadlinePassedError, match="driver had not opened slab slab"):
+        with pytest.raises(DeadlinePassedError, match="driver was not done with slab slab"):
             side.open(lease, until=0.0)
         assert not side.opener.has("slab")
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests import forked
 
 from teacher_logits.errors import ChecksumError, ConfigError, NotAvailable
 from teacher_logits.terms import Check, Verdict
@@ -56,13 +57,20 @@ class Run:
         return found  # type: ignore[return-value]
 
 
+def flags_of(folder: Path, *flags: str, cache: Path, steps: int) -> list[str]:
+    """What the demo of the tiny teacher is given."""
+    return [
+        *("--teacher", "tiny", "--steps", str(steps), "--seconds", "1000"),
+        *("--output", str(folder), "--cache", str(cache), *flags),
+    ]
+
+
 def run_demo(folder: Path, *flags: str, cache: Path, steps: int) -> Run:
     """Run the command as users do, in a process of its own."""
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "teacher_logits", "demo", "--teacher", "tiny"),
-            *("--steps", str(steps), "--seconds", "1000"),
-            *("--output", str(folder), "--cache", str(cache), *flags),
+            *(sys.executable, "-m", "teacher_logits", "demo"),
+            *flags_of(folder, *flags, cache=cache, steps=steps),
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -87,9 +95,19 @@ def shared(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Run:
 
 @pytest.fixture(scope="module")
 def streamed(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Run:
-    """The demo with the stream alone, and too few steps to learn anything."""
+    """The demo with the stream alone, and too few steps to learn anything.
+
+    Its student is this process, and its teacher is forked: both have imported what they need.
+    """
     folder = tmp_path_factory.mktemp("streamed")
-    return run_demo(folder, "--transport", "stream", cache=cache, steps=3)
+    said: list[str] = []
+    threads = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(teacher, "subprocess", forked)
+        flags = flags_of(folder, "--transport", "stream", cache=cache, steps=3)
+        code = command.run(flags, write=said.append)
+    torch.set_num_threads(threads)
+    return Run(code=code, text="\n".join(said), pid=os.getpid(), output=folder)
 
 
 class TestTheDemo:

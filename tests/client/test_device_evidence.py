@@ -219,6 +219,19 @@ def test_a_driver_that_hangs_costs_its_deadline_and_what_was_read_before_counts(
     assert still_open(cuda.log.operations) == {}
 
 
+def test_a_process_that_may_have_no_thread_more_is_told_so_by_a_refusal(
+    cuda: FakeCuda, probe: DeviceProbe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    found = refusal(cuda, probe)
+
+    assert found.reason is RefusalReason.DRIVER_FAILED
+    assert "ulimit -u" in found.message
+
+
 class TestHints:
     def test_name_the_devices_of_a_driver_that_was_given(self, cuda: FakeCuda) -> None:
         assert Devices(cuda).seen() == (ONE_GPU[0],)

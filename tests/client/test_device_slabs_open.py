@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.client.test_device_slabs import on_a_device
+from tests.client.test_device_slabs import a_whole_claim, on_a_device
 from tests.client.test_own_slabs import LONG, SOON, a_claim
 from tests.fake_cuda.driver import FakeCuda
-from tests.fake_cuda.log import faults
+from tests.fake_cuda.log import faults, leaked
 
 from teacher_logits.devices.left_over import open_lock
-from teacher_logits.errors import PoolFullError
+from teacher_logits.errors import PoolFullError, SessionExpiredError
 from teacher_logits.pool import PAGE_BYTES
 from teacher_logits_client.slabs.own_slabs import OwnSlabs
 from teacher_logits_client.slabs.slab_shelf import PublisherSlab
@@ -82,3 +82,36 @@ def test_are_named_where_they_stay_open(tmp_path: Path, monkeypatch: pytest.Monk
             waiting.result(LONG)
         assert caught.value.facts["left_over_bytes"] == PAGE_BYTES
         os.close(reader)
+
+
+def test_one_that_is_passed_while_the_publisher_is_closed_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another thread: nobody would close it any more."""
+    with on_a_device(tmp_path) as (way, _, memory):
+        assert way.line is not None
+        put_slab = way.line.put_slab
+
+        def closed_meanwhile(*args: Any, **given: Any) -> None:
+            put_slab(*args, **given)
+            way.room.shelf.close()
+
+        monkeypatch.setattr(way.line, "put_slab", closed_meanwhile)
+        with pytest.raises(SessionExpiredError, match="closed meanwhile"):
+            way.reserve(a_whole_claim(0), until=monotonic() + LONG)
+        assert leaked(memory.log.operations) == set()
+
+
+def test_room_that_goes_while_it_is_reserved_is_no_fault_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with on_a_device(tmp_path) as (way, _, _memory):
+        want_no_more = way.room.want_no_more
+
+        def closed_meanwhile(step: int) -> None:
+            want_no_more(step)
+            way.room.shelf.close()
+
+        monkeypatch.setattr(way.room, "want_no_more", closed_meanwhile)
+        with pytest.raises(SessionExpiredError, match="closed meanwhile"):
+            way.reserve(a_whole_claim(0), until=monotonic() + LONG)

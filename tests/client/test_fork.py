@@ -80,4 +80,4 @@ def test_a_child_that_no_thread_can_wait_for_does_not_keep_the_next_fork_waiting
 
 
 def test_the_stories_are_found() -> None:
-    assert len(STORIES) == 7
+    assert len(STORIES) == 8

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import queue
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import pytest
 from tests.client.test_line import LONG, a_line, released
 from tests.client.test_line_mail import send
 
+from teacher_logits.errors import NotAvailable
 from teacher_logits.terms import Mail, SlabsGone
 from teacher_logits_client.sessions.line_watch import LineWatch
 
@@ -111,3 +116,30 @@ def test_stopped_before_its_start_it_never_begins(tmp_path: Path) -> None:
         watch.start()
 
         assert watch._thread is None
+
+
+@pytest.mark.parametrize("lacks", ["a descriptor", "a thread"])
+def test_one_that_cannot_begin_says_which_limit_and_may_begin_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks: str
+) -> None:
+    def refuse(*_: object) -> int:
+        raise (
+            OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            if lacks == "a descriptor"
+            else RuntimeError("can't start new thread")
+        )
+
+    got: queue.SimpleQueue[Mail] = queue.SimpleQueue()
+    with a_line(tmp_path, on_mail=got.put) as (line, broker):
+        watch = LineWatch(line, when_ended=Owner().note_end)
+        with monkeypatch.context() as patched:
+            if lacks == "a descriptor":
+                patched.setattr(os, "eventfd", refuse)
+            else:
+                patched.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(NotAvailable, match="raise the limit"):
+                watch.start()
+        watch.start()
+        send(broker, gone("one"))
+        assert got.get(timeout=LONG) == gone("one")
+        watch.stop()

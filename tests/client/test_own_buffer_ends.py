@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
@@ -71,6 +72,33 @@ def test_a_closed_buffer_says_whether_a_reader_has_it_open(tmp_path: Path) -> No
         assert own.buffer.is_open_elsewhere
         os.close(reader)
         assert not own.buffer.is_open_elsewhere
+
+
+def test_a_wait_is_over_when_another_thread_has_closed_the_buffer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with on_a_device(tmp_path) as (way, _, memory):
+        own = Owned(way, memory)
+        assert way.line is not None
+        drain = way.line.drain
+
+        def closed_meanwhile() -> None:
+            monkeypatch.setattr(way.line, "drain", drain)
+            own.buffer.close(timeout=LONG)
+
+        monkeypatch.setattr(way.line, "drain", closed_meanwhile)
+        own.buffer.wait_free(timeout=SOON)
+
+
+def test_the_tensor_lives_as_long_as_it_is_registered(tmp_path: Path) -> None:
+    """Else its allocator would have its address for another, which readers would not see."""
+    with on_a_device(tmp_path) as (way, _, memory):
+        own = Owned(way, memory)
+        storage = weakref.ref(own.bytes)
+        del own.bytes
+        assert storage() is not None
+        own.buffer.close(timeout=LONG)
+        assert storage() is None
 
 
 @pytest.mark.parametrize("timeout", [float("nan"), None, "soon", -1])

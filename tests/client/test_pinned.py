@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +18,7 @@ from tests.fake_cuda.visible import ONE_GPU, OTHER_GPU
 from tests.held import left_behind, open_descriptors
 
 from teacher_logits.device_memory import Device, DeviceError, DeviceMemory
-from teacher_logits.errors import ConfigError
+from teacher_logits.errors import ConfigError, DeadlinePassedError
 from teacher_logits.slab import CONTROL_BYTES
 from teacher_logits_client.config import MapMode
 from teacher_logits_client.openers import devices, mapped_payload
@@ -159,4 +160,13 @@ def test_without_a_driver_the_mode_is_refused_with_the_way_out(
     monkeypatch.setattr(devices, "find_driver", lambda: None)
 
     with pytest.raises(ConfigError, match="'cow' or 'read_only'"):
-        Devices().check_can_pin()
+        Devices().check_can_pin(timeout=30.0)
+
+
+def test_a_driver_that_does_not_start_costs_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = threading.Event()
+    monkeypatch.setattr(devices, "find_driver", started.wait)
+
+    with pytest.raises(DeadlinePassedError, match="its start"):
+        Devices().check_can_pin(timeout=0.0)
+    started.set()

@@ -1,10 +1,12 @@
 """Publishers against a server: what they write is what students read, over every way."""
 
 import copy
+import gc
 import itertools
 import os
 import pickle
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -40,6 +42,7 @@ from teacher_logits.errors import (
     PoolFullError,
     RequestInvalidError,
     ReservationLapsedError,
+    ServerUnreachableError,
     SessionExpiredError,
     SessionRefusedError,
 )
@@ -435,6 +438,24 @@ def test_what_a_draft_knows_must_not_be_said_otherwise(service: Service) -> None
         draft.abandon()
         with pytest.raises(ReservationLapsedError, match="abandoned"):
             tl.select_top_k(logits, out=draft)
+
+
+def test_a_draft_whose_announcement_met_an_ended_line_is_given_up_without_a_word(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def announce(*args: object) -> None:
+        raise ServerUnreachableError("the line to the broker has ended")
+
+    ids, lengths, _ = some_rows(0)
+    with publishing(service) as (_, publisher), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with monkeypatch.context() as patch:
+            patch.setattr(line.Line, "announce", announce)
+            with pytest.raises(ServerUnreachableError, match="has ended"):
+                publisher.reserve(0, input_ids=ids, lengths=lengths)
+        gc.collect()
+        assert [str(each.message) for each in said] == []
+        write(publisher, 0)  # its rows are free again
 
 
 def test_a_closed_publisher_abandons_its_drafts_and_refuses_to_go_on(service: Service) -> None:

@@ -151,13 +151,30 @@ def test_nothing_is_left_of_a_stream_whose_server_died(end: End) -> None:
         check(end, process, address)
 
 
+def test_no_thread_stands_between_a_stream_and_its_reader(
+    lasting: tuple[subprocess.Popen[str], str],
+) -> None:
+    _process, address = lasting
+    calls = Calls(parse_address(address))
+    before = {*threading.enumerate()}
+    stream = begun(calls, WAITS)
+    assert {*threading.enumerate()} <= before
+    del stream
+    calls.close()
+
+
 def check(end: End, process: subprocess.Popen[str], address: str) -> None:
     one_client(read_to_its_end, process, address)  # what gRPC keeps for good is there from now on
-    before = census()
-    one_client(end, process, address)
-    until = time.monotonic() + PATIENCE
-    while (left := census() - before) and time.monotonic() < until:
-        pass  # gRPC's threads let go of connections, in their own time
+    gc.collect()
+    gc.freeze()  # and is not looked at again, as all else that the other tests have made
+    try:
+        before = census()
+        one_client(end, process, address)
+        until = time.monotonic() + PATIENCE
+        while (left := census() - before) and time.monotonic() < until:
+            pass  # gRPC's threads let go of connections, in their own time
+    finally:
+        gc.unfreeze()
     assert left == Counter()
 
 

@@ -1,6 +1,7 @@
 """Targets: a payload's columns at one temperature, normalised, and finite throughout."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,12 +12,13 @@ from teacher_logits.error_bounds import EXACT, ErrorBound
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import ColumnKind as Kind
 from teacher_logits.layout import RowStatus
-from teacher_logits.selection import row_statuses, select_top_k
+from teacher_logits.selection import entry_invariants, row_statuses, select_top_k
 from teacher_logits_client.targets import ABSENT_LOGPROB, Targets, make_targets
 from teacher_logits_client.targets.leased_targets import Made, lease_targets
 
 Columns = dict[Kind, torch.Tensor]
 TEMPERATURES = (1.0, 0.5, 2.0)
+VOCABULARY = 50
 OFFSETS = torch.tensor([0, 4, 4, 7])
 
 
@@ -37,7 +39,7 @@ def columns_of(rows: torch.Tensor, *, k: int = 6, dtype: torch.dtype = torch.flo
     }
 
 
-def some_rows(seed: int = 0, width: int = 50) -> torch.Tensor:
+def some_rows(seed: int = 0, width: int = VOCABULARY) -> torch.Tensor:
     return torch.randn(7, width, generator=torch.Generator().manual_seed(seed)) * 2
 
 
@@ -49,7 +51,7 @@ def floats(targets: Targets) -> list[torch.Tensor]:
 @st.composite
 def any_columns(draw: st.DrawFn) -> Columns:
     """With absent entries, empty tails, NaN rows and rows without a finite logit."""
-    rows = some_rows(draw(st.integers(0, 2**32)), draw(st.sampled_from([6, 9, 50])))
+    rows = some_rows(draw(st.integers(0, 2**32)), draw(st.sampled_from([6, 9, VOCABULARY])))
     for row in draw(st.sets(st.integers(0, 6))):
         finite = draw(st.integers(0, 5))
         rows[row, finite:] = draw(st.sampled_from([-math.inf, math.nan, -2e5]))
@@ -252,7 +254,7 @@ class TestRefusals:
             )
 
         assert targets(None).valid.any()
-        with pytest.raises(PayloadInvalidError, match="position 5 of 7 has entries and a tail"):
+        with pytest.raises(PayloadInvalidError, match="position 5 of 7 has entries and tail that"):
             targets(EXACT)
 
     def test_of_a_mass_that_its_codec_may_have_moved_so_far_does_not_come(self) -> None:
@@ -264,6 +266,66 @@ class TestRefusals:
             make_targets(columns, bound=EXACT)
         total = make_targets(columns, bound=bound).topk_logprobs.exp().sum(1)
         assert (total <= 1).all()
+
+    @pytest.mark.parametrize(
+        ("kind", "spoil", "rule"),
+        [
+            (
+                Kind.TOPK_IDS,
+                lambda c: c[5, :2].fill_(int(c[5, 0])),
+                "an id that stands there twice",
+            ),
+            (Kind.TOPK_IDS, lambda c: c[5, 1:2].fill_(VOCABULARY), "an id outside the vocabulary"),
+            (Kind.TOPK_LOGPROBS, lambda c: c[5].copy_(c[5].flip(0).clone()), "in falling order"),
+            (Kind.LOGSUMEXP, lambda c: c[5].fill_(torch.nan), "a logsumexp that is not finite"),
+        ],
+    )
+    @pytest.mark.parametrize("is_there", [True, False])
+    def test_of_entries_that_no_teacher_selects(
+        self,
+        kind: Kind,
+        spoil: Callable[[torch.Tensor], object],
+        rule: str,
+        is_there: bool,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        if not is_there:
+            monkeypatch.setattr(entry_invariants, "_sort_by_numpy", lambda ids: False)
+        columns = columns_of(some_rows())
+
+        def targets(bound: ErrorBound | None = EXACT) -> Targets:
+            return make_targets(columns, bound=bound, vocab_size=VOCABULARY)
+
+        targets()
+        spoil(columns[kind])
+        with pytest.raises(PayloadInvalidError, match=f"position 5 of 7 has .*{rule}"):
+            targets()
+        targets(None)  # of another origin they may be anything
+
+    @given(any_columns(), st.sampled_from(TEMPERATURES))
+    def test_of_what_a_teacher_selects_are_never_refused(
+        self, columns: Columns, temperature: float
+    ) -> None:
+        make_targets(
+            columns,
+            temperature=temperature,
+            temperatures=TEMPERATURES,
+            bound=EXACT,
+            vocab_size=VOCABULARY,
+        )
+
+    def test_of_another_temperature_whose_tail_is_wrong(self) -> None:
+        columns = columns_of(some_rows())
+        columns[Kind.LOG_TAIL][5, TEMPERATURES.index(2.0)] -= 3
+
+        def targets(temperature: float) -> Targets:
+            return make_targets(
+                columns, temperature=temperature, temperatures=TEMPERATURES, bound=EXACT
+            )
+
+        targets(1.0)
+        with pytest.raises(PayloadInvalidError, match=r"position 5 .* to one at temperature 2"):
+            targets(2.0)
 
     def test_of_a_temperature_that_is_not_there_name_those_that_are(self) -> None:
         with pytest.raises(PayloadInvalidError, match=r"no temperature 3; it has 1, 0\.5, 2"):

@@ -1,6 +1,7 @@
 """The server that users' own tests start."""
 
 import os
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,6 +48,12 @@ def fail(config):
 """
 
 
+@pytest.fixture
+def in_earnest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers are started as users' tests start them, and not forked."""
+    monkeypatch.setattr(testing, "subprocess", subprocess)
+
+
 def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -55,6 +62,7 @@ def is_alive(pid: int) -> bool:
     return True
 
 
+@pytest.mark.usefixtures("in_earnest")
 def test_a_server_runs_in_a_process_of_its_own_and_is_gone_afterwards() -> None:
     with testing.serve() as server:
         socket = Path(server.address.removeprefix("unix:"))
@@ -141,6 +149,7 @@ def test_engines_and_settings_become_flags(
     assert " ".join(flags) in " ".join(command)
 
 
+@pytest.mark.usefixtures("in_earnest")
 def test_a_server_that_is_not_ready_in_time_is_killed() -> None:
     before = server_pids()
     with (

@@ -3,48 +3,35 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 from tests.client import trainer_rig as rig
+from tests.client.conftest import serve
 from transformers import TrainerCallback
 
 import teacher_logits_client as tl
 from teacher_logits.errors import (
     ConfigError,
+    DeadlinePassedError,
     PayloadInvalidError,
     ServerUnreachableError,
     SessionExpiredError,
     SessionRefusedError,
 )
-from teacher_logits_client import testing
 from teacher_logits_client.trainers.served_teacher import ServedTeacher, TeacherSettings
+from teacher_logits_client.trainers.server_config import check_trainer
 from teacher_logits_client.trainers.transformers import TeacherServerConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
+    import torch
     from transformers import LlamaForCausalLM, TrainerControl, TrainerState, TrainingArguments
 
     from teacher_logits_client.targets import Targets
-
-
-@pytest.fixture(scope="module")
-def teacher() -> Iterator[str]:
-    with testing.serve() as server:
-        yield server.address
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def a_student_of(ids: int) -> LlamaForCausalLM:
@@ -204,6 +191,14 @@ def test_what_makes_no_sense_is_refused_by_its_name(
         TeacherServerConfig(**{**usual, **settings})  # type: ignore[arg-type]
 
 
+def test_generation_with_shards_of_the_weights_alone_is_refused(tmp_path: Path) -> None:
+    trainer = rig.a_trainer("unix:/x", tmp_path, lmbda=0.1)
+    trainer.is_fsdp_enabled = True
+
+    with pytest.raises(ConfigError, match="lmbda above 0 where ranks have shards"):
+        check_trainer(trainer, trainer.args)
+
+
 def test_a_server_that_is_not_there_is_waited_for_no_longer_than_told(tmp_path: Path) -> None:
     trainer = rig.a_trainer(f"unix:{tmp_path}/none", tmp_path, teacher_timeout=0.2)
 
@@ -216,10 +211,23 @@ def test_a_server_that_is_not_there_is_waited_for_no_longer_than_told(tmp_path: 
 # --- the server goes
 
 
-class KillsTheTeacher(TrainerCallback):
-    """Ends a server behind the third step, by SIGKILL."""
+def test_a_teacher_that_does_not_answer_ends_the_run_by_its_deadline(tmp_path: Path) -> None:
+    with serve(tmp_path) as service:
+        service.teacher.gate.clear()
+        trainer = rig.a_trainer(service.address, tmp_path)
+        try:
+            with trainer.teacher as served:  # which it had all the time to find
+                served._settings = replace(served._settings, timeout=0.2)
+                with pytest.raises(DeadlinePassedError):
+                    trainer.train()
+        finally:
+            service.teacher.gate.set()
 
-    def __init__(self, server: testing.ServerProcess) -> None:
+
+class EndsTheTeacher(TrainerCallback):
+    """Ends a server behind the third step, with what it was asked ahead."""
+
+    def __init__(self, server: ExitStack) -> None:
         self.server = server
 
     def on_step_end(
@@ -230,15 +238,23 @@ class KillsTheTeacher(TrainerCallback):
         **others: object,
     ) -> None:
         if state.global_step == 3:
-            os.kill(self.server.pid, signal.SIGKILL)
-            self.server.wait(30)
+            self.server.close()
 
 
 def test_a_run_whose_server_went_is_resumed_as_if_it_had_not(teacher: str, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"max_steps": 5, "per_device_train_batch_size": 2, "save_steps": 1}
-    with testing.serve() as server:
-        cut = rig.a_trainer(server.address, tmp_path, save_strategy="steps", **settings)
-        cut.add_callback(KillsTheTeacher(server))
+    """Half of its batches are continued by the student; three of eight rows are a step, or two."""
+    settings: dict[str, Any] = {
+        "max_steps": 5,
+        "per_device_train_batch_size": 3,
+        "gradient_accumulation_steps": 2,
+        "save_steps": 1,
+        "lmbda": 0.5,
+        "max_new_tokens": 3,
+    }
+    with ExitStack() as server:
+        address = server.enter_context(serve(tmp_path)).address
+        cut = rig.a_trainer(address, tmp_path, save_strategy="steps", **settings)
+        cut.add_callback(EndsTheTeacher(server))
         with pytest.raises(SessionExpiredError, match="stopped or restarted"):
             cut.train()
     whole = rig.a_trainer(teacher, tmp_path / "whole", **settings)

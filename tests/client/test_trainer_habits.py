@@ -11,26 +11,11 @@ from torch.utils.data import IterableDataset
 from transformers import HfArgumentParser
 
 from teacher_logits.errors import ConfigError
-from teacher_logits_client import testing
 from teacher_logits_client.trainers.transformers import TeacherServerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-
-@pytest.fixture(scope="module")
-def teacher() -> Iterator[str]:
-    with testing.serve() as server:
-        yield server.address
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Stream(IterableDataset[dict[str, list[int]]]):
@@ -96,6 +81,47 @@ def test_a_model_that_takes_no_labels_is_trained_and_evaluated_alike(
     own.train()
     usual.train()
     assert rig.logged(own, "loss") == rig.logged(usual, "loss")
+
+
+def test_a_model_that_answers_with_a_tuple_hands_out_its_logits_for_metrics(
+    teacher: str, tmp_path: Path
+) -> None:
+    class Plain(OfOnesOwn):
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+            return (super().forward(input_ids, attention_mask)["logits"],)
+
+    usual = rig.a_trainer(teacher, tmp_path).evaluate()["eval_loss"]
+    trainer = rig.a_trainer(teacher, tmp_path, model=Plain())  # type: ignore[arg-type]
+    shown: Any = trainer
+    shown.compute_metrics = lambda both: {"width": both.predictions.shape[-1]}
+
+    metrics = trainer.evaluate()
+
+    assert metrics["eval_width"] == rig.VOCABULARY_SIZE
+    assert metrics["eval_loss"] == pytest.approx(usual, abs=1e-9)
+
+
+def test_workers_that_load_the_batches_change_nothing(teacher: str, tmp_path: Path) -> None:
+    """They are forked while leases are open, and outlive an epoch and an evaluation."""
+    settings: dict[str, Any] = {
+        "per_device_train_batch_size": 2,
+        "max_steps": 6,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+    }
+    usual = rig.a_trainer(teacher, tmp_path, **settings)
+    usual.train()
+    trainer = rig.a_trainer(
+        teacher,
+        tmp_path,
+        dataloader_num_workers=1,
+        dataloader_persistent_workers=True,
+        **settings,
+    )
+    trainer.train()
+
+    for name in ("loss", "eval_loss"):
+        assert rig.logged(trainer, name) == rig.logged(usual, name)
 
 
 def test_completions_are_samples_of_the_student_whatever_its_generation_config(

@@ -10,25 +10,10 @@ from tests.client import trainer_rig as rig
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from teacher_logits.errors import ConfigError
-from teacher_logits_client import testing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
-
-
-@pytest.fixture(scope="module")
-def teacher() -> Iterator[str]:
-    with testing.serve() as server:
-        yield server.address
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def capped() -> Any:
@@ -58,16 +43,34 @@ def positions_made(trainer: Any) -> list[int]:
     return made
 
 
-def packed(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
-    return {
-        "input_ids": torch.tensor([[each for row in rows for each in row["input_ids"]]]),
-        "labels": torch.tensor([[each for row in rows for each in row["labels"]]]),
-        "position_ids": torch.tensor([[at for row in rows for at in range(len(row["labels"]))]]),
-    }
+class Adapter(torch.nn.Module):
+    """What PEFT puts around a model: its layers are inside, and hidden in an attribute."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        return self.model(*given, **named)
 
 
-def left(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
-    return rig.collated(rows, left=True)
+class Adapted(torch.nn.Module):
+    """A student as PEFT wraps it, with a frozen head and something of its own to learn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base_model = Adapter(rig.a_student())
+        self.config = self.base_model.model.config
+        self.get_base_model().lm_head.weight.requires_grad_(False)
+
+    def get_base_model(self) -> Any:
+        return self.base_model.model
+
+    def get_output_embeddings(self) -> Any:
+        return self.get_base_model().get_output_embeddings()
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **named: Any) -> Any:
+        return self.base_model(input_ids=input_ids, attention_mask=attention_mask, **named)
 
 
 @pytest.mark.parametrize(
@@ -75,10 +78,11 @@ def left(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
     # torch has NaN in a Gemma's attention where a row begins with padding, whatever the loss.
     [
         (rig.a_student, rig.collated),
-        (rig.a_student, left),
-        (rig.a_student, packed),
+        (rig.a_student, rig.on_the_left),
+        (rig.a_student, rig.packed),
         (capped, rig.collated),
-        (capped, packed),
+        (capped, rig.packed),
+        (Adapted, rig.collated),
     ],
 )
 def test_the_step_is_that_of_all_logits(
@@ -149,10 +153,72 @@ def of_an_unknown_scale() -> Any:
     return student
 
 
+def scaled(name: str, value: float) -> Any:
+    """A student whose config says what its logits are multiplied by, or divided."""
+    student = rig.a_student()
+    setattr(student.config, name, value)
+    student.lm_head.register_forward_hook(lambda module, given, out: out * 3)
+    return student
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("logit_scale", 3.0), ("logits_scaling", 1 / 3), ("lm_head_multiplier", 3.0)],
+)
+def test_a_scale_of_the_logits_is_read_from_the_config(
+    teacher: str, tmp_path: Path, name: str, value: float
+) -> None:
+    losses = []
+    for lean in (False, True):
+        student = scaled(name, value)
+        trainer = rig.a_trainer(teacher, tmp_path, model=student, loss_from_hidden=lean)
+        trainer.train()
+        losses += rig.logged(trainer, "loss")
+
+    assert losses[1] == pytest.approx(losses[0], abs=1e-6)
+
+
+@pytest.mark.parametrize("lean", [False, True])
+def test_under_autocast_the_step_is_that_of_fp32_but_for_its_products(
+    teacher: str, tmp_path: Path, lean: bool
+) -> None:
+    def step(**settings: Any) -> dict[str, torch.Tensor]:
+        student = rig.a_student(torch.float32)
+        return rig.step_of(rig.a_trainer(teacher, tmp_path, model=student, **settings))
+
+    wanted, found = step(), step(bf16=True, loss_from_hidden=lean)
+
+    largest = max(float(each.abs().max()) for each in wanted.values())
+    for name, each in found.items():
+        assert each.dtype == torch.float32
+        assert float((each - wanted[name]).abs().max()) < 0.02 * largest
+
+
+@pytest.mark.parametrize("lean", [False, True])
+def test_a_student_that_adds_tokens_of_its_own_is_refused(
+    teacher: str, tmp_path: Path, lean: bool
+) -> None:
+    """As prompt tuning does: nobody knows where its positions are."""
+
+    class Prompted(Adapted):
+        def forward(
+            self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **named: Any
+        ) -> Any:
+            longer, mask = (
+                torch.cat([each[:, :1], each], 1) for each in (input_ids, attention_mask)
+            )
+            return super().forward(longer, mask, **named)
+
+    trainer = rig.a_trainer(teacher, tmp_path, model=Prompted(), loss_from_hidden=lean)  # type: ignore[arg-type]
+
+    with pytest.raises(ConfigError, match=r"adds tokens of its own, as prompt tuning does"):
+        trainer.train()
+
+
 @pytest.mark.parametrize(
     ("student", "says"),
     [
-        (of_another_head, "its head is a Scaled"),
+        (of_another_head, r"its head is a \S+\.Scaled, and no plain"),
         (without_a_choice, "takes no logits_to_keep"),
         (of_an_unknown_scale, "in a way that is not known here"),
     ],

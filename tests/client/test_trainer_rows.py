@@ -12,8 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import teacher_logits_client as tl
 from teacher_logits.errors import ConfigError, PayloadInvalidError
-from teacher_logits_client import Targets, select_top_k, testing
+from teacher_logits_client import Targets, select_top_k
 from teacher_logits_client.losses import Tail, forward_kl, reverse_kl
 from teacher_logits_client.trainers import nemo_rl, verl
 from teacher_logits_client.trainers.batch_rows import BatchRows, padded_rows, rows_of
@@ -154,6 +155,13 @@ def test_a_batch_without_labels_says_what_it_has() -> None:
         rows_of({"input_ids": torch.zeros(1, 2, dtype=torch.int64)})
 
 
+def test_a_batch_with_more_than_the_teacher_is_told_is_refused() -> None:
+    ids = torch.zeros(1, 2, dtype=torch.int64)
+
+    with pytest.raises(ConfigError, match="a batch has pixel_values, and the teacher is served"):
+        rows_of({"input_ids": ids, "labels": ids, "pixel_values": torch.zeros(1, 3, 2, 2)})
+
+
 def a_window(rows: BatchRows, row: int) -> tuple[int, int]:
     first, count = rows.windows[row].tolist()
     return first, count
@@ -243,20 +251,19 @@ def test_r04_a_padded_length_of_another_layout_is_refused_with_both_shapes() -> 
         nemo_rl.to_batch(case.flat_targets(), width=2)
 
 
-def test_a_served_teacher_answers_as_nemo_rls_policy_does() -> None:
-    import teacher_logits_client as tl
-
+def test_a_served_teacher_answers_as_nemo_rls_policy_does(teacher: str) -> None:
     ids = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0]])
     data = {"input_ids": ids, "input_lengths": torch.tensor([4, 2])}
     grid = tl.BatchGrid(global_batch_size=2, data_parallel_size=1, micro_batch_size=2)
     with (
-        testing.serve() as server,
-        tl.connect(server.address) as client,
+        tl.connect(teacher) as client,
         client.open_session(tl.StudentProfile(batch_grid=grid, top_k=8)) as session,
     ):
         made = nemo_rl.get_topk_logits(session, data, 5)
         with pytest.raises(PayloadInvalidError, match="9 entries a position are wanted"):
             nemo_rl.get_topk_logits(session, data, 9)
+        with pytest.raises(PayloadInvalidError, match="k is -1: give a whole number"):
+            nemo_rl.get_topk_logits(session, data, -1)
 
     assert made["topk_logits"].shape == made["topk_indices"].shape == (2, 4, 5)
     assert made["topk_indices"].dtype == torch.int64

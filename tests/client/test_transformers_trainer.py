@@ -3,52 +3,27 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from tests import forked
 from tests.client import trainer_ranks
 from tests.client import trainer_rig as rig
+from tests.client.conftest import serve
 
 import teacher_logits_client as tl
 from teacher_logits.errors import ConfigError, RequestInvalidError, SessionRefusedError
-from teacher_logits_client import testing
 from teacher_logits_client.trainers.transformers import TeacherServerConfig, TeacherServerTrainer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from transformers import EvalPrediction
 
     from teacher_logits_client.trainers.served_teacher import Request
-
-OTHER_TEACHER = """
-from teacher_logits_client.testing import ToyTeacher
-
-
-def make(config):
-    teacher = ToyTeacher()
-    teacher._head = -teacher._head
-    return teacher
-"""
-
-
-@pytest.fixture(scope="module")
-def teacher() -> Iterator[str]:
-    """The address of a server whose teacher scores each row by itself, to the same bits."""
-    with testing.serve() as server:
-        yield server.address
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(("micro_batch", "accumulation"), [(8, 1), (2, 4), (3, 3), (1, 8)])
@@ -95,12 +70,12 @@ def test_r21_gradients_of_ragged_rows_are_finite_in_reverse_kl(
 
 
 def test_another_teacher_makes_another_loss(teacher: str, tmp_path: Path) -> None:
-    (tmp_path / "other_teacher.py").write_text(OTHER_TEACHER)
     right = rig.a_trainer(teacher, tmp_path)
     right.train()
 
-    with testing.serve("other_teacher:make", folder=tmp_path) as server:
-        wrong = rig.a_trainer(server.address, tmp_path)
+    with serve(tmp_path) as service:
+        service.teacher.spoil = torch.neg
+        wrong = rig.a_trainer(service.address, tmp_path)
         wrong.train()
 
     assert abs(rig.logged(right, "loss")[0] - rig.logged(wrong, "loss")[0]) > 0.01
@@ -208,25 +183,13 @@ def test_r48_a_prompt_that_only_the_teacher_sees_leaves_positions_where_they_are
     assert rig.logged(told, "loss") != pytest.approx(rig.logged(plain, "loss"), abs=1e-3)
 
 
-def test_a_packed_line_is_the_same_rows(teacher: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("collate", [rig.packed, rig.on_the_left])
+def test_packed_or_padded_on_the_left_they_are_the_same_rows(
+    teacher: str, tmp_path: Path, collate: Callable[..., dict[str, torch.Tensor]]
+) -> None:
     loss, wanted = rig.reference(teacher)
     trainer = rig.a_trainer(teacher, tmp_path)
-    trainer.data_collator = lambda rows: {
-        "input_ids": torch.tensor([[each for row in rows for each in row["input_ids"]]]),
-        "labels": torch.tensor([[each for row in rows for each in row["labels"]]]),
-        "position_ids": torch.tensor([[at for row in rows for at in range(len(row["labels"]))]]),
-    }
-
-    found = rig.step_of(trainer)
-
-    assert rig.logged(trainer, "loss") == [pytest.approx(loss, abs=1e-6)]
-    rig.assert_same(found, wanted)
-
-
-def test_padding_on_the_left_is_the_same_rows(teacher: str, tmp_path: Path) -> None:
-    loss, wanted = rig.reference(teacher)
-    trainer = rig.a_trainer(teacher, tmp_path)
-    trainer.data_collator = lambda rows: rig.collated(rows, left=True)
+    trainer.data_collator = collate
 
     found = rig.step_of(trainer)
 
@@ -282,7 +245,7 @@ def test_a_package_that_is_not_here_is_named_with_its_extra(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     room = "teacher_logits_client.trainers"
-    for module in ("server_config", "transformers", "trl"):
+    for module in ("server_config", "transformers", "trl", "trl_config"):
         monkeypatch.delitem(sys.modules, f"{room}.{module}", raising=False)
     monkeypatch.setitem(sys.modules, name, None)
 
@@ -294,7 +257,8 @@ def test_r20_two_ranks_take_the_step_of_one(teacher: str, tmp_path: Path) -> Non
     """DistributedDataParallel over gloo, two cuts; the evaluation has a row that comes twice."""
     loss, wanted = rig.reference(teacher)
     command = [sys.executable, "-m", "tests.client.trainer_ranks", teacher, str(tmp_path)]
-    subprocess.run(command, check=True, timeout=250)
+    done = forked.run(command, timeout=250)
+    assert done.returncode == 0, done.stderr
     alone = rig.a_trainer(teacher, tmp_path).evaluate()["eval_loss"]
 
     for rank in range(2):

@@ -8,6 +8,7 @@ each writes `rank-R.pt` there.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import multiprocessing
 import os
@@ -37,6 +38,7 @@ def main(address: str, folder: Path, *, with_trl: bool) -> int:
         "tests.client.trl_rig" if with_trl else "teacher_logits_client.trainers.transformers"
     )
     torch.set_num_threads(1)
+    gc.freeze()  # what was imported is no garbage, of which a trainer collects at each beginning
     ranks = [
         multiprocessing.get_context("fork").Process(
             target=train, args=(address, folder, rank, with_trl)
@@ -72,8 +74,10 @@ def train(address: str, folder: Path, rank: int, with_trl: bool) -> None:
             ddp_backend="gloo",
             ddp_find_unused_parameters=False,
             # The second cut takes its loss from hidden states, which DDP sees nothing of.
-            **({} if with_trl else {"loss_from_hidden": accumulation > 1}),
+            loss_from_hidden=accumulation > 1,
         )
+        if with_trl:  # of which one comes twice, as in the others' evaluation
+            trainer.eval_dataset = trl_rig.prompts(3)
         evaluated = trainer.evaluate()["eval_loss"]
         step = rig.step_of(trainer)
         [loss] = rig.logged(trainer, "loss")

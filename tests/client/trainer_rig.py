@@ -68,6 +68,20 @@ def collated(rows: list[dict[str, list[int]]], *, left: bool = False) -> dict[st
     }
 
 
+def packed(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+    """A batch of one line, the rows one behind the other."""
+    return {
+        "input_ids": torch.tensor([[each for row in rows for each in row["input_ids"]]]),
+        "labels": torch.tensor([[each for row in rows for each in row["labels"]]]),
+        "position_ids": torch.tensor([[at for row in rows for at in range(len(row["labels"]))]]),
+    }
+
+
+def on_the_left(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+    """A batch padded on the left."""
+    return collated(rows, left=True)
+
+
 def reference(address: str, beta: float = 0.0) -> tuple[float, dict[str, torch.Tensor]]:
     """The loss and the gradients of one batch of all rows, over the payload that is served."""
     student, batch = a_student(), collated(some_rows())

@@ -70,9 +70,9 @@ def a_trainer(address: str, folder: Path, **settings: object) -> ServerDistillat
     )
 
 
-def prompts() -> Dataset:
-    """The prompts as TRL takes them."""
-    return Dataset.from_list([{"prompt": each} for each in PROMPTS])
+def prompts(count: int = len(PROMPTS)) -> Dataset:
+    """The prompts as TRL takes them, or the first of them."""
+    return Dataset.from_list([{"prompt": each} for each in PROMPTS[:count]])
 
 
 def reference(address: str, *, beta: float) -> tuple[float, dict[str, torch.Tensor]]:

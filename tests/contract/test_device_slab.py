@@ -7,6 +7,11 @@ import dataclasses
 import fcntl
 import gc
 import os
+import subprocess
+import sys
+import threading
+import weakref
+from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +20,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fake_cuda.driver import FakeCuda
-from tests.fake_cuda.log import done, faults
+from tests.fake_cuda.log import done, faults, read_log
 from tests.held import left_behind, open_descriptors
 
 from teacher_logits import host_memory
@@ -30,7 +35,6 @@ from teacher_logits.tensors import column_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from teacher_logits.device_memory import Device
 
@@ -44,6 +48,24 @@ IDS = Column(
 ROWS = Column(
     kind=ColumnKind.ROW_STATUS, element_type=ElementType.UINT8, shape=(4,), offset_bytes=1024
 )
+
+
+ENDING = f"""
+import sys
+from pathlib import Path
+from tests.fake_cuda.driver import FakeCuda
+from teacher_logits import left_over
+from teacher_logits.devices.slab import DeviceSlab
+
+left_over.EXIT_SECONDS = {LONG}
+cuda = FakeCuda(Path(sys.argv[1]))
+slab = DeviceSlab("slab", {PAGE}, memory=cuda, device=cuda.devices()[0])
+print(slab.fd, flush=True)
+sys.stdin.read()
+slab.close()
+print("closed", flush=True)
+"""
+"""A program that closes a slab of its own, once it is told to, and ends."""
 
 
 @pytest.fixture
@@ -313,6 +335,88 @@ class TestClosing:
         os.close(reader)
         assert not slab.is_open_elsewhere()
         assert not done(cuda.log.operations, "free")
+
+    def test_is_finished_at_the_end_of_the_program_where_its_readers_let_go(
+        self, tmp_path: Path
+    ) -> None:
+        """The driver would free the memory under them."""
+        with subprocess.Popen(
+            [sys.executable, "-c", ENDING, str(tmp_path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
+        ) as ending:
+            assert ending.stdin is not None
+            assert ending.stdout is not None
+            fd = int(ending.stdout.readline())
+            reader = os.open(f"/proc/{ending.pid}/fd/{fd}", os.O_RDONLY)
+            fcntl.flock(reader, fcntl.LOCK_SH)
+            ending.stdin.close()
+            assert ending.stdout.readline() == "closed\n"
+            os.close(reader)
+            assert ending.wait(LONG) == 0
+
+        assert len(done(read_log(tmp_path), "free")) == 1
+
+    @pytest.mark.parametrize("who", ["a reader", "a view", "nobody"])
+    def test_keeps_the_owner_of_registered_memory_alive_as_long(
+        self, cuda: FakeCuda, who: str
+    ) -> None:
+        """To free it under a reader is undefined, and its address would be used for another."""
+        address = cuda.allocate(SIZE, device=cuda.devices()[0])
+        tensor = torch.empty(1)
+        slab = made(cuda, address=address, owner=tensor)
+        reader = open_lock(slab.fd)
+        if who == "a reader":
+            fcntl.flock(reader, fcntl.LOCK_SH)
+        view = slab.device_view(EXTENT, IDS) if who == "a view" else None
+        gone = threading.Event()
+        weakref.finalize(tensor, gone.set)
+        del tensor
+
+        assert not gone.is_set()
+        slab.close()
+        assert gone.is_set() == (who == "nobody")
+        del view
+        os.close(reader)
+        assert gone.wait(LONG)
+
+    def test_keeps_the_owner_of_what_somebody_may_yet_open(self, cuda: FakeCuda) -> None:
+        tensor = torch.empty(1)
+        alive = weakref.ref(tensor)
+        address = cuda.allocate(SIZE, device=cuda.devices()[0])
+        made(cuda, address=address, owner=tensor).close(in_use=True)
+        del tensor
+        gc.collect()
+
+        assert alive() is not None
+
+    def test_ends_the_views(self, slab: DeviceSlab) -> None:
+        """The memory is somebody else's by then."""
+        slab.close()
+
+        for use in (slab.device_view, slab.read_device):
+            with pytest.raises(SlabOpenError, match="was closed"):
+                use(EXTENT, IDS)
+        with pytest.raises(SlabOpenError, match="was closed"):
+            slab.copy_to_twin(EXTENT, [IDS])
+
+    @pytest.mark.parametrize("use", ["read_device", "copy_to_twin"])
+    def test_amid_a_copy_waits_for_it(
+        self, cuda: FakeCuda, slab: DeviceSlab, monkeypatch: pytest.MonkeyPatch, use: str
+    ) -> None:
+        copy_to_host = cuda.copy_to_host
+
+        def closed_meanwhile(target: memoryview, address: int, *, device: Device) -> None:
+            slab.close()
+            copy_to_host(target, address, device=device)
+
+        monkeypatch.setattr(cuda, "copy_to_host", closed_meanwhile)
+        getattr(slab, use)(EXTENT, IDS if use == "read_device" else [IDS])
+
+        left_alone = [each.call for each in cuda.log.operations]
+        assert "free" not in left_alone[: left_alone.index("copy_to_host")]
 
     def test_gives_all_descriptors_back(self, cuda: FakeCuda) -> None:
         before = open_descriptors()

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.fake_cuda.log import leaked, read_log
 from tests.fake_cuda.spec import Spec
+from tests.held import left_behind, open_descriptors
 
+from teacher_logits.devices import slab as device_slab
 from teacher_logits.devices.left_over import open_lock
 from teacher_logits.devices.slab import DeviceSlab
 from teacher_logits.devices.slabs import DeviceSlabs
-from teacher_logits.errors import PoolFullError
+from teacher_logits.errors import PoolFullError, SlabOpenError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,6 +90,29 @@ def test_what_was_given_up_and_is_open_counts_until_its_reader_lets_go(tmp_path:
     for slab in (second, made.make("third", 2 * PAGE, PAGE)):
         slab.close()
     assert made.left_over_bytes == 0
+    assert leaked(read_log(tmp_path)) == set()
+
+
+def test_slabs_that_were_given_up_leave_no_descriptor(tmp_path: Path) -> None:
+    """A server that makes slabs of one size after another has no more of them after weeks."""
+    made = slabs(tmp_path, pages=2)
+    made.make("warm", PAGE, PAGE).close()
+    before = open_descriptors()
+    for number in range(20):
+        made.make(f"slab-{number}", PAGE, PAGE).close()
+    assert not left_behind(before, open_descriptors)
+
+
+def test_a_twin_that_cannot_be_locked_is_a_full_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int) -> int:
+        raise SlabOpenError("a twin cannot be opened anew")
+
+    made = slabs(tmp_path, pages=2)
+    monkeypatch.setattr(device_slab, "open_lock", refuse)
+    with pytest.raises(PoolFullError, match="opened anew"):
+        made.make("slab", PAGE, PAGE)
     assert leaked(read_log(tmp_path)) == set()
 
 

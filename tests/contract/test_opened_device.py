@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import gc
 import os
 from typing import TYPE_CHECKING
@@ -26,6 +27,8 @@ from teacher_logits.tensors import column_tensor
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from teacher_logits.device_memory import Device
 
 PAGE = 4096
 EXTENT = Extent(slab_id="slab", offset_bytes=PAGE, size_bytes=PAGE, slot=0, generation=2)
@@ -112,6 +115,50 @@ class TestOpening:
             opened(cuda, twin, strange)
 
         assert not is_locked(lock)
+
+    def test_that_fails_ends_the_lock_although_a_fork_was_made_meanwhile(
+        self, cuda: FakeCuda, twin: WriterSlab, exported: ExportedMemory
+    ) -> None:
+        """The driver is called on a thread, and another may fork."""
+        lock = open_lock(twin.fd)
+        reading, writing = os.pipe()
+        children: list[int] = []
+
+        def fork_and_fail(handle: bytes, *, device: Device) -> int:
+            children.append(os.fork())
+            if not children[0]:
+                os.close(writing)
+                os.read(reading, 1)
+                os._exit(0)
+            return cuda.open(bytes(64), device=device)
+
+        forking = FaultyMemory(cuda, ())
+        forking.open = fork_and_fail  # type: ignore[method-assign]
+        with pytest.raises(DeviceError):
+            OpenedDevice(
+                "slab", exported, PAGE, twin_fd=twin.fd, memory=forking, device=cuda.devices()[0]
+            )
+
+        try:
+            assert not is_locked(lock)
+        finally:
+            os.close(writing)
+            os.close(reading)
+            os.waitpid(children[0], 0)
+
+    def test_without_descriptors_names_their_limit(
+        self,
+        cuda: FakeCuda,
+        twin: WriterSlab,
+        exported: ExportedMemory,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        def refuse(path: str, flags: int) -> int:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        monkeypatch.setattr(os, "open", refuse)
+        with pytest.raises(SlabOpenError, match="ulimit -n"):
+            opened(cuda, twin, exported)
 
     def test_believes_the_driver_and_not_the_writer(
         self, cuda: FakeCuda, twin: WriterSlab, exported: ExportedMemory

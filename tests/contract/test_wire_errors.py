@@ -14,7 +14,6 @@ from google.rpc import error_details_pb2, status_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from teacher_logits import errors
 from teacher_logits.errors import (
     GridMismatchError,
     NotNodeLocalError,

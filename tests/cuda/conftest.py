@@ -23,10 +23,17 @@ def device_server() -> Iterator[tl.testing.ServerProcess]:
 
 
 @pytest.fixture(scope="session")
-def workers() -> Iterator[Crew]:
+def all_workers() -> Iterator[Crew]:
     """Processes that publish and read."""
     with crew() as made:
         yield made
+
+
+@pytest.fixture
+def workers(all_workers: Crew) -> Iterator[Crew]:
+    """The same, of which every test leaves none with something open."""
+    yield all_workers
+    all_workers.reset()
 
 
 @pytest.fixture
@@ -34,5 +41,6 @@ def node(device_server: tl.testing.ServerProcess, workers: Crew, tmp_path: Path)
     """A node on which every test leaves nothing behind."""
     made = Node(address=device_server.address, crew=workers, folder=tmp_path)
     yield made
+    made.await_ends()
     workers.reset()
     made.assert_nothing_is_left(*workers.dead)

@@ -61,6 +61,10 @@ class Desk:
         self._stack.close()
         gc.collect()
 
+    def fail_to_close(self) -> None:
+        """Have ``reset`` fail."""
+        self._stack.callback(self._kept.__getitem__, "what is not there")
+
     def fork(self) -> None:
         """Fork a child that does nothing until it is ended."""
         reading, self._fork_ends = os.pipe()

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests import forked
+
 from teacher_logits_client.testing import ServerProcess, toy_teacher
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ def serve_engine(spec: Spec, *, late: bool = False, **settings: object) -> Itera
         }
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
         with log.open("wb") as output:
-            process = subprocess.Popen(
+            process: subprocess.Popen[bytes] = forked.Popen(
                 [
                     *(sys.executable, "-m", "tests.fake_cuda.serve"),
                     *(spec.dumps(), "late" if late else "now"),

@@ -107,6 +107,19 @@ class Node:
         with connect_raw(self.address) as raw:
             return raw.inspect()
 
+    def await_ends(self) -> None:
+        """Wait until the server knows of all that a test has killed.
+
+        A step that one of them has not read would else be kept for it, once the others are gone.
+        """
+
+        def there_are_some() -> bool:
+            sessions = self.inspect().sessions
+            known = {e.pid for e in sessions if e.liveness == "line" or e.state == "opening"}
+            return bool(known & self.crew.killed)
+
+        await_true(lambda: not there_are_some())
+
     def assert_nothing_is_left(self, *dead: int) -> None:
         """No memory is open or allocated, but of the processes that died; no rule was broken."""
         await_true(lambda: holders(self.log()) <= set(dead))

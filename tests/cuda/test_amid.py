@@ -56,6 +56,13 @@ def refused_with(worker: Worker) -> str:
     return caught.value.told.kind
 
 
+def refused_amid_the_open(student: Worker, shut: str) -> bool:
+    """Whether a deadline has passed while the driver was at it, and not on the way there."""
+    student.start("acquire_within", 0, 1.0)
+    assert refused_with(student) == "DeadlinePassedError"
+    return is_held(shut)
+
+
 class TestAPublisherThatIsKilled:
     def test_under_a_trial_has_the_student_wait_for_its_successor(
         self, node: Node, shut: str
@@ -86,6 +93,19 @@ class TestAPublisherThatIsKilled:
         let_go(shut)
         with pytest.raises(WorkerError, match="died while it was being admitted"):
             student.answer()
+
+    @pytest.mark.parametrize("call", ["export", "record", "copy_to_host"])
+    def test_amid_a_step_leaves_it_to_its_successor(self, node: Node, shut: str, call: str) -> None:
+        """While it exports a slab, waits for its stream, or copies to the host."""
+        after = AT_THE_SLAB if call == "export" else 0
+        spec = node.spec(faults=(Fault(call=call, hang=shut, after=after, times=1),))
+        publisher = node.publisher(name="doomed", spec=spec, host_copies="always")
+        student, _ = node.student(**ONLY_DEVICE)
+        publisher.start("publish", 0)
+        await_true(lambda: is_held(shut))
+        publisher.kill()
+        node.publisher().ask("publish", 0)
+        assert student.ask("read", 0) == ["cuda_ipc"]
 
     def test_under_an_open_loses_its_step_to_the_reader_alone(self, node: Node, shut: str) -> None:
         publisher = node.publisher(name="doomed")
@@ -165,6 +185,46 @@ class TestAReaderThatIsKilled:
         assert other.ask("read", 1) == ["cuda_ipc"]
 
 
+class TestAReaderThatIsStopped:
+    def test_in_a_trial_keeps_nobody_waiting_and_is_let_in_when_it_goes_on(
+        self, node: Node, shut: str
+    ) -> None:
+        publisher = node.publisher()
+        student = held_reader(node, shut, "open", after=AT_THE_PROBE)
+        student.start("open_session", node.teaching)
+        await_true(lambda: is_held(shut))
+        student.stop()
+        try:
+            other, _ = node.student(student_id="other", **ONLY_DEVICE)
+            publisher.ask("publish", 0)
+            assert other.ask("read", 0) == ["cuda_ipc"]
+        finally:
+            student.go_on()
+        let_go(shut)
+        assert Terms(cast("dict[str, object]", student.answer())).transport == "cuda_ipc"
+        publisher.ask("publish", 1)
+        assert student.ask("read", 0, 1) == ["cuda_ipc"]  # step 0 came behind its admission
+        assert other.ask("read", 1) == ["cuda_ipc"]
+
+
+class TestAPublisherThatIsStopped:
+    def test_amid_an_export_has_its_readers_wait_and_goes_on(self, node: Node, shut: str) -> None:
+        fault = Fault(call="export", hang=shut, after=AT_THE_SLAB, times=1)
+        publisher = node.publisher(spec=node.spec(faults=(fault,)))
+        student, _ = node.student(**ONLY_DEVICE)
+        publisher.start("publish", 0)
+        await_true(lambda: is_held(shut))
+        publisher.stop()
+        try:
+            with pytest.raises(WorkerError, match="being written: shard 0"):
+                student.ask("acquire_within", 0, 0.5)
+        finally:
+            publisher.go_on()
+        let_go(shut)
+        publisher.answer()
+        assert student.ask("read", 0) == ["cuda_ipc"]
+
+
 class TestAnOpenThatIsSlow:
     def test_is_given_up_at_the_deadline_and_undone_when_it_comes(
         self, node: Node, shut: str
@@ -173,11 +233,39 @@ class TestAnOpenThatIsSlow:
         student = held_reader(node, shut, "open", after=AT_THE_SLAB)
         student.ask("open_session", node.teaching, **ONLY_DEVICE)
         publisher.ask("publish", 0)
-        student.start("acquire_within", 0, 1.0)
-        assert refused_with(student) == "DeadlinePassedError"
+        await_true(lambda: refused_amid_the_open(student, shut))
         let_go(shut)
         await_true(lambda: not still_open(node.log()))
         assert student.ask("read", 0) == ["cuda_ipc"]
+
+
+class TestAPublishersDriver:
+    @pytest.mark.parametrize("call", ["allocate", "copy_to_device", "export"])
+    def test_that_hangs_costs_the_deadline_and_serves_who_comes_again(
+        self, node: Node, shut: str, call: str
+    ) -> None:
+        publisher = node.worker(
+            "publisher", node.spec(faults=(Fault(call=call, hang=shut, times=1),))
+        )
+        with pytest.raises(WorkerError, match="publisher's probe") as caught:
+            publisher.ask("open_publisher", node.teaching, timeout=0.5)
+        assert caught.value.told.kind == "DeadlinePassedError"
+        await_true(lambda: is_held(shut))
+        let_go(shut)
+        publisher.ask("open_publisher", node.teaching)
+        student, _ = node.student(**ONLY_DEVICE)
+        publisher.ask("publish", 0)
+        assert student.ask("read", 0) == ["cuda_ipc"]
+
+    def test_that_answers_late_with_an_error_is_told_of(self, node: Node, shut: str) -> None:
+        late = Fault(call="export", hang=shut, error=999, times=1)
+        publisher = node.worker("publisher", node.spec(faults=(late,)))
+        publisher.start("open_publisher", node.teaching)
+        await_true(lambda: is_held(shut))
+        let_go(shut)
+        with pytest.raises(WorkerError, match="999") as caught:
+            publisher.answer()
+        assert caught.value.told.kind == "DeviceError"
 
 
 class TestADriverThatFailsToClose:
@@ -196,6 +284,32 @@ class TestADriverThatFailsToClose:
         assert publisher.ask("left_over") == 1
         student.kill()
         await_true(lambda: publisher.ask("left_over") == 0)
+
+
+class TestADriverThatBreaksAmidAStep:
+    def test_gives_back_what_of_it_was_opened_and_read_by_nobody(self, node: Node) -> None:
+        """The first writer's slab is open, the second's is refused, and then nothing works."""
+        teaching = node.teach(ranks=2)
+        writers = [
+            node.publisher(teaching, name=name, rank=rank)
+            for rank, name in enumerate(("publisher", "second"))
+        ]
+        broken = (
+            Fault(call="open", error=999, after=3),
+            Fault(call="synchronise", error=999, times=1),
+        )
+        student, _ = node.student(teaching, spec=node.spec(faults=broken), **ONLY_DEVICE)
+        for writer in writers:
+            writer.ask("publish", 0)
+        with pytest.raises(WorkerError, match="999") as caught:
+            student.ask("read", 0)
+        assert caught.value.told.kind == "SlabOpenError"
+        await_true(lambda: not node.inspect().leases)
+        student.ask("close_session")
+        await_true(lambda: {each.kind for each in node.inspect().sessions} == {"publisher"})
+        student.kill()  # the handle that it could not close is open until then
+        for writer in writers:
+            writer.kill()  # what nobody will read goes with it
 
 
 class TestAServer:
@@ -226,4 +340,4 @@ class TestAServer:
         await_mapped(student, 0)
         for worker in (student, publisher):
             worker.kill()
-        node.assert_nothing_is_left(publisher.pid)
+        node.assert_nothing_is_left(student.pid, publisher.pid)

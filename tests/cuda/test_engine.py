@@ -37,6 +37,8 @@ WAYS = ("cuda_ipc", "shared_memory", "stream")
 ROWS = ([5, 9, 2, 6, 5], [3], [1, 4, 1, 5, 9, 2, 6, 5, 3, 5])
 PATIENCE_SECONDS = 30
 
+pytestmark = pytest.mark.usefixtures("workers")  # of which none is left with something open
+
 
 class Service:
     """One server, and workers that are its students."""
@@ -70,32 +72,26 @@ class Service:
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory, workers: Crew) -> Iterator[Service]:
+def service(tmp_path_factory: pytest.TempPathFactory, all_workers: Crew) -> Iterator[Service]:
     """A server with room for many payloads."""
     folder = tmp_path_factory.mktemp("engine")
     spec = Spec(folder=str(folder))
     sizes = {"device_pool_size": "256KiB", "slab_size": "64KiB", "pool_size": "1MiB"}
     with serve_engine(spec, late=True, **sizes) as server:
-        made = Service(server, folder, workers)
+        made = Service(server, folder, all_workers)
         yield made
         made.end()
 
 
 @pytest.fixture(scope="module")
-def narrow(tmp_path_factory: pytest.TempPathFactory, workers: Crew) -> Iterator[Service]:
+def narrow(tmp_path_factory: pytest.TempPathFactory, all_workers: Crew) -> Iterator[Service]:
     """A server whose device has room for one payload."""
     folder = tmp_path_factory.mktemp("narrow")
     sizes = {"device_pool_size": PAGE, "slab_size": PAGE, "pool_size": "1MiB"}
     with serve_engine(Spec(folder=str(folder)), late=True, **sizes) as server:
-        made = Service(server, folder, workers)
+        made = Service(server, folder, all_workers)
         yield made
         made.end()
-
-
-@pytest.fixture(autouse=True)
-def nothing_open(workers: Crew) -> Iterator[None]:
-    yield
-    workers.reset()
 
 
 def score(

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import gc
-from contextlib import suppress
 
 from tests.cuda.late_reading import LateReading
 from tests.cuda.publishing import Publishing
 
-from teacher_logits.errors import TeacherLogitsError
-
-READ_SECONDS = 10.0
+from teacher_logits.errors import DeadlinePassedError, TeacherLogitsError
 
 
 class Work(Publishing, LateReading):
@@ -29,11 +26,19 @@ class Work(Publishing, LateReading):
             if session is not None:
                 session.close()
 
-    def stop_writing(self) -> None:
-        """Wait until the publisher knows that all was read: what is not, it keeps to its end."""
-        if self._publisher is not None:
-            with suppress(TeacherLogitsError):
-                self._publisher.wait_free(timeout=READ_SECONDS)
+    def stop_writing(self, seconds: float) -> str:
+        """Wait until the publisher knows that all was read; say what is not.
+
+        That its process keeps to its end, and its close would wait for it as long as a client may.
+        """
+        try:
+            if self._publisher is not None:
+                self._publisher.wait_free(timeout=seconds)
+        except DeadlinePassedError as late:
+            return late.message
+        except TeacherLogitsError:
+            pass  # it has ended, or its server
+        return ""
 
     def reset(self) -> None:
         """Close all, the last first, and forget it."""

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 PATIENCE_SECONDS = 30
+READ_SECONDS = 10.0
+"""How long a publisher may take to learn that all is read: its readers have let go of it."""
 ROOT = Path(__file__).parents[2]
 UNSHARE = ("unshare", "-Urpf", "--mount-proc", "--kill-child")
 
@@ -198,24 +200,49 @@ class Crew:
             worker = self._workers[name] = Worker(name)
         return worker
 
-    def reset(self) -> None:
-        """Close what is open in each; raise what one of them has to say about it."""
-        for name, worker in list(self._workers.items()):
-            if worker.is_alive and worker.owes_answer:  # a test failed while it was at something
-                worker.kill()
-            if not worker.is_alive:
-                self.dead.append(self._workers.pop(name).pid)
+    @property
+    def killed(self) -> set[int]:
+        """The processes that a test has killed, whenever."""
+        return {*self.dead, *(each.pid for each in self._workers.values() if not each.is_alive)}
+
+    def reset(self, *, read_within: float = READ_SECONDS) -> None:
+        """Close what is open in each; raise what they have to say about it.
+
+        Whoever has something to say, or says nothing, is ended: the next test has another.
+        """
+        for worker in list(self._workers.values()):
+            if not worker.is_alive or worker.owes_answer:  # it failed while it was at something
+                self._bury(worker)
+        wrong: list[str] = []
         # Readers first: what a publisher leaves unread is kept for whoever may yet come.
-        for call in ("stop_reading", "stop_writing", "reset"):
-            for worker in self._workers.values():
-                worker.start(call)
-            for worker in self._workers.values():
-                worker.answer()
+        for call, *args in (("stop_reading",), ("stop_writing", read_within), ("reset",)):
+            every = list(self._workers.values())
+            for worker in every:
+                worker.start(str(call), *args)
+            for worker in every:
+                said = _said(worker)
+                if said:
+                    wrong.append(f"{worker.name}, {call}: {said}")
+                    self._bury(worker)
+        assert not wrong, "; ".join(wrong)
+
+    def _bury(self, worker: Worker) -> None:
+        worker.kill()
+        self.dead.append(worker.pid)
+        del self._workers[worker.name]
 
     def end(self) -> None:
         """End them."""
         for worker in self._workers.values():
             worker.kill()
+
+
+def _said(worker: Worker) -> str:
+    """Return what a worker has to say of a call that should come to nothing."""
+    try:
+        return str(worker.answer() or "")
+    except (WorkerError, AssertionError, OSError) as error:
+        return str(error)
 
 
 @contextmanager

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
-from teacher_logits_client import testing
+from teacher_logits_server.app import serve_in_thread
+from teacher_logits_server.config import ServerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,18 +19,13 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(scope="module")
-def teacher() -> Iterator[str]:
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The teacher of the example beside them."""
-    with testing.serve("own_engine:make", folder=EXAMPLES) as server:
+    make = runpy.run_path(str(EXAMPLES / "own_engine.py"))["make"]
+    folder = tmp_path_factory.mktemp("server")
+    config = ServerConfig(listen=(f"unix:{folder}/s",))
+    with serve_in_thread(config, make(config)) as server:
         yield server.address
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def main_of(name: str) -> Callable[[str], list[float]]:

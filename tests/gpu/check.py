@@ -4,12 +4,14 @@
     python -m tests.gpu.check --device 1 --only raw_ipc,bandwidth
     python -m tests.gpu.check --other-python /path/of/another/python    its torch is another release
 
-Prints one JSON object: each stage with ``ok``, ``failed`` or ``skipped``, its numbers and seconds.
-Progress goes to standard error. One failing stage stops no other: each has a process of its own.
+Prints one JSON object: each stage with ``ok``, ``failed`` or ``skipped``, its numbers and seconds,
+and what it left out because its time was up. Progress goes to standard error. One failing stage
+stops no other: each has a process of its own, and a share of the seconds (``--seconds``).
 Needs torch with CUDA and this checkout; no network, no Ray, no transformers. What an interpreter
 lacks is named before anything else.
 
-Exit code: 0 nothing failed, 1 something did, 2 there is no GPU to check, or something is missing.
+Exit code: 0 nothing failed, 1 something did, or was left out, 2 there is no GPU to check, or
+something is missing.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def _score_in_turn(
 ) -> Numbers:
     """Have each student's rows scored some times; return the medians of what that took."""
     taken: dict[str, list[float]] = {name: [] for name in students}
-    for turn in range(rig.rounds):
+    for turn in rig.clock.through(range(rig.rounds), what="turns"):
         digests: Numbers = {}
         for name, student in students.items():
             said = student.ask("score", rows=ROWS, tokens=tokens)

@@ -2,9 +2,9 @@
 
 A stage is a function that takes a ``Rig`` and returns its numbers; ``Failed`` and ``Skipped``
 say why it has none. Each runs in a process of its own, since a device error may spoil a process
-for whatever comes after, and has a budget of seconds. What the driver is, is said by one word to
-every process: ``cuda``, or a pretended node's ``Spec`` as JSON, which is how the check itself is
-tested where there is no GPU.
+for whatever comes after, and has a share of the check's seconds. What the driver is, is said by one
+word to every process: ``cuda``, or a pretended node's ``Spec`` as JSON, which is how the check
+itself is tested where there is no GPU.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from tests import forked
+from tests.gpu.clock import Clock
 
 from teacher_logits.cuda_memory import find_driver
 from teacher_logits.devices.views import DeviceView, device_tensor
@@ -50,10 +52,10 @@ class Skipped(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A stage: its function, and the seconds that it may take on a device."""
+    """A stage: its function, and its share of the check's seconds (``clock``)."""
 
     run: Callable[[Rig], Numbers]
-    budget_seconds: float
+    share: float
     #: Whether a pretended driver carries it.
     on_fake: bool = True
 
@@ -76,7 +78,8 @@ def memory_of(driver: str) -> DeviceMemory | None:
 class Rig:
     """What a stage has: the driver, one device of it, and how much memory to use.
 
-    ``other_pythons`` are interpreters with another torch (T16), as the command line gave them.
+    ``other_pythons`` are interpreters with another torch (T16), as the command line gave them;
+    ``clock`` says how long the stage may take.
     """
 
     driver: str
@@ -86,10 +89,17 @@ class Rig:
     large_bytes: int
     rounds: int
     other_pythons: tuple[str, ...] = ()
-    options: Mapping[str, str] = field(default_factory=dict)
+    clock: Clock = field(default_factory=Clock)
 
     @classmethod
-    def of(cls, driver: str, *, ordinal: int, other_pythons: tuple[str, ...]) -> Rig | None:
+    def of(
+        cls,
+        driver: str,
+        *,
+        ordinal: int,
+        other_pythons: tuple[str, ...],
+        clock: Clock | None = None,
+    ) -> Rig | None:
         """Make it; None where there is no such device."""
         memory = memory_of(driver)
         if memory is None or ordinal >= len(memory.devices()):
@@ -109,6 +119,7 @@ class Rig:
             large_bytes=large,
             rounds=rounds,
             other_pythons=other_pythons,
+            clock=clock or Clock(),
         )
 
     @property
@@ -138,7 +149,8 @@ class Rig:
     @contextmanager
     def peer(self, module: str, *arguments: str, python: str = sys.executable) -> Iterator[Peer]:
         """Run another process of the check: ``python -m module DRIVER ORDINAL arguments``."""
-        peer = Peer([python, "-m", module, self.driver, str(self.device.ordinal), *arguments])
+        command = [python, "-m", module, self.driver, str(self.device.ordinal), *arguments]
+        peer = Peer(command, forks=self.is_fake and python == sys.executable)
         try:
             yield peer
         finally:
@@ -146,11 +158,15 @@ class Rig:
 
 
 class Peer:
-    """Another process, which answers each line of JSON with one."""
+    """Another process, which answers each line of JSON with one.
 
-    def __init__(self, command: list[str]) -> None:
+    It is forked only over the fake: no process that has to do with a real driver should be.
+    """
+
+    def __init__(self, command: list[str], *, forks: bool = False) -> None:
+        popen: type[subprocess.Popen[str]] = forked.Popen if forks else subprocess.Popen
         self._command = command
-        self._process = subprocess.Popen(
+        self._process = popen(
             command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 

@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests import forked
 from tests.gpu.rig import MIB, ROOT, Failed, Numbers, Peer, Rig
 from tests.gpu.teacher import ROWS, profile_of, tokens_of, write
 
@@ -57,17 +58,19 @@ def serving_engine(rig: Rig, engine: str, *flags: str) -> AbstractContextManager
     """Run a server with a teacher of its own on the device; a pretended one writes late."""
     given = (f"--engine={engine}", f"--device=cuda:{rig.device.ordinal}", *flags)
     if rig.is_fake:
-        return serving("-m", "tests.fake_cuda.serve", rig.driver, "late", *given)
+        command = ("-m", "tests.fake_cuda.serve", rig.driver, "late")
+        return serving(*command, *given, forks=True)
     return serving("-c", _SERVE, *given)
 
 
 @contextmanager
-def serving(*command: str) -> Iterator[Server]:
+def serving(*command: str, forks: bool = False) -> Iterator[Server]:
     """Run a server on a Unix socket; by default one that has no teacher of its own."""
     with tempfile.TemporaryDirectory(prefix="tl-") as folder:
         reading, writing = os.pipe()
         flags = ["--listen", f"unix:{folder}/s", "--broker", f"{folder}/b", "--log-level", "error"]
-        process = subprocess.Popen(
+        popen: type[subprocess.Popen[bytes]] = forked.Popen if forks else subprocess.Popen
+        process = popen(
             [sys.executable, *(command or ("-c", _SERVE)), *flags, "--ready-fd", str(writing)],
             cwd=ROOT,
             pass_fds=(writing,),
@@ -92,7 +95,7 @@ class Service:
     def __init__(self, rig: Rig, stack: ExitStack) -> None:
         self.rig = rig
         self._stack = stack
-        self.server = stack.enter_context(serving())
+        self.server = stack.enter_context(serving(forks=rig.is_fake))
         self.client = stack.enter_context(tl.connect(self.server.address, device_memory=rig.memory))
 
     def publisher(self, name: str, size_bytes: int, *, on_device: bool = True) -> tl.Publisher:

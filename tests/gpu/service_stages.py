@@ -32,7 +32,7 @@ def hand_over(rig: Rig) -> Numbers:
             check_step(said, rig)
             student.ask("close", teacher=name)
             numbers[name] = {"size_bytes": written, "first_us": said["us"]}
-        for step in range(1, rig.rounds + 1):
+        for step in rig.clock.through(range(1, rig.rounds + 1), what="rounds"):
             for name, size in sizes.items():
                 publish(publishers[name], step, size)
                 said = student.ask("acquire", teacher=name, step=step, look=step == rig.rounds)
@@ -58,8 +58,8 @@ def several_students(rig: Rig) -> Numbers:
         students = [here.student() for _ in range(3)]
         for student in students:
             join(student, "several")
-        written = 0
-        for step in range(5):
+        written = steps = 0
+        for step in rig.clock.through(range(5), what="steps"):
             written = publish(publisher, step, size)
             for student in students:
                 student.start("acquire", teacher="several", step=step, look=True)
@@ -67,7 +67,8 @@ def several_students(rig: Rig) -> Numbers:
                 check_step(student.answer(), rig)
             for student in students:
                 student.ask("close", teacher="several")
-    return {"size_bytes": written, "students": len(students), "steps": 5}
+            steps += 1
+    return {"size_bytes": written, "students": len(students), "steps": steps}
 
 
 def late_kernel(rig: Rig) -> Numbers:
@@ -79,7 +80,7 @@ def late_kernel(rig: Rig) -> Numbers:
         publisher = here.publisher("late", size)
         student = here.student()
         join(student, "late")
-        for step in range(10):
+        for step in rig.clock.through(range(10), what="steps"):
             with publisher.reserve(step, lengths=[tokens_of(size)] * ROWS) as draft:
                 about = keep_busy(rig)
                 write(draft, step)
@@ -87,7 +88,7 @@ def late_kernel(rig: Rig) -> Numbers:
             sealed.append((time.perf_counter() - started) * 1e3)
             check_step(student.ask("acquire", teacher="late", step=step, look=True), rig)
             student.ask("close", teacher="late")
-    return {"steps": 10, "seal_ms": round(statistics.median(sealed), 1), **about}
+    return {"steps": len(sealed), "seal_ms": round(statistics.median(sealed), 1), **about}
 
 
 def cuda_logits(rig: Rig) -> Numbers:
@@ -127,7 +128,7 @@ def own_buffer(rig: Rig) -> Numbers:
         student = here.student()
         join(student, "own")
         buffer = publisher.register(storage)
-        for step in range(3):
+        for step in rig.clock.through(range(3), what="steps"):
             buffer.wait_free(timeout=PATIENCE_SECONDS)
             columns = _views(storage, tokens * ROWS)
             with publisher.reserve(step, lengths=[tokens] * ROWS, columns=columns) as draft:
@@ -173,10 +174,11 @@ def registration(rig: Rig) -> Numbers:
     """Registering memory that nobody could open is refused, and names the setting (R38, T14)."""
     found: Numbers = {}
     with service(rig) as here:
-        for name, setting in (
+        settings = (
             ("expandable", "backend:native,expandable_segments:True"),
             ("pool", "backend:cudaMallocAsync"),
-        ):
+        )
+        for name, setting in rig.clock.through(settings, what="allocators"):
             command = [sys.executable, "-m", "tests.gpu.registrant", rig.driver]
             done = subprocess.run(
                 [*command, str(rig.device.ordinal), here.server.address, name],
@@ -203,7 +205,7 @@ def host_copies(rig: Rig) -> Numbers:
         near, far = here.student(), here.student()
         join(near, "copies")
         numbers["settled"] = far.ask("open", teacher="copies", transports="shared_memory,stream")
-        for step in range(3):
+        for step in rig.clock.through(range(3), what="steps"):
             publish(publisher, step, size)
             check_step(near.ask("acquire", teacher="copies", step=step, look=True), rig)
             said = far.ask("acquire", teacher="copies", step=step, look=True)
@@ -220,7 +222,7 @@ def pinned(rig: Rig) -> Numbers:
     rates: Numbers = {}
     with service(rig) as here:
         publisher = here.publisher("pinned", size, on_device=False)
-        for mode in ("read_only", "pinned"):
+        for mode in rig.clock.through(("pinned", "read_only"), what="modes"):
             student = here.student()
             student.ask("open", teacher="pinned", transports="shared_memory", mode=mode)
             step = len(rates)
@@ -240,7 +242,8 @@ def torch_versions(rig: Rig) -> Numbers:
     numbers: Numbers = {"here": torch.__version__}
     with service(rig) as here:
         publisher = here.publisher("versions", size)
-        for step, python in enumerate(rig.other_pythons):
+        pythons = rig.clock.through(rig.other_pythons, what="interpreters")
+        for step, python in enumerate(pythons):
             student = here.student(python)
             numbers[python] = student.ask("about")
             join(student, "versions")

@@ -11,6 +11,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ import pytest
 from tests.fake_cuda.faulty import Fault
 from tests.fake_cuda.log import faults, read_log
 from tests.fake_cuda.spec import Spec
-from tests.gpu import driver_stages, engine_stages, vmm
+from tests.gpu import driver_stages, engine_stages, running, vmm
 from tests.gpu.check import main
 from tests.gpu.needs import MODULES
 from tests.gpu.rig import CUDA, Failed, Rig, Stage
@@ -138,6 +139,40 @@ def test_does_not_pass_where_no_time_was_left_for_a_stage(
     report = json.loads(capsys.readouterr().out)
     assert report["result"] == report["stages"]["cycles"]["result"] == "failed"
     assert "--seconds" in report["stages"]["cycles"]["why"]
+
+
+def test_says_what_a_stage_left_out_and_does_not_pass_with_it(
+    spec: Spec, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reports = {
+        "own_handle": {"result": "ok", "numbers": {}},
+        "cycles": {"result": "ok", "numbers": {}, "left_out": ["600 of 1020 cycles"]},
+        "sessions": {"result": "skipped", "why": "no such thing here"},
+    }
+    monkeypatch.setattr(running, "_run", lambda stage, *_: reports[stage.name])
+    assert main(["--driver", spec.dumps(), "--only", ",".join(reports)]) == 1
+
+    said = json.loads(capsys.readouterr().out)
+    assert said["result"] == "incomplete"
+    assert said["left_out"] == {"cycles": ["600 of 1020 cycles"]}
+    assert said["budget_seconds"] == running.SECONDS
+
+
+def test_a_stage_that_is_late_says_so_itself(
+    spec: Spec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    late = ["--stage", "raw_ipc", "--driver", spec.dumps(), f"--until={time.monotonic()}"]
+    assert main(late) == 0
+
+    *places, report = capsys.readouterr().out.splitlines()
+    assert places == ["at sizes 1 of 2"]
+    assert json.loads(report)["result"] == "ok"
+    assert json.loads(report)["left_out"] == ["1 of 2 sizes"]
+
+
+def test_a_stage_that_is_ended_is_said_to_have_been_at_its_last_part() -> None:
+    assert running._place("at cycles 1 of 9\nat cycles 2 of 9\n").endswith("at cycles 2 of 9")
+    assert running._place("") == ""
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2
+from tests import forked
 
 PATIENCE_SECONDS = 30
 STUDENT = Path(__file__).with_name("student.py")
@@ -16,7 +17,7 @@ STUDENT = Path(__file__).with_name("student.py")
 @contextmanager
 def student(*arguments: str, pass_fds: Sequence[int] = ()) -> Iterator["subprocess.Popen[str]"]:
     """Run a student; it is killed in the end if it still runs."""
-    process = subprocess.Popen(
+    process: subprocess.Popen[str] = forked.Popen(
         [sys.executable, STUDENT, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests import forked
 from tests.client.publishing import a_student, a_teacher, expected, some_rows
 from tests.client.test_publisher import same
 from tests.processes.running import PATIENCE_SECONDS, line_of
@@ -88,7 +89,7 @@ def test_a_reader_has_a_step_from_its_publisher_s_hand_while_the_server_is_stopp
     monkeypatch.setattr(Mailbox, "put_opened", put_opened)
     with (
         tl.testing.serve(pool_size="16MiB") as server,
-        subprocess.Popen(
+        forked.Popen(
             [sys.executable, "-c", _PUBLISHER, server.address],
             cwd=ROOT,
             stdin=subprocess.PIPE,
@@ -126,7 +127,7 @@ def test_a_publisher_that_dies_at_its_slot_has_sealed_for_who_waits_and_who_come
     ids, lengths, logits = some_rows(0)
     with (
         tl.testing.serve(pool_size="16MiB") as server,
-        subprocess.Popen(
+        forked.Popen(
             [sys.executable, "-c", _DYING, server.address, end],
             cwd=ROOT,
             stdin=subprocess.PIPE,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests import forked
 from tests.processes.running import PATIENCE_SECONDS, line_of
 from tests.server.registry_rig import Wire, a_payload, a_student, bytes_of, serving
 
@@ -44,7 +45,7 @@ class PublisherProcess:
 @contextmanager
 def publisher(address: str, shard: int, *, of: int) -> Iterator[PublisherProcess]:
     """A publisher, before it is ready; it is killed in the end if it still runs."""
-    process = subprocess.Popen(
+    process: subprocess.Popen[str] = forked.Popen(
         [sys.executable, "-m", "tests.processes.publisher", address, str(shard), str(of)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

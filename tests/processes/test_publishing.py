@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests import forked
 from tests.client.publishing import a_grid, a_student, a_teacher, expected, some_rows
 from tests.client.test_publisher import same
 from tests.processes.running import PATIENCE_SECONDS, line_of
@@ -51,7 +52,7 @@ with tl.connect(address) as client, client.open_publisher(a_teacher(name)) as pu
 @contextmanager
 def publisher(address: str, name: str, command: str) -> Iterator["subprocess.Popen[str]"]:
     """A process that publishes step 0, or only writes it, and waits."""
-    process = subprocess.Popen(
+    process: subprocess.Popen[str] = forked.Popen(
         [sys.executable, "-c", _CHILD, address, name, command],
         cwd=ROOT,
         stdin=subprocess.PIPE,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from tests import forked
 from tests.client.publishing import a_grid, a_teacher
 from tests.processes.running import PATIENCE_SECONDS, line_of
 from tests.processes.test_fifty_steps import await_true
@@ -60,7 +61,7 @@ def inspect(server: tl.testing.ServerProcess, capsys: pytest.CaptureFixture[str]
 @contextmanager
 def reading(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A reader in a process of its own; it is killed in the end."""
-    process = subprocess.Popen(
+    process: subprocess.Popen[str] = forked.Popen(
         [sys.executable, "-m", "tests.processes.reader", *arguments],
         cwd=ROOT,
         stdin=subprocess.PIPE,

@@ -12,6 +12,7 @@ from typing import BinaryIO
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2
+from tests import forked
 from tests.processes.running import line_of
 from tests.reports.raw import OUR_METHODS, connect_raw
 from tests.reports.tunnels import tunnel
@@ -165,14 +166,12 @@ def test_t24_what_one_process_mapped_stays_there_for_the_next(server: Embedded) 
         client.open_session(profile) as session,
         session.score([[1, 2, 3], [4, 5]]).result() as leased,
     ):
-        ended = subprocess.run(
+        ended = forked.run(
             [sys.executable, "-c", READS_AND_ENDS, server.address, leased.payload.payload_id],
             cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
             timeout=2 * PATIENCE_SECONDS,
         )
+        assert ended.returncode == 0, ended.stderr
         assert ended.stdout.strip() == leased.digest()
         with session.acquire(payload_id=leased.payload.payload_id) as again:
             assert again.digest() == leased.digest()
@@ -258,7 +257,7 @@ def test_t32_fifty_readers_that_are_killed_hold_up_nobody_and_keep_nothing(
             ).lease_id
             for number in range(STREAMS)
         ]
-        readers = subprocess.Popen(
+        readers: subprocess.Popen[str] = forked.Popen(
             [sys.executable, "-c", READS_FIFTY, server.address, session_id, *lease_ids],
             cwd=ROOT,
             stdin=subprocess.PIPE,

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,6 +13,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
+from tests import forked
 from tests.client.publishing import a_student, a_teacher, some_rows
 from tests.transport_suite.dense_teacher import VOCABULARY_SIZE, DenseTeacher, head_logits
 from tests.transport_suite.writing import Embedded, a_profile, embedded_server
@@ -176,13 +176,7 @@ def test_r28_a_script_learns_it_from_the_exit_code(
     """In a process of its own, to which memory is shared."""
     teacher.is_late = True
     asked = (server.address, "--parity", reference, "--json")
-    done = subprocess.run(
-        [sys.executable, "-m", "teacher_logits", "inspect", *asked],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = forked.run([sys.executable, "-m", "teacher_logits", "inspect", *asked], timeout=60)
     assert done.returncode == 1, done.stderr
     said = json.loads(done.stdout)
     assert (said["transport"], said["shift"]) == ("shared_memory", -1)
@@ -287,6 +281,13 @@ class TestAStep:
     ) -> None:
         said = complain(server.address, "--parity", reference, "--step", "3")
         assert "goes with it" not in said
+
+    def test_of_a_teacher_that_is_not_there_is_refused_with_those_that_are(
+        self, server: Embedded, complain: Complain, reference: str
+    ) -> None:
+        said = complain(server.address, "--teacher-id", "other", "--parity", reference)
+        assert "no one teacher 'other' is there, at" in said
+        assert "name one of teacher with --teacher-id" in said
 
     def test_is_asked_for_where_the_teacher_is_published(
         self, registry: str, complain: Complain, tmp_path: Path

@@ -225,9 +225,10 @@ ROWS: dict[str, list[tuple[str, str]]] = {
     # No server teacher in the trainers that people have.
     "R23": [
         (TRANSFORMERS_TRAINER, "test_r23_a_student_learns_at_every_beta"),
+        (TRL_TRAINER, "test_r23_the_loss_and_its_gradient_are_those_of_trls_dense_one"),
         (
             TRL_TRAINER,
-            "test_r23_served_at_any_beta_it_is_what_trl_computes_with_the_teacher_in_the_process",
+            "test_r23_served_it_is_what_trl_computes_with_the_teacher_in_the_process",
         ),
     ],
     # A first token that one side alone has.

@@ -440,6 +440,15 @@ class TestCapability:
         assert violation.facts["teacher_temperatures"] == "2"
         assert "0.7" in violation.message
 
+    def test_who_can_add_what_a_published_teacher_lacks_is_named(self) -> None:
+        asked: dict[str, object] = {"temperatures": (3.0,), "columns": (ColumnKind.TOPK_LOGITS,)}
+        of_temperature, of_column = verdict(
+            asked, {"temperatures": (2.0,)}, is_published=True
+        ).violations
+
+        assert of_temperature.message.endswith("TeacherProfile(temperatures=) name it")
+        assert of_column.message.endswith("TeacherProfile(columns=) name it")
+
     def test_a_teacher_that_names_no_temperatures_takes_any(self) -> None:
         assert rules(verdict({"temperatures": (0.7,)})) == []
 

@@ -167,10 +167,11 @@ def test_under_several_streams_others_are_heard_between_any_two_chunks() -> None
     )
 
     class Eager:
-        """A call whose reader takes everything at once."""
+        """A call whose reader takes everything at once, which the loop hears on its next turn."""
 
         async def write(self, chunk: bytes) -> None:
             told.append("chunk")
+            await asyncio.sleep(0)
 
     async def listen() -> None:
         while len([each for each in told if each == "chunk"]) < 6:

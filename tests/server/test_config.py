@@ -88,6 +88,15 @@ def test_help_tells_of_every_flag_with_its_unit_and_default(
             "10",
         ),
         ("model_grid", ModelGrid(node_count=0, gpus_per_node=8), "node_count is 0"),
+        ("dtype", "float8", "choose from auto, float32"),
+        # In Python, where no reader of text stands before them.
+        ("listen", "unix:/a", "ServerConfig(listen=) takes a tuple of str, not str"),
+        ("transports", ("stream",), "ServerConfig(transports=) takes a tuple of Transport"),
+        ("allow_uids", 5, "takes a tuple of int, not int"),
+        ("pool_size_bytes", "1GiB", "ServerConfig(pool_size_bytes=) takes int, not str"),
+        ("session_ttl", 30, "takes timedelta, not int"),
+        ("batch_grid", (64, 4, 2), "takes BatchGrid, not tuple"),
+        ("model", Path("model"), "takes str, not PosixPath"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused_by_its_flag(

@@ -504,6 +504,32 @@ class TestAWriterThatIsGone:
             house.take(readers[1], 0)
         house.give_back(readers[0], grant)
 
+    def test_amid_a_handshake_is_waited_for_as_long_as_the_call_may(
+        self, house: DeviceHouse
+    ) -> None:
+        """Longer than a session may stay unsettled of which nothing is heard."""
+        publisher = house.publish_on_device()
+        opened = house.open(wishing())
+        session_id = opened.terms.session_id
+        house.ledger.line_ended(publisher.session_id, process_alive=False)
+        assert house.ledger.lacks_writers(session_id, patience=30)
+        house.clock.advance(29)
+        house.ledger.sweep()
+        assert house.ledger.lacks_writers(session_id, patience=1)
+
+        house.publish_on_device()
+        assert not house.ledger.lacks_writers(session_id, patience=1)
+        assert house.prove_device(opened).settlements
+
+    def test_amid_a_handshake_ends_it_once_nobody_waits_any_more(self, house: DeviceHouse) -> None:
+        publisher = house.publish_on_device()
+        session_id = house.open(wishing()).terms.session_id
+        house.ledger.line_ended(publisher.session_id, process_alive=False)
+        assert house.ledger.lacks_writers(session_id, patience=30)
+
+        house.clock.advance(30)
+        assert house.ledger.sweep() == [session_id]
+
 
 class TestASlabOfDeviceMemory:
     def test_shows_its_handle_to_those_that_read_there(self, house: DeviceHouse) -> None:

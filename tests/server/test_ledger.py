@@ -660,8 +660,10 @@ class TestLeases:
         ("changes", "asks"),
         [
             ({"top_k": 7}, "top_k"),
+            ({"top_k": 9}, "top_k"),
             ({"vocabulary_size": 101}, "vocabulary_size"),
             ({"temperatures": (1.0, 3.0)}, "temperatures"),
+            ({"temperatures": (1.0, 2.0, 3.0)}, "temperatures"),
         ],
     )
     def test_a_payload_made_for_another_session_must_suit_this_one(
@@ -670,8 +672,9 @@ class TestLeases:
         lease, _ = house.publish(house.streaming(), **changes)  # type: ignore[arg-type]
         session = house.streaming(replace(STUDENT, temperatures=(2.0,)[: asks == "temperatures"]))
 
-        with pytest.raises(PayloadInvalidError, match=asks):
+        with pytest.raises(PayloadInvalidError, match=asks) as refusal:
             house.acquire(session, lease)
+        assert {f"payload_{asks}", f"session_{asks}"} == set(refusal.value.facts)
 
 
 class TestPins:

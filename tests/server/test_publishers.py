@@ -11,9 +11,15 @@ from tests.server.registering import teacher
 
 from teacher_logits.errors import UnknownTeacherError
 from teacher_logits.grid import BatchGrid, check_own_grid
-from teacher_logits.layout import ElementType
+from teacher_logits.layout import ColumnKind, ElementType
 from teacher_logits.locality import ModelGrid
-from teacher_logits.profiles import PROTOCOL_VERSION, NodeHints, TeacherProfile
+from teacher_logits.profiles import (
+    NEEDED_COLUMNS,
+    PROTOCOL_VERSION,
+    SCORED_COLUMNS,
+    NodeHints,
+    TeacherProfile,
+)
 from teacher_logits_server.publishers import Publishers, TeacherAbsent, TeacherIncomplete
 from teacher_logits_server.publishers.promises import check_profile
 
@@ -76,6 +82,22 @@ class TestItsOwnRules:
         assert entries.message == ("top_k is 101, and the vocabulary has 100 ids; give at most 100")
         assert entries.facts == {"top_k": 101, "vocabulary_size": 100}
 
+    @pytest.mark.parametrize("kind", NEEDED_COLUMNS)
+    def test_a_column_that_every_payload_has_is_not_left_out(self, kind: ColumnKind) -> None:
+        columns = tuple(each for each in SCORED_COLUMNS if each is not kind)
+
+        (violation,) = check_profile(teacher(columns=columns), protocol_version=PROTOCOL_VERSION)
+
+        assert violation.rule == "column_unavailable"
+        assert violation.facts["lacking"] == kind.value
+        assert violation.message.endswith(f"give {kind.value} too")
+
+    def test_other_temperatures_need_the_normaliser(self) -> None:
+        columns = tuple(each for each in SCORED_COLUMNS if each is not ColumnKind.LOGSUMEXP)
+
+        assert broken(teacher(columns=columns)) == []
+        assert broken(teacher(columns=columns, temperatures=(2.0,))) == ["column_unavailable"]
+
     def test_another_version_is_named(self) -> None:
         assert broken(teacher(), protocol_version=PROTOCOL_VERSION + 1) == ["protocol_version"]
 
@@ -136,13 +158,10 @@ class TestAgreement:
 
     def test_a_shard_is_published_by_one(self) -> None:
         publishers = table()
-        entered(publishers, teacher(shard=1), settled=False)
+        there = entered(publishers, teacher(shard=1), settled=False)
 
-        (violation,) = publishers.check(teacher(shard=1))
-
-        assert violation.rule == "shard_taken"
-        assert violation.facts == {"shard": 1, "pid": 1001, "host_name": "node"}
-        assert "process 1001 on node" in violation.message
+        assert publishers.holders(teacher(shard=1)) == [there]
+        assert publishers.holders(teacher(shard=0)) == []
 
     def test_a_shard_is_free_when_its_publisher_has_gone(self) -> None:
         for in_good_order in (True, False):
@@ -152,6 +171,7 @@ class TestAgreement:
             publishers.leave("teacher", gone, in_good_order=in_good_order)
 
             assert publishers.check(teacher(shard=1)) == []
+            assert publishers.holders(teacher(shard=1)) == []
 
     def test_the_engines_name_is_taken(self) -> None:
         publishers = table(engine=teacher(batch_grid=None))

@@ -31,9 +31,10 @@ from teacher_logits.errors import (
     SessionRefusedError,
 )
 from teacher_logits.keys import PayloadKey
-from teacher_logits.profiles import NodeHints
+from teacher_logits.profiles import PROTOCOL_VERSION, NodeHints
 from teacher_logits.terms import SERVER_WRITER, RoomFreed, StepFailure, StepGrant
 from teacher_logits.transport import Transport
+from teacher_logits_server.admission.holders import PlaceTaken
 from teacher_logits_server.publishers import TeacherAbsent, TeacherIncomplete
 from teacher_logits_server.steps.mail import MAX_WANTED_STEPS
 
@@ -215,6 +216,79 @@ class TestComingIn:
             end(session_id)
 
             assert rings
+
+    def test_a_shard_is_published_by_one(self, house: House) -> None:
+        house.publish_as(teacher(shard=1))
+
+        with pytest.raises(SessionRefusedError) as refusal:
+            house.publish_as(teacher(shard=1, hints=NodeHints(host_name="other", pid=1001)))
+        (violation,) = refusal.value.violations
+        assert violation.rule == "shard_taken"
+        assert violation.facts == {"shard": 1, "pid": 7, "host_name": "node"}
+        assert "published by process 7 on node" in violation.message
+        house.publish_as(teacher(shard=0))
+
+    def test_a_publisher_that_breaks_other_rules_too_is_told_of_all(self, house: House) -> None:
+        house.publish_as(teacher())
+
+        with pytest.raises(SessionRefusedError) as refusal:
+            house.publish_as(teacher(top_k=8))
+        assert not isinstance(refusal.value, PlaceTaken)  # no wait would help
+        rules = [violation.rule for violation in refusal.value.violations]
+        assert rules == ["teacher_grid_conflict", "shard_taken"]
+
+    @pytest.mark.parametrize("how", ["closed", "dead", "child", "cut", "ttl", "never settled"])
+    def test_a_publisher_that_is_gone_gives_its_shard_up(self, house: House, how: str) -> None:
+        if how == "never settled":
+            house.ledger.open_publisher(
+                request_id="r", protocol_version=PROTOCOL_VERSION, profile=teacher()
+            )
+            house.clock.advance(10)
+        else:
+            session_id = house.publish_as(teacher(), local=how != "ttl").session_id
+            if how == "closed":
+                house.ledger.close_session(session_id)
+            elif how == "child":
+                house.ledger.process_died(session_id)
+            elif how == "ttl":
+                house.clock.advance(30)  # and nobody has swept
+            else:
+                house.ledger.line_ended(session_id, process_alive=how == "cut")
+
+        house.publish_as(teacher())
+
+    def test_a_shard_that_only_time_frees_says_how_long(self, house: House) -> None:
+        house.publish_as(teacher(), local=False)
+        house.clock.advance(12)
+
+        with pytest.raises(SessionRefusedError, match="free within 18 s") as refusal:
+            house.publish_as(teacher())
+        assert refusal.value.facts["free_within_seconds"] == 18
+
+    def test_who_waits_for_a_shard_is_told_of_its_publishers_life_and_end(
+        self, house: House
+    ) -> None:
+        rings: list[str] = []
+        session_id = house.publish_as(teacher(), local=False).session_id
+        house.ledger.on_teachers_changed(lambda: rings.append("ring"))
+        house.ledger.renew(session_id)
+        assert not rings
+        for end in (house.ledger.renew, house.ledger.close_session):
+            with pytest.raises(SessionRefusedError, match="shard_taken"):
+                house.publish_as(teacher())
+            rings.clear()
+
+            end(session_id)
+
+            assert rings
+
+    def test_a_session_that_was_found_over_is_told_with_the_next_pass(self, house: House) -> None:
+        session_id = house.publish_as(teacher(), local=False).session_id
+        house.clock.advance(30)
+        house.publish_as(teacher(), local=False)
+
+        assert house.ledger.sweep() == [session_id]
+        assert house.ledger.sweep() == []
 
     def test_a_publisher_may_not_read_nor_a_student_write(self, house: House) -> None:
         (publisher,) = house.publishers(dp=1)

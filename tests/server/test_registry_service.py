@@ -104,12 +104,12 @@ class TestOpenPublisher:
     def test_refuses_a_shard_that_is_taken_and_grants_it_once_it_is_closed(
         self, wire: Wire
     ) -> None:
-        first = wire.publisher(a_teacher(), streams=True)
+        first = wire.publisher(a_teacher())
         with pytest.raises(SessionRefusedError, match="shard_taken"):
-            wire.publisher(a_teacher(), streams=True)
+            wire.publisher(a_teacher())
 
         first.close()
-        wire.publisher(a_teacher(), streams=True)
+        wire.publisher(a_teacher())
 
     def test_shows_who_publishes(self, wire: Wire) -> None:
         publisher = wire.publisher(a_teacher(), streams=True)

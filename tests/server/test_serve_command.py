@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckResponse
+from tests import forked
 from tests.server.registry_rig import Wire, a_payload, a_student, a_teacher, bytes_of
 from tests.server.registry_rig import refused as called
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 PATIENCE = 40.0
 
 COMMAND = Path(sys.executable).with_name("teacher-logits")
+FORKED = (sys.executable, "-m", "teacher_logits")
 ENGINE_HERE = "teacher_logits_client.testing:toy_teacher"
 
 # An engine of our own: loads when there is something at the other end of the pipe that the
@@ -98,18 +100,28 @@ def started(
     *flags: str,
     gate: Path | None = None,
     engine: str = "own_engine:load",
-    **popen: object,
+    program: tuple[str, ...] = FORKED,
+    pass_fds: tuple[int, ...] = (),
 ) -> Iterator[Served]:
-    """Start a server; it is killed in the end if it still runs."""
+    """Start a server; it is killed in the end if it still runs.
+
+    ``program`` is what is run: the command as it is installed, or the same forked.
+    """
     (folder / "own_engine.py").write_text(ENGINE, encoding="utf-8")
     log = folder / f"log-{keys.new_epoch()}"
     environment = dict(os.environ)
     if gate is not None:
         environment["GATE"] = str(gate)
-    command = [str(COMMAND), "serve", *(("--engine", engine) if engine else ())]
+    command = [*program, "serve", *(("--engine", engine) if engine else ())]
+    popen: type[subprocess.Popen[bytes]] = forked.Popen if program is FORKED else subprocess.Popen
     with log.open("wb") as output:
-        process = subprocess.Popen(  # type: ignore[call-overload]
-            [*command, *flags], cwd=folder, stdout=output, stderr=output, env=environment, **popen
+        process = popen(
+            [*command, *flags],
+            cwd=folder,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            pass_fds=pass_fds,
         )
     try:
         yield Served(process, log)
@@ -120,13 +132,18 @@ def started(
 
 @contextmanager
 def ready(
-    folder: Path, *flags: str, engine: str = "own_engine:load"
+    folder: Path,
+    *flags: str,
+    engine: str = "own_engine:load",
+    program: tuple[str, ...] = FORKED,
 ) -> Iterator[tuple[Served, dict[str, object]]]:
     """Start a server and wait until it is ready; yields what it says of itself."""
     reading, writing = os.pipe()
     try:
         told = ("--ready-fd", str(writing))
-        with started(folder, *told, *flags, engine=engine, pass_fds=(writing,)) as served:
+        with started(
+            folder, *told, *flags, engine=engine, program=program, pass_fds=(writing,)
+        ) as served:
             os.close(writing)
             with open(reading, "rb", closefd=False) as pipe:
                 line = pipe.readline()
@@ -220,7 +237,8 @@ class TestReadiness:
     def test_is_told_by_a_file_that_is_there_while_the_server_is(self, tmp_path: Path) -> None:
         place = tmp_path / "ready"
         place.write_text("of a server that died", encoding="utf-8")
-        with ready(tmp_path, *unix(tmp_path), "--ready-file", str(place)) as (served, readiness):
+        flags = (*unix(tmp_path), "--ready-file", str(place))
+        with ready(tmp_path, *flags, program=(str(COMMAND),)) as (served, readiness):
             assert json.loads(place.read_text("utf-8")) == readiness
             assert served.terminate() == 0
 

@@ -17,7 +17,8 @@ from teacher_logits.grid import BatchGrid
 from teacher_logits.profiles import StudentProfile
 from teacher_logits.terms import SERVER_WRITER
 from teacher_logits.transport import Settlement, Transport
-from teacher_logits_server.sessions import Phase, Session, Sessions
+from teacher_logits_server.sessions import Sessions
+from teacher_logits_server.sessions.session import Phase, Session
 from teacher_logits_server.settlement.proofs import Line
 
 TTL, OPENING_TTL = 30.0, 10.0
@@ -71,6 +72,14 @@ class TestOpening:
         assert sessions.living("s", now=OPENING_TTL - 1) is session
         with pytest.raises(SessionExpiredError):
             sessions.living("s", now=OPENING_TTL)
+
+    def test_goes_on_while_the_call_waits_that_would_settle_it(self) -> None:
+        sessions = table()
+        session = opened(sessions)
+        session.awaited_until = 3 * OPENING_TTL
+
+        assert sessions.lapse(now=3 * OPENING_TTL - 1) == []
+        assert sessions.lapse(now=3 * OPENING_TTL) == [session]
 
     def test_may_not_work(self) -> None:
         sessions = table()

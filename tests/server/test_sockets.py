@@ -169,7 +169,7 @@ def test_a_folder_that_is_not_there_is_made_for_its_user_alone(tmp_path: Path) -
 def test_a_folder_that_cannot_be_made_is_refused_by_the_flag(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
-    with pytest.raises(ConfigError, match=r"--listen.*cannot be made"):
+    with pytest.raises(ConfigError, match=r"--listen.*cannot be made.*; listen in a folder"):
         SocketClaim(str(tmp_path / "file" / "t.sock"), flag="--listen")
 
 

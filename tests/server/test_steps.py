@@ -416,7 +416,8 @@ class TestRetirement:
         steps = Steps()
         steps.seats.join("s", student(readers=2))
         steps.seats.join("t", student(readers=2))
-        steps.seats.join("successor", student(readers=2), over={"s"})
+        steps.seats.close("s", frozenset({0}))
+        steps.seats.join("successor", student(readers=2))
         sealed(steps, claim())
         read(steps, 0, "s")
         read(steps, 0, "successor")
@@ -543,7 +544,6 @@ class Model(RuleBasedStateMachine):
         self.students: dict[str, Read] = {}
         self.consumed: set[tuple[int, Seat]] = set()
         #: Sessions that have ended, of which nobody has told yet.
-        self.over: set[str] = set()
         self.asked = -1
         self.told: list[str] = []
         self.given: dict[str, int] = {}
@@ -663,10 +663,10 @@ class Model(RuleBasedStateMachine):
         self.count += 1
         session = f"s{self.count}"
         profile = student(name, dp=known.dp, rank=rank, readers=known.readers)
-        living = [each for each in self.steps.seats.holders(profile) if each not in self.over]
-        if len(living) == known.readers:
-            self.over.add(data.draw(st.sampled_from(living)))
-        self.steps.seats.join(session, profile, over=self.over)
+        holders = self.steps.seats.holders(profile)
+        if len(holders) == known.readers:
+            self.steps.seats.close(data.draw(st.sampled_from(holders)), frozenset(range(6)))
+        self.steps.seats.join(session, profile)
         known.sessions.add(session)
 
     @precondition(lambda self: self.students)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -349,6 +350,22 @@ class TestRefusals:
 
     def test_a_folder_that_is_not_there(self, tmp_path: Path) -> None:
         assert "there is no such folder or file" in self.refused(tmp_path / "nowhere")
+
+    def test_a_folder_that_the_user_may_not_enter(
+        self, copy: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("os.access", lambda *_: False)  # the tests may run as root
+        told = self.refused(copy)
+        assert f"user {os.geteuid()}, as whom this runs, may not read {copy}: let it" in told
+
+    def test_weights_that_the_user_may_not_read(
+        self, copy: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def denied(self: Path, _mode: str) -> None:
+            raise PermissionError(13, "Permission denied", str(self))
+
+        monkeypatch.setattr(Path, "open", denied)
+        assert f"may not read {copy}/model.safetensors: let it (chmod" in self.refused(copy)
 
     def test_a_server_without_a_model(self) -> None:
         with pytest.raises(ConfigError, match="--model is missing"):

@@ -25,6 +25,7 @@ from teacher_logits.wire import student_to_wire, transport_to_wire
 from teacher_logits.wire.session import lease_from_wire, session_from_wire
 from teacher_logits.wire.transport import probe_from_wire, refusal_to_wire
 from teacher_logits_client.calls.channels import Channels
+from teacher_logits_client.calls.direct_streams import ending
 from teacher_logits_client.calls.failures import Waiting, error_of, stream_error_of
 from teacher_logits_client.calls.opened import OpenedSession
 from teacher_logits_client.calls.pending import PendingLease
@@ -236,10 +237,8 @@ class Calls:
         )
         try:
             stream = self._read(request, timeout=max(0.001, timeout))
-            try:
+            with ending(stream):
                 yield from stream
-            finally:
-                stream.cancel()
         except (grpc.RpcError, ValueError) as error:
             raise stream_error_of(
                 error, waiting, session_id=session_id, is_closed=self.is_closed

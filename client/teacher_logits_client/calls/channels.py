@@ -23,6 +23,7 @@ from teacher_logits.errors import (
     RequestInvalidError,
     ServerUnreachableError,
 )
+from teacher_logits_client.calls.direct_streams import CHANNEL_OPTIONS
 from teacher_logits_client.calls.failures import Waiting, error_of
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Channels:
         self.is_closed = False
         options = _OPTIONS if address.path else _OPTIONS + _TCP_OPTIONS
         self.control = grpc.insecure_channel(address.target, options)
-        self.bulk = grpc.insecure_channel(address.target, options)
+        self.bulk = grpc.insecure_channel(address.target, options + CHANNEL_OPTIONS)
 
     def close(self) -> None:
         """Close both; calls under way are cancelled."""

@@ -17,6 +17,7 @@ from teacher_logits.keys import PayloadKey
 from teacher_logits.layout import ColumnKind as Kind
 from teacher_logits.layout import lay_out, top_k_columns
 from teacher_logits.payload import Payload
+from teacher_logits.profiles import NEEDED_COLUMNS
 from teacher_logits.selection import Selection, row_statuses
 
 if TYPE_CHECKING:
@@ -28,17 +29,6 @@ if TYPE_CHECKING:
     from teacher_logits_client.drafts.rows import DraftRows
     from teacher_logits_client.slabs.placed_columns import PlacedColumns
 
-NEEDED = frozenset(
-    {
-        Kind.TOPK_IDS,
-        Kind.TOPK_LOGPROBS,
-        Kind.LOG_TAIL,
-        Kind.ROW_OFFSETS,
-        Kind.ROW_WINDOWS,
-        Kind.ROW_DIGESTS,
-        Kind.ROW_STATUS,
-    }
-)
 WRITTEN_BY_TEACHER = (
     Kind.TOPK_IDS,
     Kind.TOPK_LOGPROBS,
@@ -79,11 +69,11 @@ def columns_of(profile: TeacherProfile, rows: DraftRows) -> tuple[tuple[Column, 
         value_type=profile.value_type,
         with_logits=True,
     )
-    wanted = frozenset(profile.columns)
+    needed, wanted = frozenset(NEEDED_COLUMNS), frozenset(profile.columns)
     known = {column.kind for column in columns}
-    if not NEEDED <= wanted <= known:
+    if not needed <= wanted <= known:
         unknown = ", ".join(sorted(kind.value for kind in wanted - known)) or "none"
-        missing = ", ".join(sorted(kind.value for kind in NEEDED - wanted)) or "none"
+        missing = ", ".join(sorted(kind.value for kind in needed - wanted)) or "none"
         raise PayloadInvalidError(
             f"the teacher's profile promises columns that this release does not write ({unknown}), "
             f"or leaves out some that every payload has ({missing}): publishers write the K best "

@@ -103,9 +103,9 @@ def _plan_teacher(view: ServerView, teacher_id: str, *, as_json: bool) -> str:
 
 def _plan_text(target: str, leases: list[LeaseView]) -> str:
     size = size_text(sum(lease.size_bytes for lease in leases))
-    what = f"{_count(len(leases), 'lease')} that hold up to {size} would be ended"
+    what = f"{_count(len(leases), 'lease')} would be ended, holding up to {size}"
     if target.startswith("s-"):
-        what = f"session {target} would be ended, and {what}"
+        what = f"session {target} would be ended; {what}"
     lines = [
         f"{what}; nothing was done.",
         *(f"  {lease.lease_id}  session {lease.session_id}" for lease in leases),

@@ -19,13 +19,8 @@ from teacher_logits.v1 import line_pb2, registry_service_pb2, teacher_logits_ser
 from teacher_logits.wire.session import lease_from_wire
 from teacher_logits.wire.steps import reservation_from_wire
 from teacher_logits.wire.transport import part_from_wire, part_to_wire
-from teacher_logits_client.line import packets
+from teacher_logits_client.line import packets, write_requests
 from teacher_logits_client.line.exchange import Exchange
-from teacher_logits_client.line.write_requests import (
-    announce_request,
-    reserve_request,
-    seal_request,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -219,7 +214,7 @@ class Line(Exchange):
         timeout: float,
     ) -> Reservation:
         """Claim the rows of a payload, at most ``MAX_RESERVED_ROWS`` of them."""
-        request = reserve_request(
+        request = write_requests.reserve_request(
             session_id,
             request_id=request_id,
             payload=payload,
@@ -244,7 +239,7 @@ class Line(Exchange):
         host_copy: bool = False,
     ) -> None:
         """Make a payload readable and immutable; see ``seal_request``."""
-        request = seal_request(
+        request = write_requests.seal_request(
             session_id,
             payload_id,
             extent=extent,
@@ -263,7 +258,7 @@ class Line(Exchange):
         self, session_id: str, payload_id: str, extent: Extent, valid_count: int | None
     ) -> None:
         """Say where a payload will lie that is reserved; waits for nothing, not even room."""
-        request = announce_request(session_id, payload_id, extent, valid_count)
+        request = write_requests.announce_request(session_id, payload_id, extent, valid_count)
         whole = line_pb2.LineRequest(announce=request)
         self.post(whole, until=0.0, on_refusal=lambda error: None)  # its seal is told as well
 

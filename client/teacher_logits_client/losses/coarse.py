@@ -19,7 +19,6 @@ nothing, whatever their logits hold. First derivatives only.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -34,6 +33,7 @@ from teacher_logits.selection.complement import (
 from teacher_logits_client.losses.derivatives import first_only, save, saved
 from teacher_logits_client.losses.floor import outside_entropy
 from teacher_logits_client.losses.merging import over_shards
+from teacher_logits_client.losses.powers import powers
 from teacher_logits_client.losses.sharding import refused_together
 from teacher_logits_client.losses.tails import Tail
 from teacher_logits_client.losses.weighing import Inputs, weigh
@@ -168,7 +168,7 @@ def _outside_shares(
         if kept.tail is Tail.NEMO_FLOOR:
             logs = (share / kept.temperature).clamp_min_(ABSENT_LOGPROB)
             pull = logs.mul_(of_logs[part]).add_(pull)
-        share.mul_(math.log2(math.e) / kept.temperature).exp2_()
+        powers(share, over=kept.temperature)
         yield part, share.mul_(pull).to(logits.dtype)
 
 

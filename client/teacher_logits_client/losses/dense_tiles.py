@@ -19,8 +19,9 @@ import torch
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.selection.complement import rows_at_once
 from teacher_logits_client.losses.derivatives import first_only, save, saved
+from teacher_logits_client.losses.powers import powers
 from teacher_logits_client.losses.sharding import checksums, refused_together
-from teacher_logits_client.losses.streaming import StreamedSums, powers
+from teacher_logits_client.losses.streaming import StreamedSums
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,6 @@ that want no gradient, none is computed or held. First derivatives only.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -29,6 +28,7 @@ from teacher_logits_client.losses.head_logits import HeadLogits
 from teacher_logits_client.losses.merging import over_shards
 from teacher_logits_client.losses.outside import Outside
 from teacher_logits_client.losses.pairs import pairs_of
+from teacher_logits_client.losses.powers import powers
 from teacher_logits_client.losses.sharding import refused_together
 from teacher_logits_client.losses.tails import Tail
 from teacher_logits_client.losses.tiled_head import TiledHead
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from teacher_logits_client.losses.tiled_head import Columns
     from teacher_logits_client.losses.tiles import Tile
 
-_LOG2_E = math.log2(math.e)
 
 Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, None]
 
@@ -157,8 +156,7 @@ def _tile_gradient(tiled: TiledHead, tile: Tile, columns: Columns, kept: _Pulls)
     if kept.of_logs is not None:
         logs = gradient.clamp_min(ABSENT_LOGPROB)
         pull = logs.mul_(kept.of_logs[tile.positions]).add_(pull)
-    # Powers of two: torch computes them in a third of the time of exp.
-    gradient.mul_(_LOG2_E).exp2_().mul_(pull)
+    powers(gradient).mul_(pull)
     # Added: an id that is named twice pulls twice.
     flat.index_add_(0, tile.places, kept.at_ids[tile.entries])
     return gradient if slopes is None else gradient.mul_(slopes)

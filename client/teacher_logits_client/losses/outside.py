@@ -11,13 +11,10 @@ is outside; a NaN stays one.
 
 from __future__ import annotations
 
-import math
-
 import torch
 
+from teacher_logits_client.losses.powers import powers
 from teacher_logits_client.targets import ABSENT_LOGPROB
-
-_LOG2_E = math.log2(math.e)
 
 
 class Outside:
@@ -39,8 +36,7 @@ class Outside:
         shrink = fall.exp()
         logits.sub_(base)
         logs = None if self._products is None else logits.clamp_min(ABSENT_LOGPROB)
-        # Powers of two: torch computes them in a third of the time of exp.
-        logits.mul_(_LOG2_E).exp2_()
+        powers(logits)
         if self._products is not None and logs is not None:
             products = self._products[positions]
             products.add_(sums * fall.clamp_min(ABSENT_LOGPROB)).mul_(shrink)

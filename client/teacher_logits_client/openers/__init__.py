@@ -7,8 +7,10 @@ in ``fallback``.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from teacher_logits.device_memory import DeviceError
 from teacher_logits.errors import SlabOpenError, StalePayloadError
 from teacher_logits.layout import is_on_device, round_up
 from teacher_logits.pool import PAGE_BYTES
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from teacher_logits.payload import Extent, Payload
     from teacher_logits.terms import LeaseTerms
     from teacher_logits.transport import Transport
+
+_log = logging.getLogger("teacher_logits_client")
 
 View: TypeAlias = "memoryview | DeviceView"
 """An object over a column's memory, which dies with the last tensor over it."""
@@ -88,6 +92,17 @@ class Opener(Protocol):
 
     def close(self) -> None:
         """Let go of whatever the opener keeps between leases."""
+
+
+def is_vacated(opened: OpenedPayload) -> bool:
+    """Vacate memory that nobody adopted; False where its room must not go back."""
+    try:
+        opened.vacate()
+    except (OSError, DeviceError):
+        # What is not known to be clean must not be written into and read anew.
+        _log.exception("the room of a lease stays taken until this process ends")
+        return False
+    return True
 
 
 def extent_of(lease: LeaseTerms, transport: Transport) -> Extent:

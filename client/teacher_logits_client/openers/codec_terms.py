@@ -2,16 +2,20 @@
 
 A release that knew no codecs reads none of the wishes and says nothing of them; what it streams is
 as it was written, which a student that asked for fewer bytes is told at the handshake and not by
-its network. Another than the settled codec would cost more than the session certified.
+its network. Another than the settled codec would cost more than the session certified, and so would
+one whose error the server certifies to be less than it can be.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from teacher_logits.encodings import IdCodec, ValueCodec
+from teacher_logits.error_bounds import ErrorBound, bound_of
 from teacher_logits.errors import PayloadInvalidError, SessionRefusedError, Violation
-from teacher_logits.layout import ElementType
+from teacher_logits.layout import VALUE_TYPES, ElementType
 from teacher_logits.selection_rules import Sampled
 
 if TYPE_CHECKING:
@@ -19,12 +23,16 @@ if TYPE_CHECKING:
     from teacher_logits.profiles import StudentProfile
     from teacher_logits.terms import LeaseTerms, SessionTerms
 
+_ROUNDING = 1e-9
+"""What two machines' logarithms may differ by, relative to a bound."""
+
 
 def check_settled(profile: StudentProfile, terms: SessionTerms) -> None:
     """Let a session pass whose codec is one that its student asked for.
 
     Raises:
-        SessionRefusedError: it is another, or none at all where as-written was not asked for.
+        SessionRefusedError: it is another, or none at all where as-written was not asked for; or
+            the server certifies less error than the codec can cost.
     """
     codec = terms.stream.codec
     violations = []
@@ -42,8 +50,47 @@ def check_settled(profile: StudentProfile, terms: SessionTerms) -> None:
             )
             facts = {name: listed, "settled": settled}
             violations.append(Violation(rule="codec_unavailable", message=message, facts=facts))
+    violations += _check_bound(profile, terms)
     if violations:
         raise SessionRefusedError(violations)
+
+
+def _check_bound(profile: StudentProfile, terms: SessionTerms) -> list[Violation]:
+    """Refuse a bound below every one that the codec can have here.
+
+    Larger is no harm. What it hangs on is the server's to know: the type that is written, and how
+    many entries.
+    """
+    teacher, stream = terms.teacher, terms.stream
+    own = [
+        bound_of(stream.codec, written=written, top_k=top_k)
+        for written in {teacher.value_type, profile.value_type or ElementType.FLOAT16}
+        for top_k in {max(1, profile.top_k), max(1, profile.top_k, teacher.top_k)}
+        if written in VALUE_TYPES  # what another make says is looked at elsewhere
+    ]
+    violations = []
+    for name in (each.name for each in fields(ErrorBound)):
+        certified = _number(stream.bound, name)
+        least = min((_number(each, name) for each in own), default=0.0)
+        if certified < least * (1 - _ROUNDING):
+            message = (
+                f"the server certifies {name} {certified:g} of codec {stream.codec.values.value}, "
+                f"and by this release it is {least:g}: use the same release on both sides"
+            )
+            violations.append(
+                Violation(
+                    rule="codec_unavailable",
+                    message=message,
+                    facts={"bound": name, "certified": certified, "least": least},
+                )
+            )
+    return violations
+
+
+def _number(bound: ErrorBound, name: str) -> float:
+    """Return a number of a bound; infinity where nothing holds of every position."""
+    number: float | None = getattr(bound, name)
+    return math.inf if number is None else number
 
 
 def _as_written(profile: StudentProfile, terms: SessionTerms) -> set[str]:

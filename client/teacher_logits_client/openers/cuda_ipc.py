@@ -69,6 +69,7 @@ class DevicePayload:
         self._slab = slab
         self._memory = memory
         self._last_read = LastRead(memory, slab.device)
+        self._is_shown = False
         for column in payload.columns:
             if is_on_device(column.kind):
                 self.device = slab.view(extent, column).torch_device
@@ -76,6 +77,7 @@ class DevicePayload:
     def view_of(self, column: Column) -> View:
         """Return a new object over a column's memory; see ``OpenedPayload.view_of``."""
         if is_on_device(column.kind):
+            self._is_shown = True
             return self._slab.view(self._extent, column)
         return self._host.view_of(column)
 
@@ -102,8 +104,12 @@ class DevicePayload:
         return self._host.is_current()
 
     def vacate(self) -> int:
-        """Wait until the device has read what it was told to; drop dirtied pages of the twin."""
-        self._last_read.wait()
+        """Wait until the device has read what it was told to; drop dirtied pages of the twin.
+
+        What nobody was shown costs no wait: the device may be the reason why.
+        """
+        if self._is_shown:
+            self._last_read.wait()
         return self._host.vacate()
 
 

@@ -22,6 +22,7 @@ from teacher_logits.cuda_memory import find_driver
 from teacher_logits.device_memory import DeviceError
 from teacher_logits.devices.opened import OpenedDevice
 from teacher_logits.errors import ConfigError, DeadlinePassedError, SlabOpenError
+from teacher_logits_client import threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,13 +57,15 @@ class Devices:
                 self._has_looked = True
             return self.known
 
-    def check_can_pin(self) -> None:
+    def check_can_pin(self, *, timeout: float) -> None:
         """Look for the driver that pins pages.
 
         Raises:
             ConfigError: there is none.
+            DeadlinePassedError: it has not started after ``timeout`` seconds.
         """
-        if self.find() is None:
+        until = time.monotonic() + timeout
+        if before(until, self.find, undo=lambda found: None, what="its start") is None:
             raise ConfigError(
                 "mode='pinned' is for a student on a GPU, and this process finds no CUDA driver "
                 "(libcuda.so.1): use 'cow' or 'read_only'",
@@ -141,7 +144,7 @@ class OpenedSlabs:
         if found is not None:
             return found
         if not self._opening.acquire(timeout=_seconds_until(until)):
-            raise _late(f"slab {slab_id}, behind another that it opens,", 0.0)
+            raise _late(f"slab {slab_id}, which waits behind another,", 0.0)
         try:
             found = self._slabs.get(slab_id)
             if found is None:
@@ -186,10 +189,11 @@ def before(
     """Return what a call into the driver brings, on another thread, before a time.
 
     ``until`` is of ``time.monotonic``; ``undo`` is given what comes after that, ``what`` is what
-    the call opens.
+    the call is about.
 
     Raises:
         DeadlinePassedError: it had not returned by then.
+        NotAvailable: no thread can be had.
         Exception: what the call raises.
     """
     future: Future[Found] = Future()
@@ -207,7 +211,7 @@ def before(
             undo(found)
 
     started = time.monotonic()
-    threading.Thread(target=run, name="teacher-logits-driver", daemon=True).start()
+    threads.start(run, name="driver")
     try:
         return future.result(_seconds_until(until))
     except NotYet:
@@ -222,7 +226,7 @@ def _seconds_until(until: float) -> float:
 
 def _late(what: str, seconds: float) -> DeadlinePassedError:
     return DeadlinePassedError(
-        f"the device's driver had not opened {what} after {span_text(seconds)}: it hangs, or the "
-        "device is very busy; nvidia-smi says",
+        f"the device's driver was not done with {what} after {span_text(seconds)}: it hangs, or "
+        "the device is very busy; nvidia-smi says",
         facts={"seconds": round(seconds, 3)},
     )

@@ -283,10 +283,10 @@ def _teacher(view: ServerView, address: Address, teacher_id: str) -> TeacherProf
     fitting = [each for each in teachers if teacher_id in ("", each.teacher_id)]
     if len(fitting) == 1:
         return fitting[0]
-    there = ", ".join(each.teacher_id for each in teachers) or "none"
+    there = ", ".join(each.teacher_id for each in teachers)
+    way_out = f"name one of {there} with --teacher-id" if there else "start its publishers"
     raise UnknownTeacherError(
-        f"there is no one teacher {teacher_id!r} at {address}; the teachers there are {there}: "
-        "name one with --teacher-id",
+        f"no one teacher {teacher_id!r} is there, at {address}: {way_out}",
         facts={"teacher_id": teacher_id, "teachers": there},
     )
 

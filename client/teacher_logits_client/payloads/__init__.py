@@ -138,6 +138,7 @@ class LeasedPayload:
                 temperatures=self.payload.temperatures,
                 lengths=self._row_lengths(),
                 bound=self._kinds.bound,
+                vocab_size=self.payload.vocabulary_size,
             )
             self._at_temperature[temperature] = lease_targets(made, self._made)
         return self._at_temperature[temperature]
@@ -278,19 +279,18 @@ class LeasedPayload:
         return next(near, temperature)
 
     def _exit_check(self) -> StalePayloadError | None:
-        facts = {"lease_id": self.lease_id, "payload_id": self.payload.payload_id}
         if not self._opened.is_current():
             return StalePayloadError(
                 f"the room of payload {self.payload.payload_id} was reused, or taken back by an "
                 f"operator's reclaim, while lease {self.lease_id} was open: discard everything "
                 "that was computed from it",
-                facts=facts,
+                facts=self._made.facts,
             )
         if self._digest is not None and self.digest() != self._digest:
             return StalePayloadError(
                 f"the bytes of payload {self.payload.payload_id} were changed while lease "
                 f"{self.lease_id} was open: discard everything that was computed from it",
-                facts=facts,
+                facts=self._made.facts,
             )
         return None
 

@@ -86,7 +86,7 @@ class Batch:
         self._profile = profile
         self._returner = returner
         self._when_closing = when_closing
-        self._checked = CheckedRows(parts, rows=rows)
+        self._checked = CheckedRows(parts, rows=rows, is_sealed=not grant.awaited)
         self._made = Made(
             what=f"the batch of step {grant.step}", again="the step", facts={"step": grant.step}
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from teacher_logits_client.payloads.guards import check_statuses
 from teacher_logits_client.payloads.step_guards import (
     check_step,
     tokens_of,
@@ -30,14 +31,20 @@ class CheckedRows:
 
     Args:
         rows: the rank's global rows, padding included.
+        is_sealed: whether all of the parts are, so that what they say is what they will say.
+
+    Raises:
+        PayloadInvalidError: what is sealed has a status that is none.
     """
 
-    def __init__(self, parts: Sequence[Part], *, rows: range) -> None:
+    def __init__(self, parts: Sequence[Part], *, rows: range, is_sealed: bool) -> None:
         self._parts = parts
         self._rows = rows
         #: Where the statuses lie: they are looked at while somebody waits for the rows.
         self._status = [part.status for part in parts]
         self._statuses = b"".join(self._status)
+        if is_sealed:  # before that there may be anything
+            check_statuses(self._statuses, first_row=rows.start)
         self._checks: tuple[Check, ...] = ()
         self._lengths: torch.Tensor | None = None
 
@@ -51,11 +58,12 @@ class CheckedRows:
         """Take in what the seal has said, of rows that were looked at before it.
 
         Raises:
-            PayloadInvalidError: rows have moved meanwhile.
+            PayloadInvalidError: rows have moved meanwhile, or a status is none.
         """
         for part in self._parts:
             part.look_again()
         self._statuses = b"".join(self._status)
+        check_statuses(self._statuses, first_row=self._rows.start)
 
     def compare(self, own: RowBatch) -> None:
         """Hold the rows against the rank's own.

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     Columns = Mapping[ColumnKind, torch.Tensor]
 
+_STATUSES = bytes(RowStatus)
 _NO_IDS = "the request's token ids are not known here; pass input_ids to have this checked"
 
 
@@ -62,7 +63,7 @@ def check_scored(
         AlignmentError: it is about other tokens, or about the right ones at other places.
     """
     check_entries(payload, profile, batch)
-    status = _check_status(columns, reject=reject_bad_rows)
+    status = _check_status(payload, columns, reject=reject_bad_rows)
     check_values(payload, columns, batch)
     if batch is None:
         return (
@@ -78,10 +79,29 @@ def check_scored(
     )
 
 
-def _check_status(columns: Columns, *, reject: bool) -> Check:
+def check_statuses(statuses: bytes, *, first_row: int) -> None:
+    """Refuse a status that there is none of; ``first_row`` is whose status comes first.
+
+    Raises:
+        PayloadInvalidError: naming the first such row.
+    """
+    if statuses.count(RowStatus.OK) == len(statuses):
+        return
+    unknown = statuses.translate(None, _STATUSES)
+    if unknown:
+        row = first_row + statuses.index(unknown[:1])
+        raise PayloadInvalidError(
+            f"row {row} has status {unknown[0]}; the statuses are 0 to {max(RowStatus)}: the "
+            "payload is damaged or its teacher is at fault",
+            facts={"row": row, "status": unknown[0]},
+        )
+
+
+def _check_status(payload: Payload, columns: Columns, *, reject: bool) -> Check:
     status = columns[ColumnKind.ROW_STATUS]
     bad = (status != RowStatus.OK).nonzero().flatten()
     if len(bad) and reject:
+        check_statuses(to_bytes(status), first_row=payload.first_row)
         row = int(bad[0])
         reason = RowStatus(int(status[row])).name.lower()
         raise PayloadInvalidError(

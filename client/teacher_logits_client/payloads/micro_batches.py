@@ -78,6 +78,7 @@ class RowTargets:
                 temperatures=self._temperatures,
                 lengths=lengths,
                 bound=self._columns.bound,
+                vocab_size=self._columns.vocabulary_size,
             )
             self._at[temperature] = lease_targets(targets, self._made)
         return self._at[temperature]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from teacher_logits.device_memory import DeviceError
 from teacher_logits.errors import NotAvailable
-from teacher_logits_client import exits
+from teacher_logits_client import exits, threads
 from teacher_logits_client.forks import Home, watch
 from teacher_logits_client.leased import ClientStatistics, Lease, LeaseTable, Step
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _RETRY_SECONDS = 0.5
 _LAST_TRIES_SECONDS = 10.0
+_FORK_SECONDS = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,10 +85,7 @@ class Returner:
         self._stopped_at: float | None = None
         self._leaving = False
         watch(self)
-        self._thread = threading.Thread(
-            target=self._run, name="teacher-logits-returns", daemon=True
-        )
-        self._thread.start()
+        self._thread = threads.start(self._run, name="returns")
         exits.watch(self)
 
     @property
@@ -158,10 +156,7 @@ class Returner:
             self._counts[name] += by
 
     def wait(self, timeout: float) -> bool:
-        """Wait until all that was put so far is done; False where it is not by then.
-
-        At the end of the program nothing is waited for any more.
-        """
+        """Wait until all that was put is done, but not at the program's end; False if late."""
         if self._leaving:
             return True
         done = threading.Event()
@@ -180,7 +175,10 @@ class Returner:
     # Forks (see ``forks.Forkable``)
 
     def before_fork(self, child: int) -> bool:
-        """Hold all shared room for a child."""
+        """Hold all shared room for a child; what was closed before goes back first."""
+        if self._home.is_here and self._thread.is_alive():
+            if threading.current_thread() is not self._thread:
+                self.wait(_FORK_SECONDS)
         self._lock.acquire()
         return self._home.is_here and self._table.forked(child)
 

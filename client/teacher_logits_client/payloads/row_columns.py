@@ -197,6 +197,9 @@ class RowColumns(Mapping[ColumnKind, torch.Tensor]):
         self._made: dict[ColumnKind, torch.Tensor] = {}
         self.copied = len(self._parts) > 1
         self.whole_rows = all(part.payload.whole_rows for part in self._parts)
+        #: Its teacher's; None where there is nothing but padding.
+        sizes = [part.payload.vocabulary_size for part in parts]
+        self.vocabulary_size = min(sizes, default=None)
         #: The widest of the parts': a session has one codec, and what it cannot carry is exact.
         self.bound = next((part.bound for part in parts if not part.bound.is_exact), EXACT)
 

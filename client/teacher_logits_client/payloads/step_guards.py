@@ -2,7 +2,7 @@
 
     shape             K and temperatures are at least those that the session asked for, and
                       entries are selected as it asked
-    row_status        how many rows are masked
+    row_status        how many rows are masked, each by a status that there is
     row_digests       the teacher scored these very tokens
     lookup_identity   position s scores token s+1
 
@@ -20,7 +20,7 @@ import torch
 from teacher_logits.digest import DIGEST_BYTES
 from teacher_logits.errors import AlignmentError, PayloadInvalidError
 from teacher_logits.layout import ColumnKind, RowStatus
-from teacher_logits.profiles import SCORED_COLUMNS
+from teacher_logits.profiles import NEEDED_COLUMNS, SCORED_COLUMNS
 from teacher_logits.tensors import to_bytes
 from teacher_logits.terms import Check, Verdict
 from teacher_logits_client.payloads.guards import cut_digests, lookup_check, next_ids, passed
@@ -38,15 +38,6 @@ if TYPE_CHECKING:
 _OK = int(RowStatus.OK)
 #: Of a row whose token ids its publisher did not give.
 _UNKNOWN = bytes(DIGEST_BYTES)
-_NEEDED = (
-    ColumnKind.TOPK_IDS,
-    ColumnKind.TOPK_LOGPROBS,
-    ColumnKind.LOG_TAIL,
-    ColumnKind.ROW_OFFSETS,
-    ColumnKind.ROW_WINDOWS,
-    ColumnKind.ROW_DIGESTS,
-    ColumnKind.ROW_STATUS,
-)
 _NO_IDS = "the rank's token ids are not known here; pass input_ids to have this checked"
 
 
@@ -80,7 +71,7 @@ def check_shape(payload: Payload, profile: StudentProfile) -> None:
         PayloadInvalidError: with the numbers of both.
     """
     if tuple([column.kind for column in payload.columns]) != SCORED_COLUMNS:
-        for kind in (*_NEEDED, *profile.columns):
+        for kind in (*NEEDED_COLUMNS, *profile.columns):
             payload.column(kind)
     has, wanted = payload.temperatures, profile.all_temperatures
     missing = has != wanted and [

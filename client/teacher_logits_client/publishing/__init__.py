@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,9 +15,11 @@ from teacher_logits.transport import Transport
 from teacher_logits_client.config import HostCopies
 from teacher_logits_client.line import Line
 from teacher_logits_client.openers.device_choice import choose_device
+from teacher_logits_client.openers.devices import before
 from teacher_logits_client.publishing.publisher import Publisher
 from teacher_logits_client.publishing.uploads import Uploads
 from teacher_logits_client.sessions.agreement import shake_hands_as_publisher
+from teacher_logits_client.slabs.claims import seconds_until
 from teacher_logits_client.slabs.device_slab_maker import DeviceSlabMaker
 from teacher_logits_client.slabs.freed_mail import FreedMail
 from teacher_logits_client.slabs.own_slabs import OwnSlabs
@@ -93,12 +96,13 @@ def open_publisher(
             facts={"given": type(profile).__name__},
         )
     mail = FreedMail()
-    probe = _probe_for(settings, devices)
+    until = time.monotonic() + settings.timeout
+    probe = _probe_for(settings, devices, until)
     agreed = shake_hands_as_publisher(
         calls,
         profile,
         settings.transports,
-        timeout=settings.timeout,
+        timeout=seconds_until(until),
         make_line=partial(_make_line, mail),
         probe=probe,
     )
@@ -112,11 +116,21 @@ def open_publisher(
     )
 
 
-def _probe_for(settings: PublisherSettings, devices: Devices) -> Probe | None:
-    """Return what readers open on trial, where a device was named."""
-    if settings.device is None:
+def _probe_for(settings: PublisherSettings, devices: Devices, until: float) -> Probe | None:
+    """Return what readers open on trial, where a device was named.
+
+    Raises:
+        DeadlinePassedError: the driver was not done by then; what it makes later is kept.
+    """
+    name = settings.device
+    if name is None:
         return None
-    return probe_of(*choose_device(settings.device, devices))
+    return before(
+        until,
+        lambda: probe_of(*choose_device(name, devices)),
+        undo=lambda probe: None,
+        what="the publisher's probe",
+    )
 
 
 def _way_of(

@@ -180,7 +180,7 @@ class Publisher:
 
         Args:
             storage: a contiguous tensor over all of it, on the publisher's device. It stays the
-                caller's, who keeps it until the publisher has ended and nobody reads it.
+                caller's, and is kept alive until nobody reads it any more.
 
         Raises:
             RequestInvalidError: the publisher writes to no device, or the memory is of a kind that

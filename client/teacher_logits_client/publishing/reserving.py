@@ -66,12 +66,17 @@ def reserve_draft(
             desk=desk,
             owner=owner,
         )
-        if not draft.is_repeat:
-            way.announce(draft.payload_id, rows.valid_count)
-        return draft
     except BaseException:
         desk.later(partial(_give_up, way, claim))
         raise
+    try:
+        if not draft.is_repeat:
+            with desk.liveness.noting():
+                way.announce(draft.payload_id, rows.valid_count)
+    except BaseException:
+        draft.abandon()  # nobody was handed it
+        raise
+    return draft
 
 
 def _claim(way: Way, profile: TeacherProfile, asked: Asked, rows: DraftRows) -> Claim:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from teacher_logits.device_memory import PROBE_BYTES, DeviceError
 from teacher_logits.devices.ranges import outside_allocation
-from teacher_logits.errors import DeadlinePassedError, TransportFailure
+from teacher_logits.errors import DeadlinePassedError, NotAvailable, TransportFailure
 from teacher_logits.transport import Refusal, RefusalReason, Transport, proof_of
 from teacher_logits_client.openers.devices import before
 
@@ -69,16 +69,18 @@ def try_devices(
     deadline = min(now + TRIAL_SECONDS, now + max(0.0, until - now) / 2)
     try:
         before(deadline, lambda: trial.run(probes), undo=lambda count: None, what="the probes")
-    except DeadlinePassedError as late:
+    except NotAvailable as late:  # or no thread was to be had
         trial.is_over = True
-        slow = late.message
+        is_slow = isinstance(late, DeadlinePassedError)
+        reason = RefusalReason.DRIVER_SLOW if is_slow else RefusalReason.DRIVER_FAILED
+        why = late.message
     else:
-        slow = ""
+        reason, why = RefusalReason.DRIVER_SLOW, ""
     evidence = DeviceEvidence()
     for probe in probes:
         found = trial.found.get(probe.writer_id)
         if found is None:
-            found = _refusal(probe, RefusalReason.DRIVER_SLOW, f"{slow}; {trial.sides(probe)}")
+            found = _refusal(probe, reason, f"{why}; {trial.sides(probe)}")
         if isinstance(found, Refusal):
             evidence.failures.append(found)
         else:

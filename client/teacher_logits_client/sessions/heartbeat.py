@@ -12,7 +12,7 @@ from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import ServerUnreachableError, TeacherLogitsError
-from teacher_logits_client import exits
+from teacher_logits_client import exits, threads
 from teacher_logits_client.forks import Home
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Heartbeat:
 
     def start(self) -> None:
         """Begin, on a thread of its own."""
-        self._thread.start()
+        threads.start_made(self._thread)
         exits.watch(self)
 
     def stop(self) -> None:

@@ -21,7 +21,7 @@ from concurrent.futures import CancelledError
 from functools import partial
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import TeacherLogitsError
+from teacher_logits.errors import NotAvailable, TeacherLogitsError
 from teacher_logits.transport import Refusal, RefusalReason, Transport
 from teacher_logits_client.sessions.device_evidence import (
     TRIAL_SECONDS,
@@ -106,7 +106,10 @@ class LateProofs:
         self._jobs.put(probes)
         with self._lock:
             if self._thread is None and not self._closed:
-                self._thread = StepThread(self._run, stop=partial(self._jobs.put, None))
+                try:
+                    self._thread = StepThread(self._run, stop=partial(self._jobs.put, None))
+                except NotAvailable as error:  # the next probe finds one, or there are host copies
+                    _log.warning("device memory is not tried: %s", error.message)
 
     def _run(self) -> None:
         while not self._closed:

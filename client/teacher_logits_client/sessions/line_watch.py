@@ -18,7 +18,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import TeacherLogitsError
+from teacher_logits.errors import NotAvailable, TeacherLogitsError
 from teacher_logits_client.sessions.step_thread import StepThread
 
 if TYPE_CHECKING:
@@ -46,13 +46,18 @@ class LineWatch:
         self._thread: StepThread | None = None
 
     def start(self) -> None:
-        """Begin, unless it has; from any thread."""
+        """Begin, unless it has; from any thread.
+
+        Raises:
+            NotAvailable: this process may have no descriptor more, or no thread.
+        """
         if self._thread is not None:
             return
         with self._lock:
             if self._thread is None and not self._stopped.is_set():
-                self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-                weakref.finalize(self, os.close, self._bell).atexit = False
+                if self._bell < 0:
+                    self._bell = _bell()
+                    weakref.finalize(self, os.close, self._bell).atexit = False
                 self._thread = StepThread(self._run, stop=self.stop)
 
     def stop(self) -> None:
@@ -75,3 +80,14 @@ class LineWatch:
                     when_ended()
                 return
             self._stopped.wait(_CALM_SECONDS)
+
+
+def _bell() -> int:
+    try:
+        return os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    except OSError as error:
+        raise NotAvailable(
+            f"no descriptor can be had to watch a session's line ({error.strerror}): raise the "
+            "limit of open files (ulimit -n), or close what is not needed",
+            facts={"errno": error.errno or 0},
+        ) from error

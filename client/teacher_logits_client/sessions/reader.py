@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from teacher_logits.errors import DeadlinePassedError, NotAvailable, TeacherLogitsError
 from teacher_logits.transport import Transport
 from teacher_logits_client.config import MapMode
+from teacher_logits_client.openers import is_vacated
 from teacher_logits_client.openers.own import OwnPayload
 from teacher_logits_client.payloads import LeasedPayload
 from teacher_logits_client.sessions.late_proofs import LateProofs
@@ -191,9 +192,10 @@ class Reader:
                     own = OwnPayload(memory, lease.payload.columns)
                     opened[-1] = replace(opened[-1], memory=own)
         except BaseException as error:
-            for each in opened:
-                each.memory.vacate()
+            stuck = [e.lease.lease_id for e in opened if not is_vacated(e.memory)]
             for lease in leases:
+                if lease.lease_id in stuck:
+                    continue
                 if keep or isinstance(error, DeadlinePassedError):
                     self._no_longer_out(lease.lease_id)
                 else:
@@ -231,8 +233,8 @@ class Reader:
     def put_away(self, opened: Sequence[OpenedLease]) -> None:
         """Let go of memory that nobody adopted; its leases stay the session's, unread."""
         for each in opened:
-            each.memory.vacate()
-            self._no_longer_out(each.lease.lease_id)
+            if is_vacated(each.memory):
+                self._no_longer_out(each.lease.lease_id)
 
     def note_unread(self, lease_id: str) -> None:
         """Have a lease go back as one that nobody has read: its step still waits for us."""

@@ -6,10 +6,9 @@ tensors are made of, and a thread that is killed amid that may take the process 
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
-from teacher_logits_client import exits
+from teacher_logits_client import exits, threads
 from teacher_logits_client.forks import Home
 
 if TYPE_CHECKING:
@@ -21,13 +20,15 @@ class StepThread:
 
     Args:
         stop: has ``work`` end behind what it is doing; waits for nothing.
+
+    Raises:
+        NotAvailable: no thread can be had.
     """
 
     def __init__(self, work: Callable[[], None], *, stop: Callable[[], None]) -> None:
         self._home = Home()
         self._stop = stop
-        self._thread = threading.Thread(target=work, name="teacher-logits-steps", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(work, name="steps")
         exits.watch(self)
 
     @property

@@ -6,8 +6,9 @@
     with publisher.reserve(step, input_ids=ids, columns={"topk_ids": ids_view, ...}):
         pass                                         # checked and sealed; nothing was copied
 
-The memory stays its owner's, who keeps it until the publisher has ended and nobody reads it any
-more; the server hands the driver's handle on and opens nothing.
+The memory stays its owner's, and the tensor that was registered is kept alive until the buffer is
+closed, or its publisher, and no reader has it open; the server hands the driver's handle on and
+opens nothing. What is still read, or may yet be, when the publisher is closed, is kept for good.
 
 Refuses memory that no other process could open: of expandable segments, of stream-ordered pools,
 managed or of the host, with the setting that changes it (transport note 1.1).
@@ -75,8 +76,8 @@ class OwnBuffer:
     def close(self, *, timeout: float = 60.0) -> None:
         """Wait until nobody reads it, and have readers let go of it; again is fine.
 
-        They do so soon, idle ones too, and not before this returns. To free the memory before they
-        have is undefined: see ``is_open_elsewhere``.
+        They do so soon, idle ones too, and not before this returns. The tensor is kept alive as
+        long; to free its memory in another way before is undefined: see ``is_open_elsewhere``.
 
         Raises:
             DeadlinePassedError: as for ``wait_free``; it stays registered.
@@ -128,6 +129,7 @@ def register(way: Way, storage: Storage) -> OwnBuffer:
         memory=memory,
         device=device,
         address=storage.data_ptr(),
+        owner=storage,
         row_bytes=ROW_PAGES * PAGE_BYTES,
     )
     registered = Registered(

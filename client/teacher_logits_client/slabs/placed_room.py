@@ -47,10 +47,6 @@ class PlacedRoom:
         """Forget a slab in which nothing lies."""
         del self._slabs[slab_id]
 
-    def is_idle(self, slab_id: str) -> bool:
-        """Say whether nothing lies in a slab."""
-        return not self._slabs[slab_id].extents
-
     def take(self, place: Place) -> Extent | None:
         """Take room; None where something lies there yet.
 

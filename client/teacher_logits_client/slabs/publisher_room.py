@@ -160,10 +160,8 @@ class PublisherRoom:
             self._grows = True
 
     def is_idle(self, slab_id: str) -> bool:
-        """Say whether nothing lies in a slab."""
-        if slab_id in self.placed:
-            return self.placed.is_idle(slab_id)
-        return slab_id in self._pool.idle_slabs()
+        """Say whether nothing lies in a slab, which may be gone."""
+        return all(held.extent.slab_id != slab_id for held in self._held.values())
 
     def find(self, payload_id: str) -> Held | None:
         """Return where a payload lies; None where it has no room here."""

@@ -10,9 +10,10 @@ failed is gone again; memory that is not to be had shows as ``PoolFullError`` an
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from teacher_logits.errors import PoolFullError
+from teacher_logits.errors import PoolFullError, SessionExpiredError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -108,6 +109,7 @@ class SlabShelf:
         self._room = room
         self._lock = lock
         self._slabs: dict[str, PublisherSlab] = {}
+        self._is_closed = False
         # One slab is made at a time. Never wanted by whoever reads the line.
         self._growing = threading.Lock()
 
@@ -115,7 +117,15 @@ class SlabShelf:
         return slab_id in self._slabs
 
     def __getitem__(self, slab_id: str) -> PublisherSlab:
-        return self._slabs[slab_id]
+        """Return one in which something lies.
+
+        Raises:
+            SessionExpiredError: the publisher was closed meanwhile, by another thread.
+        """
+        slab = self._slabs.get(slab_id)
+        if slab is None:
+            raise _closed(slab_id)
+        return slab
 
     def mark(self, extent: Extent, generation: int) -> None:
         """Write an extent's slot; a slab that is gone has nobody to tell. Under the lock."""
@@ -137,6 +147,7 @@ class SlabShelf:
 
         Raises:
             PoolFullError: there is no memory for it, and waiting would not help.
+            SessionExpiredError: the publisher was closed meanwhile.
         """
         with self._growing:
             if self.added != since:
@@ -151,18 +162,14 @@ class SlabShelf:
                     raise
                 return full
             self._pass(slab)
-            with self._lock:
-                self._room.add_slab(slab.slab_id, slab.size_bytes)
-                self._slabs[slab.slab_id] = slab
-                self.added += 1
+            self._take_in(slab, partial(self._room.add_slab, slab.slab_id, slab.size_bytes))
+            self.added += 1
         return None
 
     def register(self, slab: PublisherSlab) -> None:
         """Take in a slab whose extents lie where its owner says; no room of the pool's."""
         self._pass(slab)
-        with self._lock:
-            self._room.placed.add(slab.slab_id)
-            self._slabs[slab.slab_id] = slab
+        self._take_in(slab, partial(self._room.placed.add, slab.slab_id))
 
     def drop(self, slab_ids: Sequence[str]) -> None:
         """Drop slabs, but for those in which something lies by now."""
@@ -188,11 +195,31 @@ class SlabShelf:
             slab.close()
             raise
 
+    def _take_in(self, slab: PublisherSlab, enter: Callable[[], None]) -> None:
+        """Take a slab in that was passed; what came behind ``close`` would be nobody's to close."""
+        with self._lock:
+            is_closed = self._is_closed
+            if not is_closed:
+                enter()
+                self._slabs[slab.slab_id] = slab
+        if is_closed:
+            slab.close()
+            raise _closed(slab.slab_id)
+
     def close(self) -> None:
         """Let go of all of them; not under the lock, since a device may have to be waited for."""
         with self._lock:
+            self._is_closed = True
             in_use = {each: self._room.is_outstanding(each) for each in self._slabs}
             slabs = list(self._slabs.values())
             self._slabs.clear()
         for slab in slabs:
             slab.close(in_use=in_use[slab.slab_id])
+
+
+def _closed(slab_id: str) -> SessionExpiredError:
+    return SessionExpiredError(
+        "the publisher was closed meanwhile, by another thread, and its slabs with it: open a new "
+        "one, and close it when nobody writes any more",
+        facts={"slab_id": slab_id},
+    )

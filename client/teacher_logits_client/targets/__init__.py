@@ -25,7 +25,12 @@ from teacher_logits.codec import renormalise, retemper
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import ColumnKind
 from teacher_logits_client.targets.entries import Entries
-from teacher_logits_client.targets.valid_positions import firsts_of, refuse_faults, valid_and_scored
+from teacher_logits_client.targets.valid_positions import (
+    Origin,
+    firsts_of,
+    refuse_faults,
+    valid_and_scored,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -156,6 +161,7 @@ def make_targets(
     temperatures: Sequence[float] = (1.0,),
     lengths: torch.Tensor | None = None,
     bound: ErrorBound | None = None,
+    vocab_size: int | None = None,
 ) -> Targets:
     """Make targets from a payload's columns, at one of its ``temperatures``.
 
@@ -168,11 +174,13 @@ def make_targets(
     next there; where only some positions were asked for, ``row_windows`` must be there too.
     It also says where rows start, for a loss over logits of whole rows. Entries that are sampled
     or a client's choice stand under names of their own; see ``entries``. With ``bound``, what the
-    codec that they came in may have moved log-probabilities by, positions have to sum to one.
+    codec that they came in may have moved log-probabilities by, they are held against what a
+    teacher gives (math note 2.5): positions sum to one, and the K best are distinct ids below
+    ``vocab_size`` in falling order.
 
     Raises:
         PayloadInvalidError: a column is missing, the temperature is not among ``temperatures``,
-            or a valid position holds a NaN or +inf, or does not sum to one at temperature 1.
+            or a scored position holds a NaN or +inf, or is not what a teacher gives.
     """
     columns = entries = Entries(columns)
     ids = _column(columns, ColumnKind.TOPK_IDS)
@@ -182,8 +190,11 @@ def make_targets(
     actual = columns.get(ColumnKind.ACTUAL_LOGPROB)
     firsts = firsts_of(columns, offsets)
     valid, scored = valid_and_scored(columns, offsets, firsts, lengths)
-    entropy = columns[ColumnKind.ENTROPY].clone() if entries.is_sample else None
-    refuse_faults(columns, scored, logprobs=logprobs, log_tail=log_tail, bound=bound)
+    used = {0: 1.0, list(temperatures).index(temperature): temperature}
+    origin = Origin(
+        bound=bound, vocab_size=vocab_size, temperatures=used, are_best=not entries.is_renamed
+    )
+    refuse_faults(columns, scored, logprobs=logprobs, log_tail=log_tail, origin=origin)
     if not bool(scored.all()):
         # Rows that the teacher could not score: no entries, and all the mass in the tail.
         ids = ids.masked_fill(~scored.unsqueeze(1), -1)
@@ -200,7 +211,7 @@ def make_targets(
         row_offsets=offsets,
         row_firsts=firsts,
         sampled=entries.is_sample,
-        entropy=entropy,
+        entropy=columns[ColumnKind.ENTROPY].clone() if entries.is_sample else None,
     )
 
 

@@ -43,6 +43,11 @@ class Entries(Mapping[ColumnKind, torch.Tensor]):
                 ColumnKind.TOPK_LOGPROBS: ColumnKind.SCORED_LOGPROBS,
             }
 
+    @property
+    def is_renamed(self) -> bool:
+        """Whether they are not the K best, but stand under their names."""
+        return bool(self._names)
+
     def __getitem__(self, kind: ColumnKind) -> torch.Tensor:
         if self.is_sample and kind is ColumnKind.TOPK_LOGPROBS:
             return self._columns[ColumnKind.SAMPLED_WEIGHTS].float().log()

@@ -27,12 +27,13 @@ class Made:
     Args:
         what: what was leased, as in "lease 5 of payload 7".
         again: how it is to be had again.
+        facts: of errors about it.
     """
 
     def __init__(self, *, what: str, again: str, facts: Mapping[str, Fact]) -> None:
         self._what = what
         self._again = again
-        self._facts = facts
+        self.facts = facts
         self._targets: list[weakref.ref[LeasedTargets]] = []
         self.is_over = False
 
@@ -62,7 +63,7 @@ class Made:
         return LeaseLostError(
             f"{self._what} is closed: acquire {self._again} again, or score anew; stay inside the "
             "`with` block with what it gives, or take targets.clone() along",
-            facts=self._facts,
+            facts=self.facts,
         )
 
 

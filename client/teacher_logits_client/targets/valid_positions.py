@@ -1,19 +1,21 @@
 """Valid positions: which of a payload may be learnt from, and what they may not hold.
 
 A position counts as scored where its row's status is OK, and as valid where something comes next
-there as well. What is scored must be numbers, and sum to one.
+there as well. What is scored must be numbers, and what came from a teacher be what it selects:
+ids of its vocabulary, each once, best first, that sum to one with the mass outside them.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import ColumnKind, RowStatus
-from teacher_logits.selection.invariants import is_off
+from teacher_logits.selection.invariants import rules_of_targets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,15 +70,31 @@ def valid_and_scored(
     return scored & has_next, scored
 
 
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """What is known of entries as they came from a teacher, by which they are checked.
+
+    ``bound`` is what the codec that they came in may have moved them by; None where they did not
+    come so, and may be anything. ``vocab_size`` is None where it is not known. ``temperatures`` are
+    those that are used, by the column of each. ``are_best``: they are the K best, and neither a
+    sample nor a client's choice.
+    """
+
+    bound: ErrorBound | None
+    vocab_size: int | None
+    temperatures: Mapping[int, float]
+    are_best: bool
+
+
 def refuse_faults(
     columns: Mapping[ColumnKind, torch.Tensor],
     scored: torch.Tensor,
     *,
     logprobs: torch.Tensor,
     log_tail: torch.Tensor,
-    bound: ErrorBound | None,
+    origin: Origin,
 ) -> None:
-    """Let scored positions pass that hold numbers and, with ``bound``, sum to one.
+    """Let scored positions pass that hold numbers and, by their ``origin``, what a teacher gives.
 
     ``logprobs`` [P,K] and ``log_tail`` [P] are those at the temperature that is wanted.
 
@@ -89,9 +107,16 @@ def refuse_faults(
         largest = torch.maximum(largest, actual.float())
     _refuse(scored & ~(largest < math.inf), "holds a NaN or +inf although its row's status is OK")
     _check_absent(columns[ColumnKind.TOPK_IDS], scored, logprobs)
-    if bound is not None:
-        off = is_off(columns, bound=bound)
-        _refuse(scored & off, "has entries and a tail that do not sum to one")
+    if origin.bound is None:
+        return
+    for run, rule, faulty in rules_of_targets(
+        columns,
+        vocab_size=origin.vocab_size,
+        temperatures=origin.temperatures,
+        bound=origin.bound,
+        are_best=origin.are_best,
+    ):
+        _refuse(scored[run] & faulty, f"has {rule}", first=run.start, positions=len(scored))
 
 
 def _check_absent(ids: torch.Tensor, scored: torch.Tensor, logprobs: torch.Tensor) -> None:
@@ -103,11 +128,15 @@ def _check_absent(ids: torch.Tensor, scored: torch.Tensor, logprobs: torch.Tenso
     _refuse(scored & lost, "has a log-probability without an id, whose mass would be lost")
 
 
-def _refuse(faulty: torch.Tensor, what: str) -> None:
+def _refuse(
+    faulty: torch.Tensor, what: str, *, first: int = 0, positions: int | None = None
+) -> None:
+    """Refuse marked positions; ``first`` is where they begin among ``positions``."""
     places = faulty.nonzero()
     if len(places):
+        place = first + int(places[0])
         raise PayloadInvalidError(
-            f"position {int(places[0])} of {len(faulty)} {what} ({len(places)} such positions); "
-            "the payload is damaged or its teacher is at fault",
-            facts={"position": int(places[0]), "faulty_positions": len(places)},
+            f"position {place} of {len(faulty) if positions is None else positions} {what} "
+            f"({len(places)} such positions); the payload is damaged or its teacher is at fault",
+            facts={"position": place, "faulty_positions": len(places)},
         )

@@ -20,7 +20,8 @@ Batch = TypeVar("Batch")
 class ReadAhead(Generic[Read, Batch]):
     """The batches of one iterator; ``prepare`` makes each ready as soon as it is read.
 
-    ``first`` are some that are ready already, as ``left`` has those of the iterator before.
+    ``is_stream`` is whether nobody knows how many there are; ``first`` are some that are ready
+    already, as ``left`` has those of the stream before.
     """
 
     def __init__(
@@ -29,11 +30,13 @@ class ReadAhead(Generic[Read, Batch]):
         prepare: Callable[[Read], Batch],
         *,
         ahead: int,
+        is_stream: bool,
         first: Iterable[Batch] = (),
     ) -> None:
         self.batches = batches
         self._prepare = prepare
         self._ahead = ahead
+        self._is_stream = is_stream
         self._held = deque(first)
         self._is_at_end = self._has_taken = False
 
@@ -45,19 +48,21 @@ class ReadAhead(Generic[Read, Batch]):
         prepare: Callable[[Read], Batch],
         *,
         ahead: int,
+        is_stream: bool,
     ) -> ReadAhead[Read, Batch]:
         """Return the batches of an iterator, behind what is left of the one before."""
         if before is not None and before.batches is batches:
             return before
         left = () if before is None else before.left
-        return cls(batches, prepare, ahead=ahead, first=left)
+        return cls(batches, prepare, ahead=ahead, is_stream=is_stream, first=left)
 
     def take(self, count: int) -> list[Batch]:
         """Return the next batches, having read ``ahead`` more behind them.
 
-        None where fewer are left: those stay in ``left``, for the first step of the next epoch.
-        A trainer that does not know how long an epoch is takes no step with them at its end, and
-        would add their gradients, divided by their own count, to that step's.
+        Fewer where fewer are left, as the last step of an epoch may have. None where fewer are
+        left of a stream: those stay in ``left``, for the first step of the next epoch. A trainer
+        that does not know how long an epoch is takes no step with them at its end, and would add
+        their gradients, divided by their own count, to that step's.
 
         Raises:
             ConfigError: there are too few for any step.
@@ -68,11 +73,11 @@ class ReadAhead(Generic[Read, Batch]):
             except StopIteration:
                 self._is_at_end = True
                 break
-        if len(self._held) < count:
+        if self._is_stream and len(self._held) < count:
             self._check_one_step(count)
             return []
         self._has_taken = True
-        return [self._held.popleft() for _ in range(count)]
+        return [self._held.popleft() for _ in range(min(count, len(self._held)))]
 
     def _check_one_step(self, count: int) -> None:
         if self._held and not self._has_taken:
@@ -85,8 +90,8 @@ class ReadAhead(Generic[Read, Batch]):
 
     @property
     def left(self) -> list[Batch]:
-        """What nobody took of an iterator that is at its end."""
-        return list(self._held) if self._is_at_end else []
+        """What nobody took of a stream that is at its end."""
+        return list(self._held) if self._is_stream and self._is_at_end else []
 
 
 class EvaluationBatches(Generic[Read, Batch]):

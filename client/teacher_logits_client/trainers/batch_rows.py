@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -54,6 +54,25 @@ class BatchRows:
         return replace(self, mask=mask)
 
 
+SEEN_AND_HEARD = ("pixel_values", "pixel_values_videos", "input_features", "input_values")
+"""Under these the models of ``transformers`` take images and sounds."""
+
+
+def check_text_alone(batch: Mapping[str, object]) -> None:
+    """Let a batch pass of which the teacher is told everything, by its token ids.
+
+    Raises:
+        ConfigError: it has images or sounds.
+    """
+    found = [name for name in SEEN_AND_HEARD if name in batch]
+    if found:
+        raise ConfigError(
+            f"a batch has {', '.join(found)}, and the teacher is served token ids alone: it would "
+            "score rows without what the student sees there",
+            facts={"names": ", ".join(found)},
+        )
+
+
 def rows_of(batch: Mapping[str, object]) -> BatchRows:
     """Return the rows of a batch as trainers of ``transformers`` have it.
 
@@ -61,9 +80,10 @@ def rows_of(batch: Mapping[str, object]) -> BatchRows:
     ``position_ids`` and no mask.
 
     Raises:
-        ConfigError: it has no ``input_ids`` or no ``labels``.
+        ConfigError: it has no ``input_ids`` or no ``labels``, or more than the teacher is told.
         PayloadInvalidError: a row has a gap, or shapes disagree.
     """
+    check_text_alone(batch)
     ids, labels, tokens, positions = (
         found if isinstance(found := batch.get(name), torch.Tensor) else None
         for name in ("input_ids", "labels", "attention_mask", "position_ids")
@@ -76,6 +96,26 @@ def rows_of(batch: Mapping[str, object]) -> BatchRows:
     if tokens is None and positions is not None:
         return packed_rows(ids, positions, labels_mask(labels))
     return padded_rows(ids, tokens, labels_mask(labels))
+
+
+def tokens_and_labels(batch: Mapping[str, object]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return each row's tokens and their labels, without padding, on the CPU.
+
+    Raises:
+        ConfigError, PayloadInvalidError: see ``rows_of``.
+    """
+    rows = rows_of(batch)
+    lengths = [len(row) for row in rows.rows]
+    labels = cast("torch.Tensor", batch["labels"]).detach().cpu()
+    if rows.columns is None:
+        own = list(labels[0].split(lengths))
+    else:
+        starts = (rows.columns - rows.windows[:, 0]).tolist()
+        own = [
+            row[start : start + length]
+            for row, start, length in zip(labels, starts, lengths, strict=True)
+        ]
+    return list(zip(rows.rows, own, strict=True))
 
 
 def padded_rows(

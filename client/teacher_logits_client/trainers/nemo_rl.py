@@ -59,9 +59,13 @@ def get_topk_logits(
     has ``topk_logits`` fp32 and ``topk_indices`` int64 [N,S,K], zeros behind a row's length.
 
     Raises:
-        PayloadInvalidError: ``k`` is more than the session was opened with.
+        PayloadInvalidError: ``k`` is more than the session was opened with, or no whole number.
         TeacherLogitsError: whatever became of the request.
     """
+    if not is_size(k):
+        raise PayloadInvalidError(
+            f"k is {k!r}: give a whole number from 1 on", facts={"k": repr(k)}
+        )
     ids, lengths = (tensor_of(data, name) for name in ("input_ids", "input_lengths"))
     with session.score(ids, lengths=lengths, timeout=timeout).result() as payload:
         made = to_batch(payload.targets, width=ids.shape[1])

@@ -3,19 +3,24 @@
 A prompt is what stands in front of a row's first label. With probability ``lmbda`` a batch's
 completions are generated anew by the student as it is at the beginning of the step, and the
 teacher scores those. Ranks draw alike, and generate each their own.
+
+Promises: chance that is a function of seed, rank and the batch's number, whatever else was drawn
+before; the training's own chance, such as that of dropout, is left where it is.
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from teacher_logits.errors import ConfigError
-from teacher_logits_client.trainers.batch_rows import padded_rows
+from teacher_logits.selection.uniforms import uniforms
+from teacher_logits_client.trainers.batch_rows import tokens_and_labels
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 IGNORED = -100
 """The label of a token that is none to learn."""
@@ -43,11 +48,21 @@ class Coin:
 
     def __init__(self, lmbda: float, *, seed: int) -> None:
         self._lmbda = lmbda
-        self._chance = torch.Generator().manual_seed(seed)
+        self._seed = seed
 
-    def toss(self) -> bool:
-        """Return True with probability ``lmbda``."""
-        return float(torch.rand(1, generator=self._chance)) < self._lmbda
+    def toss(self, number: int) -> bool:
+        """Return True with probability ``lmbda``, always the same for a batch's number."""
+        return _uniform(self._seed, number, 0, 0) < self._lmbda
+
+
+def sampling_seed(seed: int, *, rank: int, number: int) -> int:
+    """Return the seed by which a rank samples its completions of a batch."""
+    return int(_uniform(seed, number, rank, 1) * 2**53)
+
+
+def _uniform(seed: int, *counters: int) -> float:
+    number, rank, draw = (torch.tensor(each) for each in counters)
+    return float(uniforms(seed % 2**64, number, rank, draw))
 
 
 class Generates(Protocol):
@@ -64,29 +79,23 @@ class Generates(Protocol):
         ...
 
 
-def prompts_of(
-    input_ids: torch.Tensor, attention_mask: torch.Tensor | None, labels: torch.Tensor
-) -> list[torch.Tensor]:
-    """Return each row's tokens in front of its first label, on the CPU.
+def prompts_of(batch: Mapping[str, object]) -> list[torch.Tensor]:
+    """Return each row's tokens in front of its first label, on the CPU; all where it has none.
 
     Raises:
-        ConfigError: a row has no prompt, so there is nothing to continue.
-        PayloadInvalidError: a row has a gap.
+        ConfigError: a row has no prompt, so there is nothing to continue; or see ``rows_of``.
+        PayloadInvalidError: see ``rows_of``.
     """
-    rows = padded_rows(input_ids, attention_mask, labels != IGNORED)
-    prompts = [row[: int(first)] for row, first in zip(rows.rows, rows.windows[:, 0], strict=True)]
-    # A row without any label is a prompt alone.
-    prompts = [
-        row if not int(count) else prompt
-        for prompt, row, count in zip(prompts, rows.rows, rows.windows[:, 1], strict=True)
-    ]
-    empty = [number for number, prompt in enumerate(prompts) if not len(prompt)]
-    if empty:
-        raise ConfigError(
-            f"row {empty[0]} has labels from its first token on, so it has no prompt that the "
-            "student could continue: mask the prompt's labels with -100, or set lmbda=0",
-            facts={"row": empty[0]},
-        )
+    prompts = []
+    for number, (row, labels) in enumerate(tokens_and_labels(batch)):
+        learnt = (labels != IGNORED).nonzero().flatten()
+        prompts.append(row[: int(learnt[0])] if len(learnt) else row)
+        if not len(prompts[-1]):
+            raise ConfigError(
+                f"row {number} has labels from its first token on, so it has no prompt that the "
+                "student could continue: mask the prompt's labels with -100, or set lmbda=0",
+                facts={"row": number},
+            )
     return prompts
 
 
@@ -98,12 +107,14 @@ def continue_prompts(
     device: torch.device,
     pad_id: int,
     end_ids: Sequence[int],
+    seed: int,
     settings: dict[str, object],
 ) -> dict[str, torch.Tensor]:
     """Have the model continue prompts; return ``input_ids``, ``attention_mask`` and ``labels``.
 
     Rows are the prompt and what was generated up to the first end, padded on the right; only
-    the generated tokens have labels. ``settings`` go to ``generate``, with ``SAMPLED_AS_IT_IS``.
+    the generated tokens have labels. They are sampled by ``seed``, and chance is as it was
+    before. ``settings`` go to ``generate``, with ``SAMPLED_AS_IT_IS``.
     """
     width = max(map(len, prompts))
     given = torch.full((len(prompts), width), pad_id)
@@ -114,22 +125,34 @@ def continue_prompts(
     was_training = model.training
     model.train(False)
     try:
-        out = model.generate(
-            input_ids=given.to(device),
-            attention_mask=tokens.to(device),
-            pad_token_id=pad_id,
-            eos_token_id=list(end_ids) or None,
-            **SAMPLED_AS_IT_IS,
-            **settings,
-        )
+        with _sampling_by(seed, device):
+            out = model.generate(
+                input_ids=given.to(device),
+                attention_mask=tokens.to(device),
+                pad_token_id=pad_id,
+                eos_token_id=list(end_ids) or None,
+                **SAMPLED_AS_IT_IS,
+                **settings,
+            )
     finally:
         model.train(was_training)
     completions = [_until_end(row, end_ids) for row in out[:, width:].cpu()]
     return _padded(prompts, completions, pad_id=pad_id, device=device)
 
 
+@contextmanager
+def _sampling_by(seed: int, device: torch.device) -> Iterator[None]:
+    """Have torch draw by a seed inside, on the CPU and where the model is."""
+    kept = device.type in ("cuda", "xpu")
+    devices = [0 if device.index is None else device.index] if kept else []
+    with torch.random.fork_rng(devices, device_type=device.type if kept else "cuda"):
+        torch.manual_seed(seed)
+        yield
+
+
 def special_ids(tokenizer: object, model: object) -> tuple[list[int], int]:
     """Return the ids that end a completion, and the one that pads; 0 where neither is known."""
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor
     generation = getattr(model, "generation_config", None)
     ends = getattr(generation, "eos_token_id", None)
     if ends is None:

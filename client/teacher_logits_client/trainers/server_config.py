@@ -101,7 +101,7 @@ class TeacherServerConfig(TrainingArguments):
         )
 
 
-def check_trainer(trainer: Trainer) -> None:
+def check_trainer(trainer: Trainer, args: TeacherServerConfig) -> None:
     """Let a trainer pass whose loss is the teacher's alone, over whole rows of its own.
 
     Raises:
@@ -113,12 +113,22 @@ def check_trainer(trainer: Trainer) -> None:
         wrong = "label_smoothing_factor is for labels, and the teacher's probabilities are none"
     elif trainer.compute_loss_func is not None:
         wrong = "compute_loss_func would be ignored: the loss is that of beta and add_tail"
-    elif trainer.args.n_gpu > 1:
+    elif args.n_gpu > 1:
         wrong = (
-            f"{trainer.args.n_gpu} GPUs are visible to one process, and DataParallel cuts batches "
+            f"{args.n_gpu} GPUs are visible to one process, and DataParallel cuts batches "
             "behind the trainer's back: launch with torchrun or accelerate, or show it one GPU"
+        )
+    elif args.lmbda > 0 and _has_shards_alone(trainer):
+        wrong = (
+            "lmbda above 0 where ranks have shards of the student's weights alone (FSDP, ZeRO-3): "
+            "each rank generates by itself"
         )
     elif parallel is not None and (parallel.cp_size > 1 or getattr(parallel, "sp_size", 1) > 1):
         wrong = "rows that are cut over ranks (context or sequence parallel) are not taken here"
     if wrong:
         raise ConfigError(f"a TeacherServerTrainer was given what it cannot keep: {wrong}")
+
+
+def _has_shards_alone(trainer: Trainer) -> bool:
+    plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
+    return bool(trainer.is_fsdp_enabled) or getattr(plugin, "zero_stage", 0) == 3

@@ -28,10 +28,12 @@ def profile_of(
 ) -> StudentProfile:
     """Return a rank's profile; the grid is that of one accumulated batch over all ranks.
 
-    ``tokenizer`` is what the trainer has as its processing class: where it is a tokenizer, its
-    fingerprint and its size are held against the teacher's; else both stay unchecked. Where
-    the teacher's ids are to be cut, it is at the student's head, or at a smaller tokenizer's.
+    ``tokenizer`` is what the trainer has as its processing class: where it is a tokenizer, or
+    has one, its fingerprint and its size are held against the teacher's; else both stay
+    unchecked. Where the teacher's ids are to be cut, it is at the student's head, or at a smaller
+    tokenizer's.
     """
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor
     own = cast("Tokenizer", tokenizer) if hasattr(tokenizer, "get_vocab") else None
     size = 0 if own is None else id_count(own)
     rows = rows_of_head(model)

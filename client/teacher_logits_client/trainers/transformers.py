@@ -22,23 +22,22 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from teacher_logits.errors import ConfigError
-from teacher_logits_client.normalisation import GroupReduction, StepNormaliser
 from teacher_logits_client.trainers import wrapping
 from teacher_logits_client.trainers.asked_ahead import EvaluationBatches, ReadAhead
-from teacher_logits_client.trainers.batch_rows import rows_of
 from teacher_logits_client.trainers.empty_steps import EmptySteps
+from teacher_logits_client.trainers.evaluation import Evaluation
 from teacher_logits_client.trainers.extras import missing
-from teacher_logits_client.trainers.on_policy import (
-    Coin,
-    continue_prompts,
-    prompts_of,
-    special_ids,
-)
-from teacher_logits_client.trainers.served_teacher import Request, ServedTeacher
+from teacher_logits_client.trainers.served_teacher import ServedTeacher
 from teacher_logits_client.trainers.server_config import TeacherServerConfig, check_trainer
-from teacher_logits_client.trainers.student_head import StudentHead, one_line
+from teacher_logits_client.trainers.student_head import (
+    StudentHead,
+    check_positions,
+    logits_of,
+    one_line,
+)
 from teacher_logits_client.trainers.student_profile import profile_of
-from teacher_logits_client.trainers.vocabulary import check_ids, policy_of, rows_of_head
+from teacher_logits_client.trainers.teacher_batches import PREFIXES, REQUEST, TeacherBatches
+from teacher_logits_client.trainers.vocabulary import policy_of, rows_of_head
 
 try:
     from transformers import Trainer
@@ -46,23 +45,16 @@ except ImportError as error:
     raise missing(error, trainer="transformers", extra="transformers") from error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, MutableMapping
+    from collections.abc import Iterator
 
     from torch.utils.data import DataLoader
     from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
     from teacher_logits.profiles import StudentProfile
     from teacher_logits_client.losses import HeadLogits
-    from teacher_logits_client.normalisation import OpenStep
-    from teacher_logits_client.trainers.on_policy import Generates
-
-    Inputs = MutableMapping[str, object]
+    from teacher_logits_client.trainers.teacher_batches import Inputs
 
 __all__ = ["PREFIXES", "TeacherServerConfig", "TeacherServerTrainer"]
-
-PREFIXES = "teacher_prefix_ids"
-"""Under this a batch may bring tokens that only the teacher sees, a list of ints for each row."""
-_REQUEST = "teacher_request"
 
 
 class TeacherServerTrainer(Trainer):
@@ -88,7 +80,7 @@ class TeacherServerTrainer(Trainer):
                 f"args is a {type(args).__name__}: give a TeacherServerConfig, with teacher_server"
             )
         super().__init__(model=model, args=args, **others)  # type: ignore[arg-type]
-        check_trainer(self)
+        check_trainer(self, args)
         # Releases that do not know `loss_is_scaled_for_ga` would divide once more.
         self.model_accepts_loss_kwargs = True
         # What a model takes for its own loss says nothing of this one.
@@ -101,18 +93,16 @@ class TeacherServerTrainer(Trainer):
             is_silent=args.process_index > 0,
         )
         self._objective = args.objective()
-        self._coin = Coin(args.lmbda, seed=args.seed)
-        self._ahead: ReadAhead[Inputs, tuple[Inputs, bool]] | None = None
-        self._evaluation: OpenStep | None = None
-        self._evaluations = self._evaluated_batches = 0
+        self._batches = TeacherBatches(self, args, self.teacher)
+        self._ahead: ReadAhead[Inputs, tuple[Inputs, int | None]] | None = None
+        self._evaluation = Evaluation(ranks=args.world_size)
         self._head: StudentHead | None = None
         self._hands_out_logits = False
 
     def train(self, *args: object, **kwargs: object) -> TrainOutput:
         """Train; see ``Trainer.train``."""
         wrapping.let_it_be_wrapped(self)
-        if self.args.loss_from_hidden:
-            self._head = StudentHead(self)
+        self._head = None  # the model may be another one by then
         with self.teacher:
             try:
                 return super().train(*args, **kwargs)  # type: ignore[arg-type]
@@ -129,15 +119,10 @@ class TeacherServerTrainer(Trainer):
     ) -> EvalLoopOutput:
         """Evaluate; the loss is the mean over all tokens that count, of all ranks."""
         batches = EvaluationBatches(
-            dataloader, self._prepare_evaluation, ahead=self.args.teacher_prefetch
+            dataloader, self._batches.prepare_evaluation, ahead=self.args.teacher_prefetch
         )
-        self._evaluations += 1
-        reduction = GroupReduction() if self.args.world_size > 1 else None
-        normaliser = StepNormaliser(reduction=reduction)
-        with self.teacher, normaliser.begin(self._evaluations) as step:
-            self._evaluation, self._evaluated_batches = step, 0
-            loss_only = prediction_loss_only or self.args.prediction_loss_only
-            self._hands_out_logits = not loss_only
+        self._hands_out_logits = not (prediction_loss_only or self.args.prediction_loss_only)
+        with self.teacher, self._evaluation.under_way():
             try:
                 output = super().evaluation_loop(
                     cast("DataLoader[object]", batches),
@@ -146,10 +131,10 @@ class TeacherServerTrainer(Trainer):
                     ignore_keys,
                     metric_key_prefix,
                 )
-                report = step.finish()
-                self._empty.note(what="evaluation", is_empty=not report.should_step)
+                report = self._evaluation.finish()
             finally:
-                self._evaluation, self._hands_out_logits = None, False
+                self._hands_out_logits = False
+        self._empty.note(what="evaluation", is_empty=not report.should_step)
         if output.metrics is not None:
             output.metrics[f"{metric_key_prefix}_loss"] = report.loss
         return output
@@ -169,79 +154,30 @@ class TeacherServerTrainer(Trainer):
             accumulation=args.gradient_accumulation_steps,
         )
 
-    # --- batches, and their requests
-
     def get_batch_samples(
         self, epoch_iterator: Iterator[Inputs], num_batches: int, device: torch.device
     ) -> tuple[list[Inputs], torch.Tensor]:
         """Return the batches of a step and the count of its positions over all ranks."""
-        ahead = self.args.teacher_prefetch
+        if self._ahead is None:
+            self._batches.begin()
         self._ahead = ReadAhead.behind(
-            self._ahead, epoch_iterator, self._prepare_training, ahead=ahead
+            self._ahead,
+            epoch_iterator,
+            self._batches.prepare_training,
+            ahead=self.args.teacher_prefetch,
+            is_stream=self._batches.are_a_stream,
         )
         batches = [
-            self._continued(batch) if is_on_policy else batch
-            for batch, is_on_policy in self._ahead.take(num_batches)
+            batch if number is None else self._batches.continued(batch, number)
+            for batch, number in self._ahead.take(num_batches)
         ]
-        counts = [self._request(batch).rows.mask.sum() for batch in batches]
+        counts = [self._batches.request_of(batch).rows.mask.sum() for batch in batches]
         count = torch.stack(counts).sum() if counts else torch.zeros((), dtype=torch.int64)
         count = count.to(device)
         if self.args.world_size > 1:
             count = self.accelerator.gather(count).sum() / wrapping.copies_of_batches(self)
         self._empty.note(what="training step", is_empty=bool(batches) and not int(count))
         return batches, count
-
-    def _prepare_training(self, batch: Inputs) -> tuple[Inputs, bool]:
-        is_on_policy = self._coin.toss()
-        if not is_on_policy:
-            batch[_REQUEST] = self._plan(batch)
-        return batch, is_on_policy
-
-    def _prepare_evaluation(self, batch: Inputs, is_last: bool) -> Inputs:
-        request = self._plan(batch)
-        real = wrapping.rows_that_are_no_repeats(self, len(request.rows.rows)) if is_last else None
-        if real is not None:
-            request.rows = request.rows.first_rows(real)
-        batch[_REQUEST] = request
-        return batch
-
-    def _request(self, batch: Inputs) -> Request:
-        found = batch.get(_REQUEST)
-        return found if isinstance(found, Request) else self._plan(batch)
-
-    def _plan(self, batch: Inputs) -> Request:
-        rows = rows_of(batch)
-        check_ids(cast("torch.Tensor", batch["input_ids"]), self.model)
-        return self.teacher.plan(rows, cast("list[list[int]] | None", batch.get(PREFIXES)))
-
-    def _continued(self, batch: Inputs) -> Inputs:
-        """Return a batch whose completions are the student's own, and have them scored."""
-        ids, labels = (cast("torch.Tensor", batch[name]) for name in ("input_ids", "labels"))
-        tokens = cast("torch.Tensor | None", batch.get("attention_mask"))
-        check_ids(ids, self.model)
-        model = self.accelerator.unwrap_model(self.model)
-        ends, pad = special_ids(self.processing_class, model)
-        made: Inputs = dict(
-            continue_prompts(
-                cast("Generates", model),
-                prompts_of(ids, tokens, labels),
-                device=self.args.device,
-                pad_id=pad,
-                end_ids=ends,
-                settings={
-                    "max_new_tokens": self.args.max_new_tokens,
-                    "temperature": self.args.temperature,
-                },
-            )
-        )
-        if PREFIXES in batch:
-            made[PREFIXES] = batch[PREFIXES]
-        request = self._plan(made)
-        self.teacher.send(request)  # it is scored while the next batch is generated
-        made[_REQUEST] = request
-        return made
-
-    # --- the loss
 
     def compute_loss(
         self,
@@ -251,9 +187,9 @@ class TeacherServerTrainer(Trainer):
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, object]:
         """Return the loss of a batch as its share of the step's mean, whatever the cut."""
-        request = self._request(inputs)
+        request = self._batches.request_of(inputs)
         self.teacher.send(request)  # and those behind it, before the student computes
-        own = (_REQUEST, PREFIXES, "labels", "skip_logits")
+        own = (REQUEST, PREFIXES, "labels", "skip_logits")
         given = {name: value for name, value in inputs.items() if name not in own}
         outputs, logits = self._forward(model, given)
         rows = request.rows
@@ -266,6 +202,9 @@ class TeacherServerTrainer(Trainer):
                 rows.mask.to(logits.device),
             )
         loss = loss_sum / self._divisor(loss_sum, count, num_items_in_batch)
+        if return_outputs and not isinstance(outputs, dict):
+            # Where a Trainer looks for the logits, behind a loss.
+            outputs = (loss, *cast("tuple[object, ...]", outputs))
         return (loss, outputs) if return_outputs else loss
 
     def _forward(
@@ -276,16 +215,16 @@ class TeacherServerTrainer(Trainer):
             self._head = self._head or StudentHead(self)
             return self._head.forward(model, given)
         outputs = model(**given)
-        return outputs, outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+        logits = logits_of(outputs)
+        check_positions(logits.shape, given)
+        return outputs, logits
 
     def _divisor(
         self, loss_sum: torch.Tensor, count: torch.Tensor, step_count: torch.Tensor | int | None
     ) -> torch.Tensor:
         """Return what a sum is divided by; an evaluation's sum and count are noted as well."""
-        if self._evaluation is not None:
-            self._evaluation.microbatch(self._evaluated_batches, loss_sum, count)
-            self._evaluated_batches += 1
-        if self._evaluation is not None or step_count is None:
+        self._evaluation.note(loss_sum, count)
+        if self._evaluation.is_under_way or step_count is None:
             return count.clamp_min(1)
         whole = torch.as_tensor(step_count, device=loss_sum.device)
         # Gradients are averaged over ranks that have tokens of their own: undone here.

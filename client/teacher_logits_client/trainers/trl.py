@@ -11,106 +11,48 @@ names and meanings are those of its ``ServerDistillationTrainer``, which takes t
 alone where ``beta`` is above 0, asks its server inside the loss and divides by each micro batch's
 own count. Here K ids and the true mass outside them come at every ``beta``; the teacher is asked
 as soon as the completions of a step are there, while the student computes; and the divisor is
-the count of the whole step over all ranks.
+the count of the whole step over all ranks. A run that is resumed behind its first epoch sees the
+rows of that epoch, where TRL's goes through the first epoch's order again. The student's entropy,
+which takes all of its logits, is not logged.
 
 As in TRL the loss is not multiplied by temperature². Needs ``teacher-logits[trl]``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 import torch
 
 from teacher_logits.errors import ConfigError
-from teacher_logits_client.normalisation import GroupReduction, StepNormaliser
-from teacher_logits_client.trainers.batch_rows import padded_rows
+from teacher_logits_client.trainers import wrapping
+from teacher_logits_client.trainers.batch_rows import check_text_alone, padded_rows
 from teacher_logits_client.trainers.empty_steps import EmptySteps
+from teacher_logits_client.trainers.epoch_order import EpochOrder
+from teacher_logits_client.trainers.evaluation import Evaluation
 from teacher_logits_client.trainers.extras import missing
-from teacher_logits_client.trainers.objective import Objective, check_count
-from teacher_logits_client.trainers.served_teacher import Request, ServedTeacher, TeacherSettings
+from teacher_logits_client.trainers.served_teacher import Request, ServedTeacher
+from teacher_logits_client.trainers.student_head import StudentHead, last_positions, logits_of
 from teacher_logits_client.trainers.student_profile import profile_of
+from teacher_logits_client.trainers.trl_config import ServerDistillationConfig
 from teacher_logits_client.trainers.vocabulary import policy_of, rows_of_head
-from teacher_logits_client.trainers.wrapping import let_it_be_wrapped
 
 try:
-    from trl import DistillationConfig, DistillationTrainer
+    from trl import DistillationTrainer
 except ImportError as error:
     raise missing(error, trainer="trl", extra="trl") from error
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from torch.utils.data import Sampler
 
     from teacher_logits.profiles import StudentProfile
-    from teacher_logits_client.normalisation import OpenStep
+    from teacher_logits_client.losses import HeadLogits
 
 __all__ = ["ServerDistillationConfig", "ServerDistillationTrainer"]
 
 _REQUEST = "teacher_request"
-
-
-@dataclass
-class ServerDistillationConfig(DistillationConfig):
-    """TRL's ``DistillationConfig``, and the teacher's server.
-
-    ``top_k`` stays what TRL has it for, a filter of the student's sampling: the ids a position
-    that the teacher hands out are ``loss_top_k``.
-
-    Raises:
-        ConfigError: a number is outside its range, or ``teacher_server`` is not given.
-    """
-
-    teacher_server: str | None = field(
-        default=None, metadata={"help": "Address of the teacher's server: unix:/path or host:port."}
-    )
-    teacher_id: str = field(
-        default="", metadata={"help": "Which of the server's teachers, where it has several."}
-    )
-    loss_top_k: int = field(
-        default=64, metadata={"help": "Ids a position that the teacher hands out."}
-    )
-    loss_add_tail: bool = field(
-        default=True, metadata={"help": "Take the mass outside them as one more category."}
-    )
-    teacher_timeout: float | None = field(
-        default=None,
-        metadata={"help": "Seconds for one request, and to find the server; else its own, and 60."},
-    )
-    vocabulary_policy: str = field(
-        default="strict",
-        metadata={"help": "'truncate' masks the teacher's ids beyond the student's head."},
-    )
-    teacher_insecure: bool = field(
-        default=False, metadata={"help": "Allow a server on another host, unencrypted."}
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count("loss_top_k", self.loss_top_k)
-        policy_of(self.vocabulary_policy)
-        self.objective()
-        self.teacher_settings()
-
-    def objective(self) -> Objective:
-        """Return the loss that these arguments name."""
-        return Objective(
-            beta=self.beta,
-            temperature=self.temperature,
-            add_tail=self.loss_add_tail,
-            tempered_scale=False,
-        )
-
-    def teacher_settings(self) -> TeacherSettings:
-        """Return where the teacher is, and how it is asked: all of a step at once."""
-        return TeacherSettings(
-            address=self.teacher_server,
-            temperature=self.temperature,
-            ahead=self.gradient_accumulation_steps,
-            timeout=self.teacher_timeout,
-            insecure=self.teacher_insecure,
-            top_k_setting="loss_top_k",
-        )
 
 
 class ServerDistillationTrainer(DistillationTrainer):
@@ -147,8 +89,8 @@ class ServerDistillationTrainer(DistillationTrainer):
             is_silent=args.process_index > 0,
         )
         self._objective = args.objective()
-        self._evaluation: OpenStep | None = None
-        self._evaluations = self._evaluated_batches = 0
+        self._evaluation = Evaluation(ranks=args.world_size)
+        self._head: StudentHead | None = None
 
     def _profile(self) -> StudentProfile:
         args = self.args
@@ -156,7 +98,7 @@ class ServerDistillationTrainer(DistillationTrainer):
             top_k=args.loss_top_k,
             objective=self._objective,
             teacher_id=args.teacher_id,
-            tokenizer=getattr(self.processing_class, "tokenizer", self.processing_class),
+            tokenizer=self.processing_class,
             model=self.model,
             policy=policy_of(args.vocabulary_policy),
             rank=args.process_index,
@@ -167,31 +109,39 @@ class ServerDistillationTrainer(DistillationTrainer):
 
     def train(self, *args: object, **kwargs: object) -> object:
         """Train; see ``Trainer.train``."""
-        let_it_be_wrapped(self)
+        wrapping.let_it_be_wrapped(self)
+        # What an interrupted training has left in the middle of a step is none of this one's.
+        self._step, self._buffered_inputs, self._head = 0, None, None
         with self.teacher:
             return super().train(*args, **kwargs)
 
-    def evaluation_loop(self, *args: object, **kwargs: object) -> object:
+    def _get_train_sampler(self, dataset: object = None) -> Sampler[int]:
+        sampler = super()._get_train_sampler(dataset)
+        return EpochOrder(sampler, lambda: int(self.state.epoch or 0))
+
+    def evaluation_loop(
+        self,
+        dataloader: object,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> object:
         """Evaluate; the loss is the mean over all generated tokens, of all ranks."""
-        self._evaluations += 1
-        reduction = GroupReduction() if self.args.world_size > 1 else None
-        normaliser = StepNormaliser(reduction=reduction)
-        with self.teacher, normaliser.begin(self._evaluations) as step:
-            self._evaluation, self._evaluated_batches = step, 0
-            try:
-                output = super().evaluation_loop(*args, **kwargs)
-                report = step.finish()
-            finally:
-                self._evaluation = None
-        for name in [each for each in output.metrics or () if each.endswith("_loss")]:
-            output.metrics[name] = report.loss
+        with self.teacher, self._evaluation.under_way():
+            output = super().evaluation_loop(
+                dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+            )
+            report = self._evaluation.finish()
+        output.metrics[f"{metric_key_prefix}_loss"] = report.loss
         return output
 
     def _prepare_inputs(self, generation_batch: object) -> dict[str, object]:
         """Return one micro batch; of those just generated all are asked for, this one first."""
         inputs: dict[str, object] = super()._prepare_inputs(generation_batch)
         if _REQUEST not in inputs:
-            others = (self._buffered_inputs or ()) if self.model.training else ()
+            buffered: Sequence[dict[str, object]] = self._buffered_inputs or ()
+            others = buffered if self.model.training else ()
             for each in [inputs, *(other for other in others if other is not inputs)]:
                 each[_REQUEST] = self._plan(each)
             self.teacher.send(cast("Request", inputs[_REQUEST]))
@@ -201,8 +151,7 @@ class ServerDistillationTrainer(DistillationTrainer):
         return inputs
 
     def _plan(self, inputs: Mapping[str, object]) -> Request:
-        if "pixel_values" in inputs:
-            raise ConfigError("a batch has images, and the teacher is served token ids alone")
+        check_text_alone(inputs)
         tensors = cast("Mapping[str, torch.Tensor]", inputs)
         ids = torch.cat([tensors["prompt_ids"], tensors["completion_ids"]], 1)
         attention = torch.cat([tensors["prompt_mask"], tensors["completion_mask"]], 1)
@@ -213,39 +162,52 @@ class ServerDistillationTrainer(DistillationTrainer):
         mask = torch.zeros_like(attention, dtype=torch.bool)
         before = tensors["prompt_ids"].shape[1] - 1
         mask[:, before:-1] = learnt != 0
-        return self.teacher.plan(padded_rows(ids, attention, mask))
+        rows = padded_rows(ids, attention, mask)
+        if not self.model.training and self.accelerator.gradient_state.end_of_dataloader:
+            rows = wrapping.without_repeats(self, rows)
+        return self.teacher.plan(rows)
 
     def compute_loss(
         self,
         model: torch.nn.Module,
-        inputs: Mapping[str, object],
+        inputs: Mapping[str, torch.Tensor],
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, object]:
         """Return the loss of a micro batch as its share of the step's mean, whatever the cut."""
-        tensors = cast("Mapping[str, torch.Tensor]", inputs)
-        prompt_ids, completion_ids = tensors["prompt_ids"], tensors["completion_ids"]
-        outputs = model(
-            input_ids=torch.cat([prompt_ids, completion_ids], 1),
-            attention_mask=torch.cat([tensors["prompt_mask"], tensors["completion_mask"]], 1),
-            logits_to_keep=completion_ids.shape[1] + 1,
-        )
-        # The last logits speak of a token that is not there; what is left starts at the last of
-        # the prompt's columns.
-        logits = outputs.logits[:, :-1]
+        outputs, logits = self._forward(model, inputs)
         request = cast("Request", inputs[_REQUEST])
-        rows, skipped = request.rows, prompt_ids.shape[1] - 1
+        rows, skipped = request.rows, inputs["prompt_ids"].shape[1] - 1
         with self.teacher.targets(request) as targets:
             if targets.topk_ids.device != logits.device:
                 targets = targets.to(logits.device)
             loss_sum, count = self._objective.sum_and_count(
-                logits, rows.place(targets, skipped=skipped), rows.mask[:, skipped:-1]
+                logits,
+                rows.place(targets, skipped=skipped),
+                rows.mask[:, skipped:-1].to(logits.device),
             )
-        if self._evaluation is not None:
-            self._evaluation.microbatch(self._evaluated_batches, loss_sum, count)
-            self._evaluated_batches += 1
+        self._evaluation.note(loss_sum, count)
         loss = loss_sum / self._divisor(inputs, count)
         return (loss, outputs) if return_outputs else loss
+
+    def _forward(
+        self, model: torch.nn.Module, inputs: Mapping[str, torch.Tensor]
+    ) -> tuple[object, torch.Tensor | HeadLogits]:
+        """Return the model's outputs, and its logits at the positions of the completions."""
+        width = inputs["completion_ids"].shape[1]
+        given: dict[str, object] = {
+            "input_ids": torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1),
+            "attention_mask": torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1),
+            "use_cache": False,
+        }
+        if self.args.loss_from_hidden:
+            self._head = self._head or StudentHead(self)
+            outputs, logits = self._head.forward(model, given)
+            return outputs, last_positions(logits, width)
+        if "logits_to_keep" in self.model_kwarg_keys:
+            given["logits_to_keep"] = width + 1
+        outputs = model(**given)
+        return outputs, last_positions(logits_of(outputs), width)
 
     def _divisor(self, inputs: Mapping[str, object], count: torch.Tensor) -> torch.Tensor:
         """Return the step's count over all ranks, for gradients that are averaged over them."""

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import Trainer
 
+    from teacher_logits_client.trainers.batch_rows import BatchRows
+
 
 def let_it_be_wrapped(trainer: Trainer) -> None:
     """Have a model that was evaluated before its training wrapped for that all the same.
@@ -18,13 +20,21 @@ def let_it_be_wrapped(trainer: Trainer) -> None:
         vars(trainer.model).pop("_is_accelerate_prepared", None)
 
 
-def rows_that_are_no_repeats(trainer: Trainer, row_count: int) -> int | None:
-    """Return how many rows of the last batch are this rank's own; None where all are."""
+def without_repeats(trainer: Trainer, rows: BatchRows) -> BatchRows:
+    """Return an evaluation's last batch, in which rows that are repeats count nowhere.
+
+    Where ranks have unequal shares, accelerate fills up the last batch from the start.
+    """
     remainder = int(trainer.accelerator.gradient_state.remainder)
     if trainer.args.world_size == 1 or remainder <= 0:
-        return None
-    before = int(trainer.args.process_index) * row_count
-    return min(max(remainder - before, 0), row_count)
+        return rows
+    before = data_rank(trainer) * len(rows.rows)
+    return rows.first_rows(min(max(remainder - before, 0), len(rows.rows)))
+
+
+def data_rank(trainer: Trainer) -> int:
+    """Return which of the ranks with batches of their own this one is; copies are the same one."""
+    return int(trainer.args.process_index) // copies_of_batches(trainer)
 
 
 def copies_of_batches(trainer: Trainer) -> int:

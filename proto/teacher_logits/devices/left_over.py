@@ -1,4 +1,4 @@
-"""Memory of closed device slabs: freed when nobody views it or has it open any more.
+"""Memory of closed device slabs: let go when nobody views it or has it open any more.
 
 To free device memory while another process has it open is undefined (CUDA C++ programming guide,
 "Interprocess Communication"). No reader needs to be asked whether it has:
@@ -11,15 +11,19 @@ kernel lets it go when the reader dies, and its forks with it. The writer has re
 before it looks, so nobody comes in between.
 
 Promises: whoever closes a slab waits for nobody. What cannot be freed at once has a thread that the
-kernel wakes, and that frees it and says so the moment the last one has let go.
+kernel wakes, and that frees it and says so the moment the last one has let go. The end of the
+program waits a moment for that.
 """
 
 from __future__ import annotations
 
+import atexit
+import errno
 import fcntl
 import logging
 import os
 import threading
+import time
 import weakref
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -60,22 +64,60 @@ class Views:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class LeftOver:
-    """Own memory of a closed slab, and what still stands in the way of freeing it.
+class Own:
+    """Memory that the writer allocated itself.
 
-    ``when_freed`` is called behind that, on whichever thread frees it.
+    ``when_freed`` is called behind its end, on whichever thread frees it.
     """
 
     memory: DeviceMemory
     address: int
     device: Device
+    when_freed: Callable[[], None]
+
+    def free(self) -> None:
+        """Give it back to the driver."""
+        try:
+            self.memory.synchronise(device=self.device)
+            self.memory.free(self.address, device=self.device)
+        except DeviceError as error:
+            _log.warning("device memory was not given back: %s", error.message)
+            return
+        self.when_freed()
+
+
+class Lent:
+    """Memory of another owner, such as a tensor: it is kept alive as long as this is."""
+
+    def __init__(self, owner: object) -> None:
+        self._owner: object = owner
+
+    def free(self) -> None:
+        """Leave it to its owner."""
+        self._owner = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LeftOver:
+    """What a closed slab lay in, and what still stands in the way of letting it go."""
+
+    what: Own | Lent
     lock: int
     views: Views
-    when_freed: Callable[[], None]
     pid: int
 
 
+EXIT_SECONDS = 1.0
+"""How long the end of a program is held up by readers of what it has closed."""
+
+_THREAD_NAME = "teacher-logits-left-over"
 _left_over: list[LeftOver] = []
+_in_use: list[Own | Lent] = []
+
+
+def keep(what: Own | Lent) -> None:
+    """Keep what somebody may yet open, to the end of this process."""
+    _in_use.append(what)
 
 
 def leave_over(left: LeftOver) -> None:
@@ -84,13 +126,25 @@ def leave_over(left: LeftOver) -> None:
         _free(left)
         return
     _left_over.append(left)
-    thread = threading.Thread(
-        target=_await_end, args=(left,), name="teacher-logits-left-over", daemon=True
-    )
+    thread = threading.Thread(target=_await_end, args=(left,), name=_THREAD_NAME, daemon=True)
     try:
         thread.start()
     except RuntimeError as error:  # such as at the end of the program, which frees it as well
         _log.debug("device memory stays to the end of this process: %s", error)
+
+
+def await_readers() -> None:
+    """Wait a moment for those that have memory of closed slabs open; done at exit.
+
+    The end of a process frees its memory under them. Idle ones let go as soon as a slab is closed.
+    """
+    until = time.monotonic() + EXIT_SECONDS
+    for thread in threading.enumerate():
+        if thread.name == _THREAD_NAME:
+            thread.join(max(0.0, until - time.monotonic()))
+
+
+atexit.register(await_readers)
 
 
 def left_over_count() -> int:
@@ -114,13 +168,7 @@ def _await_end(left: LeftOver) -> None:
 
 def _free(left: LeftOver) -> None:
     os.close(left.lock)
-    try:
-        left.memory.synchronise(device=left.device)
-        left.memory.free(left.address, device=left.device)
-    except DeviceError as error:
-        _log.warning("device memory was not given back: %s", error.message)
-        return
-    left.when_freed()
+    left.what.free()
 
 
 def open_lock(fd: int) -> int:
@@ -128,10 +176,21 @@ def open_lock(fd: int) -> int:
     try:
         return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
+        is_full = error.errno in (errno.EMFILE, errno.ENFILE)
+        way_out = "raise the limit of open files (ulimit -n)" if is_full else "mount /proc"
         raise SlabOpenError(
-            f"a twin cannot be opened anew by /proc/self/fd ({error.strerror}): mount /proc",
+            f"a twin cannot be opened anew by /proc/self/fd ({error.strerror}): {way_out}",
             facts={"errno": error.errno or 0},
         ) from error
+
+
+def let_go(lock: int) -> None:
+    """End a lock and close its descriptor.
+
+    By name: a fork, such as a loader of data, has the descriptor as well, and would keep the lock.
+    """
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    os.close(lock)
 
 
 def is_locked(fd: int) -> bool:

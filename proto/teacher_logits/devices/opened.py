@@ -18,7 +18,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from teacher_logits.device_memory import DeviceError
-from teacher_logits.devices.left_over import Held, open_lock
+from teacher_logits.devices.left_over import Held, let_go, open_lock
 from teacher_logits.devices.ranges import check_device_column, outside_allocation
 from teacher_logits.devices.views import DeviceView
 from teacher_logits.errors import SlabOpenError
@@ -67,7 +67,7 @@ class OpenedDevice:
                 raise SlabOpenError(f"slab {slab_id} is retired", facts={"slab_id": slab_id})
             base = memory.open(exported.handle, device=device)
         except BaseException:
-            os.close(lock)
+            let_go(lock)
             raise
         self._held: Held | None = Held()
         weakref.finalize(self._held, _close, memory, base, device, lock, os.getpid()).atexit = False
@@ -112,6 +112,6 @@ def _close(memory: DeviceMemory, address: int, device: Device, lock: int, pid: i
             # Then it is open, and the lock says so until this process ends.
             _log.warning("opened device memory was not closed: %s", error.message)
             return
-        # Let go by name: a fork, such as a loader of data, has the lock as well.
-        fcntl.flock(lock, fcntl.LOCK_UN)
-    os.close(lock)
+        let_go(lock)
+    else:
+        os.close(lock)

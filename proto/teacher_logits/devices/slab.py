@@ -24,9 +24,20 @@ from typing import TYPE_CHECKING
 
 from teacher_logits import host_memory
 from teacher_logits.device_memory import DeviceMemoryPart
-from teacher_logits.devices.left_over import Held, LeftOver, Views, is_locked, leave_over, open_lock
+from teacher_logits.devices.left_over import (
+    Held,
+    LeftOver,
+    Lent,
+    Own,
+    Views,
+    is_locked,
+    keep,
+    leave_over,
+    open_lock,
+)
 from teacher_logits.devices.ranges import check_device_column
 from teacher_logits.devices.views import DeviceView
+from teacher_logits.errors import SlabOpenError
 from teacher_logits.layout import is_on_device, round_up
 from teacher_logits.pool import PAGE_BYTES
 from teacher_logits.slab import WriterSlab
@@ -60,13 +71,15 @@ class DeviceSlab:
         memory: DeviceMemory,
         device: Device,
         address: int | None = None,
+        owner: object = None,
         row_bytes: int = 0,
         when_freed: Callable[[], None] = lambda: None,
     ) -> None:
         """Allocate and export ``size_bytes`` of a device, or export those at an address.
 
         Args:
-            address: of memory that its owner keeps until ``close`` and the last view.
+            address: of memory of another owner.
+            owner: kept alive, such as a tensor, for as long as memory of one's own would be.
             row_bytes: room for row columns behind the device's bytes, in the twin alone.
             when_freed: called, on any thread, once memory of its own went back after ``close``.
 
@@ -79,7 +92,6 @@ class DeviceSlab:
         self.device = device
         self.device_bytes = size_bytes
         self._memory = memory
-        self._when_freed = when_freed
         own = memory.allocate(size_bytes, device=device) if address is None else address
         try:
             self.exported: ExportedMemory = memory.export(own)
@@ -95,8 +107,11 @@ class DeviceSlab:
                 memory.free(own, device=device)
             raise
         self.address = own
-        self._is_own = address is None
-        weakref.finalize(self, os.close, self._lock).atexit = False
+        self._what: Own | Lent = Lent(owner)
+        if address is None:
+            self._what = Own(memory=memory, address=own, device=device, when_freed=when_freed)
+        self._close_lock = weakref.finalize(self, os.close, self._lock)
+        self._close_lock.atexit = False
         self._held: Held | None = Held()
 
     @property
@@ -139,14 +154,15 @@ class DeviceSlab:
         """Return device memory from the payload's first byte to a column's last.
 
         Raises:
-            SlabOpenError: the column lies elsewhere.
+            SlabOpenError: the column lies elsewhere, or the slab was closed.
         """
+        held = self._hold()
         size = check_device_column(extent, column, device_bytes=self.device_bytes)
         return DeviceView(
             self.address + extent.offset_bytes,
             size,
             device=self._memory.view_device(self.device),
-            owner=self._held,
+            owner=held,
         )
 
     def copy_to_twin(self, extent: Extent, columns: Iterable[Column]) -> None:
@@ -159,6 +175,7 @@ class DeviceSlab:
             PoolFullError: the machine or a cgroup has no memory for the copy.
             SlabOpenError, DeviceError: a column lies elsewhere; the driver refused.
         """
+        held = self._hold()
         there = [c for c in columns if is_on_device(c.kind) and c.size_bytes]
         for column in there:
             check_device_column(extent, column, device_bytes=self.device_bytes)
@@ -174,15 +191,25 @@ class DeviceSlab:
                 self.address + extent.offset_bytes + column.offset_bytes,
                 device=self.device,
             )
+        del held  # until here the memory stays, whoever closes the slab meanwhile
 
     def read_device(self, extent: Extent, column: Column) -> bytearray:
         """Return a copy of a column on the device, as it is now; waits for no stream."""
+        held = self._hold()
         check_device_column(extent, column, device_bytes=self.device_bytes)
         copy = bytearray(column.size_bytes)
         if copy:
             at = self.address + extent.offset_bytes + column.offset_bytes
             self._memory.copy_to_host(memoryview(copy), at, device=self.device)
+        del held
         return copy
+
+    def _hold(self) -> Held:
+        """Return what keeps the memory, while somebody has it."""
+        held = self._held
+        if held is None:
+            raise SlabOpenError(f"slab {self.slab_id} was closed", facts={"slab_id": self.slab_id})
+        return held
 
     def settle(self) -> None:
         """Wait on the host until the caller's current stream has done what it was given."""
@@ -201,21 +228,23 @@ class DeviceSlab:
         To free it under a reader is undefined (CUDA C++ programming guide, "Interprocess
         Communication"). So it goes when the last of them has let go (``left_over``), and this
         waits for nobody. What is ``in_use`` somebody may yet open; it stays allocated until this
-        process ends. Memory of another owner is left alone: see ``is_open_elsewhere``.
+        process ends. Memory of another owner is not freed here, and its owner kept alive as long.
         """
         if self._held is None:
             return
         self._twin.close(in_use=in_use)
         views, self._held = Views(self._held), None
-        if self._is_own and not in_use:
-            leave_over(
-                LeftOver(
-                    memory=self._memory,
-                    address=self.address,
-                    device=self.device,
-                    lock=os.dup(self._lock),
-                    views=views,
-                    when_freed=self._when_freed,
-                    pid=os.getpid(),
-                )
-            )
+        what, self._what = self._what, Lent(None)
+        if in_use:
+            keep(what)
+            return
+        lock = self._lock
+        if isinstance(what, Own):
+            self._close_lock.detach()  # whoever frees the memory closes it
+        else:
+            try:
+                lock = os.dup(lock)  # its owner may ask on
+            except OSError:
+                keep(what)
+                return
+        leave_over(LeftOver(what=what, lock=lock, views=views, pid=os.getpid()))

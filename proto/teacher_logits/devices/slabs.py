@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from teacher_logits.device_memory import DeviceError
 from teacher_logits.devices.slab import DeviceSlab
-from teacher_logits.errors import PoolFullError
+from teacher_logits.errors import PoolFullError, SlabOpenError, TransportFailure
 from teacher_logits.layout import round_up
 from teacher_logits.pool import PAGE_BYTES
 
@@ -73,7 +73,7 @@ class DeviceSlabs(Generic[Slab]):
     def left_over_bytes(self) -> int:
         """Memory of slabs that were given up, which somebody has open yet."""
         with self._lock:
-            self._slabs = [each for each in self._slabs if each.fd >= 0]
+            self._slabs = self._in_use()
             return self._taken_bytes - sum(each.device_bytes for each in self._slabs)
 
     def make(self, slab_id: str, usual_bytes: int, least_bytes: int) -> Slab:
@@ -86,10 +86,10 @@ class DeviceSlabs(Generic[Slab]):
         least = round_up(max(least_bytes, 1), PAGE_BYTES)
         try:
             return self._make(slab_id, usual_bytes)
-        except (DeviceError, OSError, _OverBudget):
+        except _NOT_MADE:
             try:
                 return self._make(slab_id, least)
-            except (DeviceError, OSError, _OverBudget) as error:
+            except _NOT_MADE as error:
                 raise self._none_left(least, error) from error
 
     def _make(self, slab_id: str, size_bytes: int) -> Slab:
@@ -104,8 +104,11 @@ class DeviceSlabs(Generic[Slab]):
                 self._taken_bytes -= size_bytes
             raise
         with self._lock:
-            self._slabs.append(slab)
+            self._slabs = [*self._in_use(), slab]
         return slab
+
+    def _in_use(self) -> list[Slab]:
+        return [each for each in self._slabs if each.fd >= 0]
 
     def _freed(self, size_bytes: int) -> None:
         with self._lock:
@@ -113,7 +116,7 @@ class DeviceSlabs(Generic[Slab]):
         self._when_freed()
 
     def _none_left(
-        self, size_bytes: int, error: DeviceError | OSError | _OverBudget
+        self, size_bytes: int, error: TransportFailure | OSError | _OverBudget
     ) -> PoolFullError:
         left_over = self.left_over_bytes
         still_open = f"{left_over} bytes of slabs that were given up are still open in readers"
@@ -126,7 +129,7 @@ class DeviceSlabs(Generic[Slab]):
                 ),
             )
         else:
-            said = error.message if isinstance(error, DeviceError) else error.strerror
+            said = error.message if isinstance(error, TransportFailure) else error.strerror
             why, way_out = f"{said}; {still_open}", self._way_out
         return PoolFullError(
             f"device {self.device.uuid} gave no slab of {size_bytes} bytes ({why}): {way_out}",
@@ -141,3 +144,7 @@ class DeviceSlabs(Generic[Slab]):
 
 class _OverBudget(Exception):
     """With one more slab, more than the budget would be taken."""
+
+
+_NOT_MADE = (DeviceError, SlabOpenError, OSError, _OverBudget)
+"""What stands in the way of a slab: the device, the lock of its twin, the host, the budget."""

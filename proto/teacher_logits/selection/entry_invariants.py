@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _TOLERANCE = 1e-5
 """Of sums and logarithms that were computed in fp64 and travel as fp32."""
+TWICE = "an id that stands there twice"
 _ROUNDINGS = 2.0**-22
 """What a normaliser, rounded to fp32 and added to there, may be off by, relative to its size."""
 
@@ -70,8 +71,34 @@ def any_of(marks: torch.Tensor) -> torch.Tensor:
 
 def stands_twice(ids: torch.Tensor) -> torch.Tensor:
     """Return bool [P]: the positions of which some id [P,K] stands there more than once."""
-    ordered = ids.sort(1).values
-    return any_of((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0))
+    ordered = in_order(ids)
+    same = ordered[:, 1:] == ordered[:, :-1]
+    if not bool(same.any()):  # as is usual
+        return same.new_zeros(len(same))
+    return (same & (ordered[:, 1:] >= 0)).any(1)
+
+
+def in_order(ids: torch.Tensor) -> torch.Tensor:
+    """Return ids [P,K] with each position's in rising order.
+
+    On the host by NumPy, where torch has it: that keeps no account of where each came from, and is
+    some twenty times as quick.
+    """
+    if ids.device.type == "cpu":
+        ordered = ids.clone(memory_format=torch.contiguous_format)
+        if _sort_by_numpy(ordered):
+            return ordered
+    return ids.sort(1).values
+
+
+def _sort_by_numpy(ids: torch.Tensor) -> bool:
+    """Sort each position's ids in place; False where torch has no NumPy."""
+    try:
+        array = ids.numpy()
+    except RuntimeError:
+        return False
+    array.sort(axis=1)
+    return True
 
 
 def sums_to_one(
@@ -125,7 +152,7 @@ def _id_rules(ids: torch.Tensor, vocab_size: int) -> Rules:
         f"an id outside the vocabulary of {vocab_size}",
         (ids.amax(1) >= vocab_size) | (ids.amin(1) < -1),
     )
-    yield "an id that stands there twice", stands_twice(ids)
+    yield TWICE, stands_twice(ids)
 
 
 def _actual_rule(columns: Mapping[ColumnKind, torch.Tensor]) -> Rules:

@@ -21,9 +21,9 @@ from teacher_logits.error_bounds import EXACT, ErrorBound
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import ColumnKind, RowStatus
 from teacher_logits.selection.entry_invariants import (
+    TWICE,
     any_of,
     given_rules,
-    mass_is_off,
     sampled_rules,
     stands_twice,
     sums_to_one,
@@ -194,7 +194,7 @@ def _top_k_rules(
     tails, values = columns[ColumnKind.LOG_TAIL], stored.float()
     tolerance = normalisation_tolerance(stored, tails[:, 0])
     outside = (ids.amax(1) >= vocab_size) | (ids.amin(1) < -1)
-    yield f"an id outside the vocabulary of {vocab_size}", outside
+    yield _outside(vocab_size), outside
     # NaN fails every comparison, so each rule says what must hold.
     yield "a log-probability that is NaN or above 0", ~(values.amax(1) <= tolerance)
     yield "a log_tail that is NaN or above 0", ~(tails.amax(1) <= tolerance)
@@ -203,12 +203,10 @@ def _top_k_rules(
         "an id without a log-probability, or a log-probability without an id",
         any_of(absent != (values == -torch.inf)),
     )
-    # An absent entry is -inf, and so by this rule stands behind all the others.
-    rises = ~(values[:, 1:] <= values[:, :-1])
-    yield "log-probabilities that are not in falling order", any_of(rises)
+    yield _RISES, _rises(values)
     for column, temperature in enumerate(temperatures):
         yield from sums_to_one(columns, stored, column, temperature, bound)
-    yield "an id that stands there twice", stands_twice(ids)
+    yield TWICE, stands_twice(ids)
     logits = columns.get(ColumnKind.TOPK_LOGITS)
     if logits is not None:
         raw = logits.float()
@@ -223,13 +221,47 @@ def _top_k_rules(
         yield "an actual_logprob that is NaN or above 0", ~(actual <= tolerance)
 
 
-def is_off(columns: Mapping[ColumnKind, torch.Tensor], *, bound: ErrorBound) -> torch.Tensor:
-    """Return which positions of a payload do not sum to one at temperature 1, bool [P].
+def rules_of_targets(
+    columns: Mapping[ColumnKind, torch.Tensor],
+    *,
+    vocab_size: int | None,
+    temperatures: Mapping[int, float],
+    bound: ErrorBound,
+    are_best: bool = True,
+) -> Iterator[tuple[slice, str, torch.Tensor]]:
+    """Yield what makes entries unfit to learn from: a run of positions, rule, where it is broken.
 
-    The rule that catches most of what can be wrong, at the least cost; whatever their status.
+    For entries that hold no NaN or +inf, at ``temperatures`` by their column. Cheap enough for each
+    reader and payload: what only says something of the writer is left to ``check_invariants``. An
+    entry without mass may have an id, as one has that fp16 rounded to -inf. Unless they
+    ``are_best``, entries have no order, and were looked at before.
     """
-    stored, tails = columns[ColumnKind.TOPK_LOGPROBS], columns[ColumnKind.LOG_TAIL]
-    return mass_is_off(stored, stored, tails[:, 0], temperature=1.0, bound=bound)
+    ids, stored = columns[ColumnKind.TOPK_IDS], columns[ColumnKind.TOPK_LOGPROBS]
+    kinds = (ColumnKind.LOG_TAIL, ColumnKind.LOGSUMEXP)
+    beside = {kind: columns[kind] for kind in kinds if kind in columns}
+    for run in runs(ids):
+        if are_best and vocab_size is not None:
+            yield run, _outside(vocab_size), ids[run].amax(1) >= vocab_size
+        if are_best:
+            yield run, _RISES, _rises(stored[run])
+        part = {kind: column[run] for kind, column in beside.items()}
+        for column, temperature in temperatures.items():
+            for rule, faulty in sums_to_one(part, stored[run], column, temperature, bound):
+                yield run, rule, faulty
+        if are_best:
+            yield run, TWICE, stands_twice(ids[run])
+
+
+_RISES = "log-probabilities that are not in falling order"
+
+
+def _outside(vocab_size: int) -> str:
+    return f"an id outside the vocabulary of {vocab_size}"
+
+
+def _rises(values: torch.Tensor) -> torch.Tensor:
+    # NaN fails every comparison. An absent entry is -inf, and so stands behind all the others.
+    return any_of(~(values[:, 1:] <= values[:, :-1]))
 
 
 def _fault(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -33,11 +33,8 @@ from teacher_logits.wire.streams import (
 )
 from teacher_logits.wire.transport import settlement_from_wire, settlement_to_wire
 
-if TYPE_CHECKING:
-    from datetime import timedelta
-
-
 _AS_IS = StreamTerms()
+_ZERO, _NO_SPAN = timedelta(0), timedelta(-1)
 
 
 def duration_to_wire(span: timedelta) -> Duration:
@@ -45,6 +42,24 @@ def duration_to_wire(span: timedelta) -> Duration:
     message = Duration()
     message.FromTimedelta(span)
     return message
+
+
+def duration_from_wire(message: Duration, *, field: str) -> timedelta:
+    """Return a span of time.
+
+    Raises:
+        RequestInvalidError: it is below 0, or longer than anything that is counted here.
+    """
+    try:
+        span: timedelta = message.ToTimedelta()
+    except (OverflowError, ValueError):
+        span = _NO_SPAN
+    if span < _ZERO:
+        raise RequestInvalidError(
+            f"{field} is {message.seconds} s and {message.nanos} ns: that is no span of time",
+            facts={"field": field, "seconds": message.seconds, "nanos": message.nanos},
+        )
+    return span
 
 
 def session_to_wire(terms: SessionTerms) -> session_pb2.Session:
@@ -72,13 +87,17 @@ def session_to_wire(terms: SessionTerms) -> session_pb2.Session:
 
 
 def session_from_wire(message: session_pb2.Session) -> SessionTerms:
-    """Return a session's terms."""
+    """Return a session's terms.
+
+    Raises:
+        RequestInvalidError: a word, or a span of time, that this release does not know.
+    """
     return SessionTerms(
         session_id=message.session_id,
         epoch=message.epoch,
-        ttl=_span(message.ttl),
-        renew_interval=_span(message.renew_interval),
-        default_wait=_span(message.default_wait),
+        ttl=duration_from_wire(message.ttl, field="ttl"),
+        renew_interval=duration_from_wire(message.renew_interval, field="renew_interval"),
+        default_wait=duration_from_wire(message.default_wait, field="default_wait"),
         teacher=teacher_from_wire(message.teacher),
         checks=tuple(
             Check(
@@ -265,8 +284,3 @@ def lease_from_wire(message: payload_pb2.Lease) -> LeaseTerms:
         on_device=source == "slab" and message.slab.on_device,
         encoding=stream_source_from_wire(message.stream, payload) if source == "stream" else None,
     )
-
-
-def _span(message: Duration) -> timedelta:
-    span: timedelta = message.ToTimedelta()
-    return span

@@ -15,7 +15,7 @@ from teacher_logits.views import (
     StepView,
 )
 from teacher_logits.wire import teacher_from_wire, teacher_to_wire
-from teacher_logits.wire.session import duration_to_wire
+from teacher_logits.wire.session import duration_from_wire, duration_to_wire
 from teacher_logits.wire.transport import settlement_from_wire, settlement_to_wire
 
 
@@ -40,12 +40,13 @@ def server_view_from_wire(message: messages.InspectResponse) -> ServerView:
     """Return the view of a message.
 
     Raises:
-        RequestInvalidError: a transport or a refusal's reason is not known to this release.
+        RequestInvalidError: a transport, a refusal's reason or a span of time is not known to this
+            release.
     """
     return ServerView(
         epoch=message.epoch,
         version=message.version,
-        uptime=message.uptime.ToTimedelta(),
+        uptime=duration_from_wire(message.uptime, field="uptime"),
         draining=message.draining,
         teachers=tuple(teacher_from_wire(each) for each in message.teachers),
         sessions=tuple(_session_from_wire(each) for each in message.sessions),
@@ -102,8 +103,8 @@ def _session_from_wire(message: messages.SessionState) -> SessionView:
         data_parallel_rank=message.data_parallel_rank,
         settlements=tuple(settlement_from_wire(each) for each in message.transports),
         liveness=message.liveness,
-        age=message.age.ToTimedelta(),
-        silent=message.silent.ToTimedelta(),
+        age=duration_from_wire(message.age, field="age"),
+        silent=duration_from_wire(message.silent, field="silent"),
         pid=message.pid,
         host_name=message.host_name,
         lease_count=message.lease_count,
@@ -131,7 +132,7 @@ def _lease_from_wire(message: messages.LeaseState) -> LeaseView:
         session_id=message.session_id,
         payload_id=message.payload_id,
         size_bytes=message.size_bytes,
-        age=message.age.ToTimedelta(),
+        age=duration_from_wire(message.age, field="age"),
         quarantined=message.quarantined,
         doubt=message.doubt,
     )

@@ -116,7 +116,7 @@ def check_capability(
     return [
         *_check_top_k(student, teacher, is_published=is_published),
         *_check_temperatures(student, teacher),
-        *_check_columns(student, columns_on_offer(student, teacher, is_published=is_published)),
+        *_check_columns(student, teacher, is_published=is_published),
         *_check_value_type(student, teacher, is_published=is_published),
         *check_selection(student, teacher, is_published=is_published),
         *check_protocol(protocol_version),
@@ -192,7 +192,10 @@ def _check_temperatures(student: StudentProfile, teacher: TeacherProfile) -> lis
             f"{MAX_TEMPERATURE:g}"
         )
     elif missing:
-        why = f"the teacher has no temperature {listed(missing)}; it has {listed(offered)}"
+        why = (
+            f"the teacher has no temperature {listed(missing)}; it has {listed(offered)}; ask for "
+            "none but these, or have its publishers' TeacherProfile(temperatures=) name it"
+        )
     elif len(asked) > MAX_TEMPERATURES:
         most = MAX_TEMPERATURES - 1
         why = f"{len(asked) - 1} temperatures besides 1; ask for at most {most} in one session"
@@ -207,19 +210,24 @@ def _check_temperatures(student: StudentProfile, teacher: TeacherProfile) -> lis
     return [Violation(rule="temperature_unavailable", message=why, facts=facts)]
 
 
-def _check_columns(student: StudentProfile, offered: tuple[ColumnKind, ...]) -> list[Violation]:
-    violations = []
-    missing = [c.value for c in student.columns if c not in offered]
-    if missing:
-        has = ", ".join(c.value for c in offered)
-        violations.append(
-            Violation(
-                rule="column_unavailable",
-                message=f"the teacher has no {', '.join(missing)}; it has {has}",
-                facts={"missing": ", ".join(missing), "columns": has},
-            )
+def _check_columns(
+    student: StudentProfile, teacher: TeacherProfile, *, is_published: bool
+) -> list[Violation]:
+    offered = columns_on_offer(student, teacher, is_published=is_published)
+    missing = ", ".join(c.value for c in student.columns if c not in offered)
+    if not missing:
+        return []
+    has = ", ".join(c.value for c in offered)
+    way_out = "ask for none but these"
+    if is_published:
+        way_out += ", or have its publishers' TeacherProfile(columns=) name it"
+    return [
+        Violation(
+            rule="column_unavailable",
+            message=f"the teacher has no {missing}; it has {has}; {way_out}",
+            facts={"missing": missing, "columns": has},
         )
-    return violations
+    ]
 
 
 def _check_value_type(

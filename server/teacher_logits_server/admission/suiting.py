@@ -1,6 +1,8 @@
 """Whether a payload that was made for another session suits this one.
 
-Pure. Who acquires a payload, or a step, gets at least what its session settled.
+Pure. Who acquires a step gets at least what its session settled, and reads what it asked for of
+it. A payload by its id is read as it is, and so it has just that; the client's ``entry_guards`` say
+the same.
 """
 
 from __future__ import annotations
@@ -20,53 +22,53 @@ if TYPE_CHECKING:
 
 
 def check_payload_suits(
-    student: StudentProfile, payload: Payload, *, teacher_id: str, vocabulary_size: int
+    student: StudentProfile,
+    payload: Payload,
+    *,
+    teacher_id: str,
+    vocabulary_size: int,
+    is_whole: bool = False,
 ) -> None:
-    """Refuse a payload that was made for another session and lacks what this one settled.
+    """Refuse a payload that was made for another session and is not what this one settled.
 
     Ids that a client chose are what they are: of those, teacher and vocabulary must suit.
+
+    Args:
+        is_whole: it is read by its id, and more entries or temperatures are not passed over.
 
     Raises:
         PayloadInvalidError: it is another teacher's, or has fewer entries a position, ids
             beyond this session's vocabulary, not all of its temperatures, or another value type;
             or its entries were selected otherwise.
     """
-    wishes = _wishes(student, payload)
+    wishes = _wishes(student, payload, is_whole=is_whole)
     value_type = wishes.value_type
     has_type = value_type and payload.column(ColumnKind.TOPK_LOGPROBS).element_type
-    lacking = [t for t in wishes.temperatures if t not in payload.temperatures]
     if (
         payload.teacher_id == teacher_id
-        and payload.top_k >= wishes.top_k
+        and wishes.has_entries(payload)
         and payload.selection == wishes.selection
         and payload.vocabulary_size <= vocabulary_size
-        and not lacking
+        and wishes.has_temperatures(payload)
         and has_type is value_type
     ):
         return  # a reader waits: no texts are made for nothing
-    for wrong, what, asked, has in (
-        (payload.teacher_id != teacher_id, "teacher_id", teacher_id, payload.teacher_id),
-        (payload.top_k < wishes.top_k, "top_k", wishes.top_k, payload.top_k),
-        (
-            payload.selection != wishes.selection,
-            "selection",
-            str(wishes.selection),
-            str(payload.selection),
-        ),
-        (
-            payload.vocabulary_size > vocabulary_size,
-            "vocabulary_size",
-            vocabulary_size,
-            payload.vocabulary_size,
-        ),
-        (lacking, "temperatures", listed(wishes.temperatures), listed(payload.temperatures)),
-        (has_type is not value_type, "value_type", _name(value_type), _name(has_type)),
+    has, asked = payload, wishes
+    size, most = payload.vocabulary_size, vocabulary_size
+    temperatures, wanted = listed(has.temperatures), listed(asked.temperatures)
+    for fits, what, says, said in (
+        (has.teacher_id == teacher_id, "teacher_id", has.teacher_id, teacher_id),
+        (asked.has_entries(has), "top_k", has.top_k, asked.top_k),
+        (has.selection == asked.selection, "selection", str(has.selection), str(asked.selection)),
+        (size <= most, "vocabulary_size", size, most),
+        (asked.has_temperatures(has), "temperatures", temperatures, wanted),
+        (has_type is value_type, "value_type", _name(has_type), _name(value_type)),
     ):
-        if wrong:
+        if not fits:
             raise PayloadInvalidError(
-                f"payload {payload.payload_id} was made for another session: its {what} is {has}, "
-                f"this session's {asked}; open both sessions with the same wishes",
-                facts={f"payload_{what}": has, f"session_{what}": asked},
+                f"payload {payload.payload_id} was made for another session: its {what} is {says}, "
+                f"this session's {said}; open both sessions with the same wishes",
+                facts={f"payload_{what}": says, f"session_{what}": said},
             )
 
 
@@ -77,17 +79,30 @@ class _Wishes(NamedTuple):
     temperatures: tuple[float, ...]
     value_type: ElementType | None
     selection: SelectionRule
+    is_exact: bool
+
+    def has_entries(self, payload: Payload) -> bool:
+        """Say whether a payload has as many entries a position."""
+        return payload.top_k == self.top_k or (payload.top_k > self.top_k and not self.is_exact)
+
+    def has_temperatures(self, payload: Payload) -> bool:
+        """Say whether a payload has these temperatures."""
+        has = payload.temperatures
+        return has == self.temperatures or (
+            not self.is_exact and all(each in has for each in self.temperatures)
+        )
 
 
-def _wishes(student: StudentProfile, payload: Payload) -> _Wishes:
+def _wishes(student: StudentProfile, payload: Payload, *, is_whole: bool) -> _Wishes:
     rule = payload.selection
     if isinstance(rule, ClientIds):
-        return _Wishes(0, (), None, rule)
-    asked = student.selection or (rule if payload.key is not None else TOP_K)
+        return _Wishes(0, (), None, rule, is_exact=False)
+    asked = student.selection or (TOP_K if is_whole else rule)
     if isinstance(rule, Sampled):  # one seed is as good as another
         asked = rule if isinstance(asked, Sampled) else asked
-        return _Wishes(student.top_k, (1.0,), None, asked)
-    return _Wishes(student.top_k, student.all_temperatures, student.value_type, asked)
+        return _Wishes(student.top_k, (1.0,), None, asked, is_whole)
+    temperatures = student.all_temperatures
+    return _Wishes(student.top_k, temperatures, student.value_type, asked, is_whole)
 
 
 def _name(value_type: ElementType | None) -> str:

@@ -7,10 +7,12 @@ runs whatever code the file brings.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,17 +56,33 @@ def find_model(path: str) -> ModelFiles:
     """Find a teacher's files.
 
     Raises:
-        ConfigError: nothing is there, the config or weights are missing, or the weights are
-            pickled.
+        ConfigError: nothing is there, the config or weights are missing, may not be read by this
+            user, or the weights are pickled.
     """
     if not path:
         raise ConfigError(
             "--model is missing: give the folder or the GGUF file of a causal language model",
             facts={"flag": "--model"},
         )
-    place = Path(path)
+    try:
+        files = _find(path, Path(path))
+        for each in files.weights:
+            each.open("rb").close()
+    except PermissionError as error:
+        raise _refuse(
+            path,
+            f"user {os.geteuid()}, as whom this runs, may not read {error.filename}: let it "
+            f"(chmod -R a+rX {shlex.quote(path)}, and a+x for the folders above), or serve as "
+            "another user",
+        ) from None
+    return files
+
+
+def _find(path: str, place: Path) -> ModelFiles:
     if not place.exists():
         raise _refuse(path, _why_nothing(path))
+    if place.is_dir() and not os.access(place, os.R_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
     if place.is_file():
         with place.open("rb") as file:
             if file.read(len(_GGUF_MAGIC)) != _GGUF_MAGIC:

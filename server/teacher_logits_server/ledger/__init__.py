@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from teacher_logits.terms import LeaseTerms
     from teacher_logits_server.lending.leases import Lease
     from teacher_logits_server.lending.rooms import Pinned
-    from teacher_logits_server.sessions import Session
+    from teacher_logits_server.sessions.session import Session
     from teacher_logits_server.settlement.proofs import Line
 
 __all__ = ["Ledger", "OpenedSession"]
@@ -146,7 +146,7 @@ class Ledger(Reclaiming):
 
         Raises:
             PayloadRetiredError: nothing keeps it, or it never was.
-            PayloadInvalidError: it lacks what this session settled, or is another teacher's.
+            PayloadInvalidError: it is not what this session settled, or is another teacher's.
             RequestInvalidError: the request id was used for another payload, or given up.
             SessionExpiredError, NotAllowedError: as for ``find_request``.
         """
@@ -164,6 +164,7 @@ class Ledger(Reclaiming):
                 sealed.payload,
                 teacher_id=session.teacher_id,
                 vocabulary_size=session.vocabulary_size,
+                is_whole=True,
             )
             if sealed.writer_id not in session.settlements:
                 session.settlements[sealed.writer_id] = self._settle(session, sealed.writer_id)

@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from teacher_logits import keys
 from teacher_logits.errors import SessionRefusedError
 from teacher_logits.transport import Transport
 from teacher_logits_server.admission import admit
+from teacher_logits_server.admission.holders import Holder, PlaceTaken, standing
 from teacher_logits_server.ledger.handshake import Handshake
+from teacher_logits_server.publishers import shard_taken
 from teacher_logits_server.publishers.promises import check_profile
-from teacher_logits_server.sessions import Session
-from teacher_logits_server.steps.seats import Holder, RankTaken
+from teacher_logits_server.sessions.session import Session
+from teacher_logits_server.steps.seats import rank_taken
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from teacher_logits.device_memory import DeviceProbe
     from teacher_logits.profiles import StudentProfile, TeacherProfile
     from teacher_logits.terms import Check, SessionTerms
@@ -50,7 +55,7 @@ class Admitting(Handshake):
 
         Raises:
             SessionRefusedError: with every broken rule.
-            RankTaken: its rank is read by others; waiting helps where one of them is dead.
+            PlaceTaken: its rank is read by others; waiting helps where one of them is dead.
             TeacherAbsent, TeacherIncomplete: see ``publishers``; waiting may help.
             UnknownTeacherError: there are several teachers, and it names none.
             RequestInvalidError: an id that is no name, or was used with another profile.
@@ -79,6 +84,9 @@ class Admitting(Handshake):
     ) -> Session:
         teacher = self._publishers.choose(profile.teacher_id)
         published = self._publishers.find(teacher.teacher_id)
+        readers = published.steps.seats.holders(profile) if published is not None else []
+        if self._lapse_over(readers, now):  # their teacher may be gone with them
+            return self._admit(request_id, profile, protocol_version, now)
         admission = admit(
             profile,
             teacher,
@@ -87,7 +95,8 @@ class Admitting(Handshake):
         )
         if admission.violations:
             raise SessionRefusedError(admission.violations)
-        over = self._check_seat(published, profile, now) if published is not None else []
+        if published is not None:
+            self._check_seat(published, profile, now)
         extra = self._extra_checks if published is None else ()
         session = self._add_session(
             request_id,
@@ -98,31 +107,48 @@ class Admitting(Handshake):
             now=now,
         )
         if published is not None:
-            published.steps.seats.join(session.session_id, profile, over=over)
+            published.steps.seats.join(session.session_id, profile)
         return session
 
-    def _check_seat(self, published: Published, profile: StudentProfile, now: float) -> list[str]:
-        """Refuse a reader for whom no seat is left; return those of its rank that are over."""
+    def _check_seat(self, published: Published, profile: StudentProfile, now: float) -> None:
+        """Refuse a reader for whom no seat is left."""
         seats = published.steps.seats
         seats.check(profile)
-        sessions = [s for s in map(self._sessions.find, seats.holders(profile)) if s is not None]
-        living = [session for session in sessions if not self._sessions.is_over(session, now=now)]
-        if len(living) >= profile.readers_per_rank:
-            for session in living:
-                session.is_contested = True
-            raise RankTaken(profile, [self._holder(session, now) for session in living])
-        return [session.session_id for session in sessions if session not in living]
+        readers = seats.holders(profile)
+        if len(readers) >= profile.readers_per_rank:
+            describe = partial(rank_taken, profile)
+            raise PlaceTaken(describe, self._contest(readers, now), asks=profile.hints)
 
-    def _holder(self, session: Session, now: float) -> Holder:
-        line = session.line
-        return Holder(
-            session_id=session.session_id,
-            student=session.student,
-            heard_at=session.heard_at,
-            seconds_left=self._sessions.seconds_left(session, now=now),
-            pid=line.pid if line is not None else 0,
-            started=line.started if line is not None else 0,
-        )
+    def _check_publisher(self, profile: TeacherProfile, protocol_version: int, now: float) -> None:
+        """Refuse a publisher that breaks a rule, or whose shard another one publishes."""
+        violations = check_profile(profile, protocol_version=protocol_version)
+        violations += self._publishers.check(profile)
+        holders = self._contest(self._publishers.holders(profile), now)
+        describe = partial(shard_taken, profile)
+        if violations and holders:
+            violations.append(describe(standing(holders, asks=profile.hints)))
+        if violations:
+            raise SessionRefusedError(violations)
+        if holders:
+            raise PlaceTaken(describe, holders, asks=profile.hints)
+
+    def _contest(self, session_ids: Iterable[str], now: float) -> list[Holder]:
+        """Return who has a place that somebody asks for, and whose signs of life are news now."""
+        holders = []
+        for session in filter(None, map(self._sessions.find, session_ids)):
+            session.is_contested = True
+            line = session.line
+            holders.append(
+                Holder(
+                    session_id=session.session_id,
+                    hints=session.profile.hints,
+                    heard_at=session.heard_at,
+                    seconds_left=self._sessions.seconds_left(session, now=now),
+                    pid=line.pid if line is not None else 0,
+                    started=line.started if line is not None else 0,
+                )
+            )
+        return holders
 
     def _add_session(
         self,
@@ -165,7 +191,8 @@ class Admitting(Handshake):
 
         Raises:
             SessionRefusedError: with every broken rule; it disagrees with the teacher's other
-                publishers, or its shard has one already.
+                publishers.
+            PlaceTaken: its shard has one already; waiting helps where that one is dead.
             RequestInvalidError: an id that is no name, or was used with another profile.
             DrainingError: the server takes no new sessions.
             NotAvailable: it has as many as it takes.
@@ -175,10 +202,8 @@ class Admitting(Handshake):
         with self._step() as now:
             session = self._sessions.opened(request_id, profile, now=now)
             if session is None:
-                violations = check_profile(profile, protocol_version=protocol_version)
-                violations += self._publishers.check(profile)
-                if violations:
-                    raise SessionRefusedError(violations)
+                self._lapse_over(self._publishers.holders(profile), now)
+                self._check_publisher(profile, protocol_version, now)
                 session = self._add_session(
                     request_id,
                     profile,

@@ -23,7 +23,7 @@ from teacher_logits_server.steps.parts import Stage
 if TYPE_CHECKING:
     from teacher_logits_server.publishers import Published
     from teacher_logits_server.publishers.drafts import Draft
-    from teacher_logits_server.sessions import Session
+    from teacher_logits_server.sessions.session import Session
     from teacher_logits_server.steps.parts import Part, Step
 
 

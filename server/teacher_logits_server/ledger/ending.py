@@ -25,17 +25,20 @@ from typing import TYPE_CHECKING
 
 from teacher_logits_server.ledger.stepping import Stepping
 from teacher_logits_server.lending.leases import Doubt
-from teacher_logits_server.sessions import Phase, Sessions
+from teacher_logits_server.sessions import Sessions
+from teacher_logits_server.sessions.session import Phase
 from teacher_logits_server.settlement.proofs import line_lost
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from teacher_logits.clock import Clock
     from teacher_logits.profiles import TeacherProfile
     from teacher_logits.transport import Transport
     from teacher_logits_server.lending import Slots
     from teacher_logits_server.limits import Limits
     from teacher_logits_server.publishers import Published
-    from teacher_logits_server.sessions import Session
+    from teacher_logits_server.sessions.session import Session
 
 
 class Ending(Stepping):
@@ -58,6 +61,8 @@ class Ending(Stepping):
         self._sessions = Sessions(
             ttl=limits.session_ttl, opening_ttl=limits.opening_ttl, limit=limits.max_sessions
         )
+        #: Sessions whose time has passed, since the last pass of the clockwork.
+        self._lapsed: list[str] = []
 
     def line_ended(self, session_id: str, *, process_alive: bool, is_cut: bool = False) -> bool:
         """Learn that the last holder of a session's line let go of it.
@@ -118,18 +123,30 @@ class Ending(Stepping):
             self._drop_if_done(session)
 
     def sweep(self) -> list[str]:
-        """End the sessions whose time has passed, and return their ids.
+        """End the sessions whose time has passed; return those that ended so since the last pass.
 
         Steps go that a teacher has left which everybody left ``keep_deserted`` ago.
         """
         with self._step() as now:
-            lapsed = self._sessions.lapse(now=now)
-            for session in lapsed:
-                self._end(session, doubt=Doubt.TTL_PASSED if session.shares_memory else None)
+            for session in self._sessions.lapse(now=now):
+                self._lapse(session)
             keep_seconds = self._limits.keep_deserted.total_seconds()
             for published in self._publishers.left_over(since=now - keep_seconds):
                 self._clear_away(published)
-            return [session.session_id for session in lapsed]
+            lapsed, self._lapsed = self._lapsed, []
+            return lapsed
+
+    def _lapse_over(self, session_ids: Iterable[str], now: float) -> bool:
+        """End those of some sessions whose time has passed; return whether there are any."""
+        sessions = [s for s in map(self._sessions.find, session_ids) if s is not None]
+        over = [session for session in sessions if self._sessions.is_over(session, now=now)]
+        for session in over:
+            self._lapse(session)
+        return bool(over)
+
+    def _lapse(self, session: Session) -> None:
+        self._lapsed.append(session.session_id)
+        self._end(session, doubt=Doubt.TTL_PASSED if session.shares_memory else None)
 
     def _end(self, session: Session, *, doubt: Doubt | None = None) -> None:
         """End a session and each of its leases; readers in doubt keep their room."""

@@ -13,7 +13,7 @@ from teacher_logits.errors import UnknownTeacherError
 from teacher_logits.terms import SessionTerms
 from teacher_logits.transport import Transport
 from teacher_logits_server.ledger.announcing import Announcing
-from teacher_logits_server.sessions import Phase, Session
+from teacher_logits_server.sessions.session import Phase, Session
 from teacher_logits_server.settlement.proofs import Line
 from teacher_logits_server.views import describe_session
 

@@ -21,7 +21,7 @@ from teacher_logits.grid import rows_of_rank
 from teacher_logits.terms import SERVER_WRITER
 from teacher_logits.transport import RefusalReason, Transport
 from teacher_logits_server.ledger.admitting import Admitting
-from teacher_logits_server.sessions import Phase, Session
+from teacher_logits_server.sessions.session import Phase, Session
 from teacher_logits_server.settlement.proofs import Proof, judge, judge_devices
 from teacher_logits_server.steps.parts import Stage
 
@@ -87,10 +87,11 @@ class Proving(Admitting):
             self._pass_over(session)
             return self._terms(session)
 
-    def lacks_writers(self, session_id: str) -> bool:
+    def lacks_writers(self, session_id: str, *, patience: float) -> bool:
         """Whether all whose rows a student is to read died while it was being admitted.
 
-        Settled on nothing it would be streamed to for good, whatever it has proven.
+        Settled on nothing it would be streamed to for good, whatever it has proven. Where it is so,
+        the session does not lapse for ``patience`` seconds: its call waits as long for others.
 
         Raises:
             SessionExpiredError: the session has ended.
@@ -100,7 +101,10 @@ class Proving(Admitting):
             published = self._publishers.find(session.teacher_id)
             if published is None or session.is_publisher or session.phase is not Phase.OPENING:
                 return False
-            return published.profile.batch_grid is not None and not self._needed(session)
+            lacks = published.profile.batch_grid is not None and not self._needed(session)
+            if lacks:
+                session.awaited_until = now + patience
+            return lacks
 
     def _prove_more(
         self, session: Session, proofs: Mapping[str, bytes], failures: Sequence[Refusal]

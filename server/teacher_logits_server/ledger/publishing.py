@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from teacher_logits.payload import Extent, Payload
     from teacher_logits.profiles import TeacherProfile
     from teacher_logits_server.publishers import Published
-    from teacher_logits_server.sessions import Session
+    from teacher_logits_server.sessions.session import Session
 
 
 class Publishing(Relaying):

@@ -14,12 +14,12 @@ from teacher_logits.errors import NotAllowedError, TeacherLogitsError
 from teacher_logits.terms import SERVER_WRITER, StepFailure, StepGrant, WritersCame
 from teacher_logits_server.ledger.sealing import Sealing
 from teacher_logits_server.requests import reused
-from teacher_logits_server.sessions import Phase
+from teacher_logits_server.sessions.session import Phase
 
 if TYPE_CHECKING:
     from teacher_logits.terms import Mail
     from teacher_logits_server.publishers import Published
-    from teacher_logits_server.sessions import Session
+    from teacher_logits_server.sessions.session import Session
 
 
 class Reading(Sealing):

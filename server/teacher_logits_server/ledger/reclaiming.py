@@ -19,11 +19,11 @@ from teacher_logits.errors import (
 )
 from teacher_logits.views import Reclaimed
 from teacher_logits_server.ledger.reading import Reading
-from teacher_logits_server.sessions import Phase
+from teacher_logits_server.sessions.session import Phase
 
 if TYPE_CHECKING:
     from teacher_logits_server.lending.leases import Lease
-    from teacher_logits_server.sessions import Session
+    from teacher_logits_server.sessions.session import Session
 
 
 class Reclaiming(Reading):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from teacher_logits.device_memory import DeviceMemoryPart
     from teacher_logits.payload import Payload
     from teacher_logits_server.publishers import Published
-    from teacher_logits_server.sessions import Session
+    from teacher_logits_server.sessions.session import Session
 
 
 class Relaying(Proving):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from teacher_logits_server.lending.rooms import Pinned
     from teacher_logits_server.publishers import Published
     from teacher_logits_server.publishers.drafts import Draft
-    from teacher_logits_server.sessions import Session
+    from teacher_logits_server.sessions.session import Session
     from teacher_logits_server.steps.parts import Part
 
 

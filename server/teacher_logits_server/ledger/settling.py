@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from teacher_logits_server.lending.leases import Lease
     from teacher_logits_server.lending.registry import Sealed
     from teacher_logits_server.limits import Limits
-    from teacher_logits_server.sessions import Session
+    from teacher_logits_server.sessions.session import Session
     from teacher_logits_server.settlement.device_offers import DeviceOffer
 
 

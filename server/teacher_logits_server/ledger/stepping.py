@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from teacher_logits_server.limits import Limits
     from teacher_logits_server.news import News
     from teacher_logits_server.publishers import Published
-    from teacher_logits_server.sessions import Session
+    from teacher_logits_server.sessions.session import Session
     from teacher_logits_server.steps.parts import Step
 
 

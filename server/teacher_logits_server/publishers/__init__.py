@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from teacher_logits.profiles import TeacherProfile
+    from teacher_logits_server.admission.holders import Standing
     from teacher_logits_server.settlement.device_offers import DeviceOffer
 
 
@@ -146,7 +147,7 @@ class Publishers:
         return found
 
     def check(self, profile: TeacherProfile) -> list[Violation]:
-        """Return what keeps a publisher from being one of its teacher's."""
+        """Return what keeps a publisher from being one of its teacher's, its shard aside."""
         if self._engine is not None and self._engine.teacher_id == profile.teacher_id:
             return [_conflict(profile, "teacher_id", "an engine of this server", "a publisher")]
         published = self._published.get(profile.teacher_id)
@@ -158,10 +159,13 @@ class Publishers:
             has, said = getattr(agreed, each.name), getattr(says, each.name)
             if each.name != "hints" and has != said:
                 violations.append(_conflict(profile, each.name, has, said))
-        taken = published.members.get(profile.data_parallel_rank)
-        if taken is not None and not taken.has_closed:
-            violations.append(_taken(profile, taken))
         return violations
+
+    def holders(self, profile: TeacherProfile) -> list[str]:
+        """Return the session that publishes a publisher's shard already, if there is one."""
+        published = self._published.get(profile.teacher_id)
+        taken = published.members.get(profile.data_parallel_rank) if published is not None else None
+        return [] if taken is None or taken.has_closed else [taken.session_id]
 
     def enter(
         self, session_id: str, profile: TeacherProfile, *, offer: DeviceOffer | None = None
@@ -279,11 +283,12 @@ def _conflict(profile: TeacherProfile, name: str, has: object, says: object) -> 
     )
 
 
-def _taken(profile: TeacherProfile, taken: Member) -> Violation:
-    host, pid = taken.hints.host_name or "an unnamed host", taken.hints.pid
+def shard_taken(profile: TeacherProfile, standing: Standing) -> Violation:
+    """Return the rule that a publisher breaks whose shard another one publishes."""
+    shard = profile.data_parallel_rank
     return Violation(
         rule="shard_taken",
-        message=f"shard {taken.shard} of teacher {profile.teacher_id!r} is published by process "
-        f"{pid} on {host}; end that one first, or wait until the server has found it dead",
-        facts={"shard": taken.shard, "pid": pid, "host_name": taken.hints.host_name},
+        message=f"shard {shard} of teacher {profile.teacher_id!r} is published by {standing.text}: "
+        "end that one first, or give each publisher its own data_parallel_rank=",
+        facts={"shard": shard, **standing.facts},
     )

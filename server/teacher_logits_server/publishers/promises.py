@@ -10,8 +10,9 @@ Pure. The rules of a publisher's own profile, in the order in which they are nam
     vocab_mismatch          the head has a row for each id of the vocabulary
     top_k_too_large         no more entries a position than there are ids
     temperature_unavailable four temperatures at most besides 1, from 0.01 to 100
-    column_unavailable      a column that this release does not carry, or a value type that
-                            log-probabilities cannot have
+    column_unavailable      a column that this release does not carry, one that every payload
+                            has and this publisher's lack, or a value type that log-probabilities
+                            cannot have
     protocol_version        the two sides speak different versions
 
 Whether it agrees with the teacher's other publishers is ``publishers``' to say.
@@ -27,7 +28,7 @@ from teacher_logits.errors import PayloadInvalidError, Violation
 from teacher_logits.keys import STEP_LIMIT
 from teacher_logits.layout import COLUMN_RULES, ColumnKind
 from teacher_logits.payload import MAX_TEMPERATURES, check_payload
-from teacher_logits.profiles import PUBLISHED_COLUMNS
+from teacher_logits.profiles import NEEDED_COLUMNS, PUBLISHED_COLUMNS
 from teacher_logits_server.admission.capability import (
     MAX_TEMPERATURE,
     MIN_TEMPERATURE,
@@ -198,17 +199,7 @@ def _check_scores(profile: TeacherProfile) -> list[Violation]:
                 facts={"temperatures": listed(temperatures)},
             )
         )
-    unknown = [c.value for c in profile.columns if c not in PUBLISHED_COLUMNS]
-    if unknown:
-        has = ", ".join(c.value for c in PUBLISHED_COLUMNS)
-        violations.append(
-            Violation(
-                rule="column_unavailable",
-                message=f"this release does not carry {', '.join(unknown)}; leave it out of the "
-                f"profile's columns, which may be {has}",
-                facts={"missing": ", ".join(unknown), "columns": has},
-            )
-        )
+    violations += _check_columns(profile)
     types, _ = COLUMN_RULES[ColumnKind.TOPK_LOGPROBS]
     if profile.value_type not in types:
         may_be = ", ".join(sorted(t.value for t in types))
@@ -217,6 +208,37 @@ def _check_scores(profile: TeacherProfile) -> list[Violation]:
                 rule="column_unavailable",
                 message=f"topk_logprobs cannot be {profile.value_type.value}; use {may_be}",
                 facts={"value_type": profile.value_type.value, "value_types": may_be},
+            )
+        )
+    return violations
+
+
+def _check_columns(profile: TeacherProfile) -> list[Violation]:
+    """Return where a publisher promises what nobody can carry, or lacks what everybody reads."""
+    violations = []
+    unknown = ", ".join(c.value for c in profile.columns if c not in PUBLISHED_COLUMNS)
+    if unknown:
+        has = ", ".join(c.value for c in PUBLISHED_COLUMNS)
+        violations.append(
+            Violation(
+                rule="column_unavailable",
+                message=f"this release does not carry {unknown}; leave it out of the profile's "
+                f"columns, which may be {has}",
+                facts={"missing": unknown, "columns": has},
+            )
+        )
+    # Entries at another temperature are those of 1 and its normaliser.
+    others = (ColumnKind.LOGSUMEXP,) if len(promised(profile).temperatures) > 1 else ()
+    needed = (*NEEDED_COLUMNS, *others)
+    lacking = ", ".join(c.value for c in needed if c not in profile.columns)
+    if lacking:
+        has = ", ".join(c.value for c in profile.columns) or "none"
+        violations.append(
+            Violation(
+                rule="column_unavailable",
+                message=f"the publisher's payloads have {has}, and a payload has "
+                f"{', '.join(c.value for c in needed)}: give {lacking} too",
+                facts={"lacking": lacking, "columns": has},
             )
         )
     return violations

@@ -2,7 +2,8 @@
 
 Chunks go out one at a time, each cut when the one before has been taken, so that no stream
 holds more than one. Streams take turns, a chunk each, and the loop hears everybody else between
-two of them: a control call waits for a few chunks, however many streams there are. A reader that
+two of them: a control call waits for a few chunks, however many streams there are. A stream alone
+waits for no turn: the loop hears everybody while its chunk is taken. A reader that
 takes nothing for ``stall`` is given up, and the room with it.
 """
 
@@ -43,6 +44,7 @@ class BulkService:
         self._sockets = WideSockets(unix_paths)
         self._stall_seconds = stall.total_seconds()
         self._turn = asyncio.Lock()
+        self._streams = 0
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the service's handler; its responses are bytes already."""
@@ -65,6 +67,7 @@ class BulkService:
             as_written=request.as_written,
         )
         patience = Patience(self._stall_seconds)
+        self._streams += 1
         try:
             with reading as chunks:
                 self._sockets.look(asyncio.get_running_loop().time())
@@ -76,12 +79,14 @@ class BulkService:
                 raise
             raise self._stalled(request) from None
         finally:
+            self._streams -= 1
             patience.end()
 
     async def _next(self, chunks: Iterator[bytes]) -> bytes | None:
         """Cut a chunk when it is this stream's turn; None where there is no more."""
-        async with self._turn:
-            await asyncio.sleep(0)
+        if self._streams > 1:
+            async with self._turn:
+                await asyncio.sleep(0)
         return next(chunks, None)
 
     def _stalled(self, request: messages.ReadPayloadRequest) -> DeadlinePassedError:

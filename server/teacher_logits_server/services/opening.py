@@ -1,18 +1,17 @@
-"""Opening: how long a student waits to be let in, and for what.
+"""Opening: how long a session's place is waited for, and for what; a student's or a publisher's.
 
     its teacher, or some of its publishers, have not come    as long as the call may
     every seat of its rank has its reader (``rank_taken``)   while one of them may be dead
+    another publishes its shard (``shard_taken``)            while that one may be dead
 
-Promises: whoever lives keeps its seat, and the newcomer is refused as soon as that shows: at once
-where the kernel tells of the reader's end, and with the next sign of life where only a TTL does.
-A reader that died gives its seat up as soon as that shows, and the newcomer gets it.
+Promises: whoever lives keeps its place, and the newcomer is refused as soon as that shows: at once
+where the kernel tells of the holder's end, and with the next sign of life where only a TTL does.
+A holder that died gives its place up as soon as that shows, and the newcomer gets it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from teacher_logits.clock import span_text
@@ -22,41 +21,37 @@ from teacher_logits.errors import (
     NotAvailable,
     TeacherLogitsError,
 )
+from teacher_logits_server.admission.holders import Holder, PlaceTaken
 from teacher_logits_server.broker.peers import is_gone
 from teacher_logits_server.publishers import WAITABLE
-from teacher_logits_server.steps.seats import Holder, RankTaken
 
 if TYPE_CHECKING:
-    from teacher_logits.profiles import StudentProfile
+    from collections.abc import Callable
+
     from teacher_logits_server.ledger import Ledger, OpenedSession
     from teacher_logits_server.services.waiting import Waiting
 
 
 class Opening:
-    """One student's wait for its session.
+    """One newcomer's wait for its session.
 
     Args:
-        request_id: of the call that opens it.
-        profile: what the student says of itself.
+        admit: opens the session, or says why it cannot be; called with each change.
     """
 
-    def __init__(
-        self, *, ledger: Ledger, request_id: str, protocol_version: int, profile: StudentProfile
-    ) -> None:
+    def __init__(self, ledger: Ledger, admit: Callable[[], OpenedSession]) -> None:
         self._ledger = ledger
-        self._request_id = request_id
-        self._protocol_version = protocol_version
-        self._profile = profile
+        self._admit = admit
         self._why: TeacherLogitsError | None = None
         self._looked_at = 0.0
-        #: The last sign of life of each reader of the rank when it was first seen.
+        #: The last sign of life of each holder when it was first seen.
         self._heard_at: dict[str, float] = {}
 
     async def wait(self, waiting: Waiting, seconds: float) -> OpenedSession:
         """Open the session, ``seconds`` from now at the latest.
 
         Raises:
-            RankTaken: others read the rank, and no seat came free.
+            PlaceTaken: others have its place, and none came free.
             UnknownTeacherError, DeadlinePassedError: the teacher, or some of it, did not come.
             DrainingError: the server stops.
         """
@@ -67,12 +62,8 @@ class Opening:
     async def _look(self) -> OpenedSession | None:
         self._looked_at = asyncio.get_running_loop().time()
         try:
-            return self._ledger.open_session(
-                request_id=self._request_id,
-                protocol_version=self._protocol_version,
-                profile=self._profile,
-            )
-        except RankTaken as error:
+            return self._admit()
+        except PlaceTaken as error:
             if self._ledger.draining or not any(map(self._may_be_dead, error.holders)):
                 raise
             self._why = error
@@ -93,8 +84,8 @@ class Opening:
     def _too_late(self, waited: float) -> TeacherLogitsError:
         error = self._why
         assert error is not None  # there was a look that found nothing
-        if isinstance(error, RankTaken):
-            return self._taken_still(error)
+        if isinstance(error, PlaceTaken):
+            return error.after(asyncio.get_running_loop().time() - self._looked_at)
         facts = {**error.facts, "waited_seconds": waited}
         within = f"{span_text(waited)} (the shorter of the call's deadline and --default-wait)"
         if isinstance(error, NotAvailable):
@@ -105,18 +96,3 @@ class Opening:
             f"{error.message}; it was waited for {within}: start its publishers, or mend the name",
             facts=facts,
         )
-
-    def _taken_still(self, error: RankTaken) -> RankTaken:
-        """Return the refusal with what is left by now, and when another try may help."""
-        since = asyncio.get_running_loop().time() - self._looked_at
-        holders = [
-            each
-            if each.seconds_left is None
-            else replace(each, seconds_left=max(0.0, each.seconds_left - since))
-            for each in error.holders
-        ]
-        late = RankTaken(self._profile, holders)
-        left = [each.seconds_left for each in holders if each.seconds_left is not None]
-        if left:
-            late.retry_after = timedelta(seconds=min(left))
-        return late

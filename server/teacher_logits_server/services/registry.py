@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING
 
 from teacher_logits.clock import span_text
@@ -30,6 +31,7 @@ from teacher_logits.wire import teacher_from_wire
 from teacher_logits.wire.session import session_to_wire
 from teacher_logits.wire.transport import probe_from_wire
 from teacher_logits_server.admission.capability import check_protocol
+from teacher_logits_server.services.opening import Opening
 from teacher_logits_server.services.patience import Patience
 from teacher_logits_server.services.uploads import Upload
 from teacher_logits_server.settlement.device_offers import DeviceOffer
@@ -77,18 +79,24 @@ class RegistryService(stubs.RegistryServiceServicer):
         request: messages.OpenPublisherRequest,
         context: ServicerContext[messages.OpenPublisherRequest, messages.OpenPublisherResponse],
     ) -> messages.OpenPublisherResponse:
-        """Admit a publisher, or refuse it with every rule that it breaks."""
+        """Admit a publisher, or refuse it with every rule that it breaks.
+
+        For what it waits see ``opening``.
+        """
         violations = check_protocol(request.protocol_version)
         if violations:
             raise SessionRefusedError(violations)
         profile = teacher_from_wire(request.profile)
         try:
-            opened = self._ledger.open_publisher(
+            admit = partial(
+                self._ledger.open_publisher,
                 request_id=request.request_id,
                 protocol_version=request.protocol_version,
                 profile=profile,
                 offer=_offer(request),
             )
+            opening = Opening(self._ledger, admit)
+            opened = await opening.wait(self._waiting, self._waiting.seconds_for(context))
         except TeacherLogitsError as error:
             _log.warning(
                 "publisher refused",

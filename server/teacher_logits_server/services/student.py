@@ -11,6 +11,7 @@ the same messages on a broker line (``line``).
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from teacher_logits.clock import span_text
@@ -82,12 +83,14 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
             raise SessionRefusedError(violations)
         profile = student_from_wire(request.profile)
         try:
-            opened = await Opening(
-                ledger=self._ledger,
+            admit = partial(
+                self._ledger.open_session,
                 request_id=request.request_id,
                 protocol_version=request.protocol_version,
                 profile=profile,
-            ).wait(self._waiting, self._waiting.seconds_for(context))
+            )
+            opening = Opening(self._ledger, admit)
+            opened = await opening.wait(self._waiting, self._waiting.seconds_for(context))
         except SessionRefusedError as error:
             _log_refused(_student(profile), error)
             raise
@@ -115,7 +118,8 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
         failures = [refusal_from_wire(failure) for failure in request.failures]
 
         async def look() -> SessionTerms | None:
-            if self._ledger.lacks_writers(request.session_id):
+            patience = self._waiting.seconds_for(context)
+            if self._ledger.lacks_writers(request.session_id, patience=patience):
                 return None
             return self._ledger.prove_locality(
                 request.session_id, proofs=proofs, failures=failures, device_proofs=device_proofs

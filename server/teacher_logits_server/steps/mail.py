@@ -2,7 +2,8 @@
 
 Pure, and bounded: a session wants at most ``MAX_WANTED_STEPS`` steps, and freed payloads
 gather in one message, and so do slabs that are gone, at most those that a session was passed, and
-writers that have come, at most those of its teacher.
+writers that have come, at most those of its teacher. Of steps that it can never have, the reasons
+of the highest ``MAX_BARRED_STEPS`` are kept: a lower one is retired, or is looked into again.
 Each wanted step is sent once; asked for again, it is sent again only when what was sent before
 has come back. A step that failed is told to who asks for it, and not to who only wants it ahead.
 """
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from teacher_logits.errors import TeacherLogitsError
 
 MAX_WANTED_STEPS = 16
+MAX_BARRED_STEPS = 64
+"""Steps that a session can never have, and of which it is remembered why."""
 
 
 @dataclass(kw_only=True)
@@ -158,7 +161,10 @@ class Mail:
 
     def bar(self, session_id: str, step: int, why: TeacherLogitsError) -> None:
         """Note that a session can never have a step, which does not wait for it."""
-        self._boxes.setdefault(session_id, Mailbox()).barred[step] = why
+        barred = self._boxes.setdefault(session_id, Mailbox()).barred
+        barred[step] = why
+        if len(barred) > MAX_BARRED_STEPS:
+            del barred[min(barred)]
 
     def check_barred(self, session_id: str, step: int) -> None:
         """Refuse a step that a session can never have.

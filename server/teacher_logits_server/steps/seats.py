@@ -13,43 +13,19 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from teacher_logits.clock import span_text
 from teacher_logits.errors import SessionRefusedError, Violation
 from teacher_logits_server.steps.parts import Seat
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Iterable
 
     from teacher_logits.errors import Fact
     from teacher_logits.profiles import StudentProfile
+    from teacher_logits_server.admission.holders import Standing
     from teacher_logits_server.steps.parts import Step
 
 MAX_WANTED = 32
 """Steps that one reader waits for and that are remembered."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Holder:
-    """Who has a seat. ``pid`` is 0 and ``started`` too where the kernel says nothing of it.
-
-    ``heard_at`` is its last sign of life. ``seconds_left`` are those after which it counts as
-    gone unless it gives another; None where the kernel tells of its end.
-    """
-
-    session_id: str
-    student: StudentProfile
-    heard_at: float
-    seconds_left: float | None
-    pid: int = 0
-    started: int = 0
-
-
-class RankTaken(SessionRefusedError):
-    """Every seat of a rank has its reader. Waiting helps where one of them is dead."""
-
-    def __init__(self, student: StudentProfile, holders: Sequence[Holder]) -> None:
-        super().__init__([_rank_taken(student, holders)])
-        self.holders = tuple(holders)
 
 
 @dataclass(kw_only=True)
@@ -114,10 +90,10 @@ class Seats:
             if seat.rank == student.data_parallel_rank and session_id not in known.closed
         ]
 
-    def join(self, session_id: str, student: StudentProfile, *, over: Collection[str] = ()) -> None:
+    def join(self, session_id: str, student: StudentProfile) -> None:
         """Give a reader a seat of its rank, of which one is free.
 
-        It is where its reader closed, though steps be out, or is ``over``, though none has told.
+        It is where its reader closed, though steps be out.
 
         The first student is waited for from the first step on, a later one from behind the
         highest step that anybody asked for and got.
@@ -132,7 +108,7 @@ class Seats:
             )
             self._students[student.student_id] = known
         rank = student.data_parallel_rank
-        taken = {known.seats[each].number for each in self.holders(student) if each not in over}
+        taken = {known.seats[each].number for each in self.holders(student)}
         number = min(set(range(known.readers_per_rank)) - taken)
         seat = Seat(student_id=student.student_id, rank=rank, number=number)
         known.seats[session_id] = self._by_session[session_id] = seat
@@ -229,29 +205,18 @@ def _grid_conflict(student_id: str, name: str, has: int, says: int) -> Violation
     )
 
 
-def _rank_taken(student: StudentProfile, holders: Sequence[Holder]) -> Violation:
-    first = holders[0]
-    hints, asks = first.student.hints, student.hints
-    pid = first.pid or hints.pid
-    is_self = hints.pid == asks.pid != 0 and hints.host_name == asks.host_name
-    who = "this very process" if is_self else f"process {pid} on {hints.host_name[:48] or 'a host'}"
+def rank_taken(student: StudentProfile, standing: Standing) -> Violation:
+    """Return the rule that a reader of a rank breaks whose seats are taken."""
     facts: dict[str, Fact] = {
         "student_id": student.student_id[:48],
         "data_parallel_rank": student.data_parallel_rank,
         "readers_per_rank": student.readers_per_rank,
-        "pid": pid,
-        "host_name": hints.host_name[:48],
+        **standing.facts,
     }
-    dead = ""
-    soonest = min((h.seconds_left for h in holders if h.seconds_left is not None), default=None)
-    if soonest is not None:
-        facts["free_within_seconds"] = soonest
-        dead = f" (should it be dead, the place is free within {span_text(soonest)})"
-    others = f" and {len(holders) - 1} more" if len(holders) > 1 else ""
     return Violation(
         rule="rank_taken",
         message=f"data-parallel rank {student.data_parallel_rank} of student "
-        f"{facts['student_id']!r} is read by {who}{others}{dead}: give each rank its own "
+        f"{facts['student_id']!r} is read by {standing.text}: give each rank its own "
         "data_parallel_rank=, say readers_per_rank= where several read one rank's rows, or give "
         "another job its student_id=",
         facts=facts,

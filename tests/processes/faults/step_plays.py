@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from signal import SIGCONT, SIGKILL, SIGSTOP
 
-from tests.processes.faults.cast import Role, RoleError
+from tests.processes.faults.cast import Role
 from tests.processes.faults.publisher import SHARDS
 from tests.processes.faults.scenarios import Means, Scenario
 from tests.processes.faults.stage import SHORT_SECONDS, TRANSPORTS, Stage, await_true
@@ -52,24 +52,14 @@ class StepPlays:
         return self._stage.cast.role(f"publisher {shard}", "publisher")
 
     def open(self, role: Role, shard: int, transport: str) -> None:
-        """Open a publisher, once the server knows that the last of its shard is gone."""
-
-        def is_open() -> bool:
-            try:
-                role.do(
-                    "enter",
-                    address=self._stage.cast.address,
-                    teacher=self._teacher,
-                    shard=shard,
-                    transport=transport,
-                )
-            except RoleError as error:
-                if "SessionRefusedError" not in error.kinds or "shard_taken" not in error.message:
-                    raise
-                return False
-            return True
-
-        await_true(is_open, f"shard {shard} can be published")
+        """Open a publisher; where the last of its shard was killed the server waits for its end."""
+        role.do(
+            "enter",
+            address=self._stage.cast.address,
+            teacher=self._teacher,
+            shard=shard,
+            transport=transport,
+        )
 
     def read_by(self, role: Role, transport: str, student: str) -> None:
         """Have a student open a session with the teacher."""

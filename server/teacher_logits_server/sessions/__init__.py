@@ -6,21 +6,19 @@ session's life:
     OPENING --settle--> LOCAL    shares memory; its broker line says when it ends
        |        `-----> REMOTE   lives by its TTL; streams, or shares memory in this process
        |                  |
-       | opening_ttl      | close      LOCAL, REMOTE with memory --close--> CLOSED: no new leases,
+       | opening_ttl*     | close      LOCAL, REMOTE with memory --close--> CLOSED: no new leases,
        v                  v                and its room stays until it is returned or the end
      ENDED <-- line ends, TTL passes   LOCAL, CLOSED --process dies, line does not end--> DIED:
                                            likewise, and it reads no step any more
 
 Promises: an ended session never comes back, whoever renews it; a TTL counts from the moment
 it passed and not from the sweep that finds it; a nonce is shown once; an open that is
-repeated gets the same session.
+repeated gets the same session. (*) Or as long as the call waits that would settle it.
 """
 
 from __future__ import annotations
 
-import enum
 import hmac
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -30,104 +28,13 @@ from teacher_logits.errors import (
     RequestInvalidError,
     SessionExpiredError,
 )
-from teacher_logits.profiles import TeacherProfile
-from teacher_logits_server.requests import Requests
-from teacher_logits_server.settlement.proofs import NOTHING_PROVEN, Line, Proof
+from teacher_logits_server.sessions.session import Phase, Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from teacher_logits.profiles import StudentProfile
-    from teacher_logits.terms import Check
-    from teacher_logits.transport import Refusal, Settlement
-
-
-class Phase(enum.Enum):
-    """Where a session stands in its life."""
-
-    OPENING = "opening"
-    LOCAL = "local"
-    REMOTE = "remote"
-    CLOSED = "closed"
-    DIED = "died"
-    ENDED = "ended"
-
-    @property
-    def is_leaving(self) -> bool:
-        """Whether there are no new leases, and those that are out are awaited."""
-        return self in (Phase.CLOSED, Phase.DIED)
-
-
-@dataclass(kw_only=True)
-class Session:
-    """One student rank or publisher, as the table keeps it. Only the table changes it.
-
-    A publisher has a teacher's profile. ``settlements`` are by writer; ``has_shared``: so it was.
-    """
-
-    session_id: str
-    request_id: str
-    nonce: bytes
-    profile: StudentProfile | TeacherProfile
-    teacher_id: str
-    checks: tuple[Check, ...]
-    vocabulary_size: int
-    opened_at: float
-    heard_at: float
-    phase: Phase = Phase.OPENING
-    nonce_shown: bool = False
-    line: Line | None = None
-    #: Its line while it had one: the process and the page are there after the line's end.
-    last_line: Line | None = None
-    line_refusal: Refusal | None = None
-    proof: Proof = NOTHING_PROVEN
-    settlements: dict[str, Settlement] = field(default_factory=dict)
-    has_shared: bool = False
-    #: Writers whose settlement went out in an answer that was given up.
-    untold: set[str] = field(default_factory=set)
-    #: Whether somebody waits for its seat.
-    is_contested: bool = False
-    requests: Requests = field(default_factory=Requests)
-
-    @property
-    def is_publisher(self) -> bool:
-        """Whether it writes payloads instead of reading them."""
-        return isinstance(self.profile, TeacherProfile)
-
-    @property
-    def kind(self) -> str:
-        """``publisher`` or ``student``."""
-        return "publisher" if self.is_publisher else "student"
-
-    @property
-    def student(self) -> StudentProfile:
-        """What its student says of itself; a publisher's is refused (``NotAllowedError``)."""
-        if isinstance(self.profile, TeacherProfile):
-            raise _not_for("publisher", "open a student's session to read payloads")
-        return self.profile
-
-    @property
-    def publisher(self) -> TeacherProfile:
-        """What its publisher says of itself; a student's is refused (``NotAllowedError``)."""
-        if not isinstance(self.profile, TeacherProfile):
-            raise _not_for("student", "open a publisher's to write payloads")
-        return self.profile
-
-    @property
-    def shares_memory(self) -> bool:
-        """Whether it looks into slabs, so that room needs proof before reuse."""
-        return self.has_shared or any(map(self.shares, self.settlements))
-
-    def shares(self, writer_id: str) -> bool:
-        """Say whether it looks into the slabs of a writer."""
-        settlement = self.settlements.get(writer_id)
-        transport = settlement.transport if settlement is not None else None
-        return transport is not None and transport.is_local
-
-    @property
-    def liveness(self) -> str:
-        """How its end is learnt: ``line``, or ``ttl``."""
-        return "line" if self.line is not None and self.shares_memory else "ttl"
+    from teacher_logits.profiles import StudentProfile, TeacherProfile
+    from teacher_logits.transport import Settlement
 
 
 class Sessions:
@@ -259,10 +166,7 @@ class Sessions:
         session.heard_at = now
 
     def close(self, session: Session) -> bool:
-        """Take no new leases; return whether the session has ended with that.
-
-        It has not where readers may still look into slabs.
-        """
+        """Take no new leases; say whether that ended it: not where readers may look into slabs."""
         if session.phase in (Phase.LOCAL, Phase.REMOTE) and session.shares_memory:
             session.phase = Phase.CLOSED
         elif not session.phase.is_leaving:
@@ -292,9 +196,5 @@ class Sessions:
     def seconds_left(self, session: Session, *, now: float) -> float | None:
         """Return when a session ends that is not heard of; None where its line tells of that."""
         if session.phase is Phase.OPENING:
-            return self._opening_ttl - (now - session.opened_at)
+            return max(session.opened_at + self._opening_ttl, session.awaited_until) - now
         return self._ttl - (now - session.heard_at) if session.liveness == "ttl" else None
-
-
-def _not_for(kind: str, way_out: str) -> NotAllowedError:
-    return NotAllowedError(f"this is a {kind}'s session; {way_out}", facts={"kind": kind})
