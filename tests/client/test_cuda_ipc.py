@@ -492,11 +492,13 @@ class TestLastReads:
         broken = (Fault(call="record", error=999), Fault(call="synchronise", error=999, times=1))
         side = Side(writer, FaultyMemory(cuda, broken))
         lease = writer.lease()
+        opened = side.open(lease)
+        opened.view_of(lease.payload.columns[0])
         returned: list[str] = []
         returner = Returner()
         payload = LeasedPayload(
             lease=lease,
-            opened=side.open(lease),
+            opened=opened,
             transport=Transport.CUDA_IPC,
             returner=returner,
             give_back=lambda: returned.append(lease.lease_id),

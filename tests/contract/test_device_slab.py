@@ -54,7 +54,7 @@ ENDING = f"""
 import sys
 from pathlib import Path
 from tests.fake_cuda.driver import FakeCuda
-from teacher_logits import left_over
+from teacher_logits.devices import left_over
 from teacher_logits.devices.slab import DeviceSlab
 
 left_over.EXIT_SECONDS = {LONG}

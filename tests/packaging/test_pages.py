@@ -23,6 +23,7 @@ FOREIGN = {
     "--extra-index-url",
     "--gpus",
     "--group",
+    "--nproc-per-node",
     "--only",
     "--other-python",
     "--pid",

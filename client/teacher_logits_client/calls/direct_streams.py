@@ -26,12 +26,12 @@ def ending(stream: grpc.Call) -> Iterator[None]:
     try:
         yield
     finally:
-        if stream.cancel():
-            _hear_out(stream)
+        stream.cancel()
+        _hear_out(stream)
 
 
 def _hear_out(stream: grpc.Call) -> None:
-    """Take the events that gRPC owes a cancelled stream, which come at once.
+    """Take the events that gRPC owes a stream which has ended, which come at once.
 
     Nobody else asks for them, and gRPC (1.85) keeps a stream that is owed any, and its connection,
     for good. It has no public name for this; where it has these no more, it is left to gRPC.
