@@ -14,6 +14,8 @@ One JSON object a line, in microseconds unless it says otherwise:
                    a row, or one in the place of an `acquire`, after the same work (`way`)
 `grpc_unary_idle`  one such call after a moment in which neither side did anything, as the publisher
                    and the waiting reader of `seal_to_reader` do nothing before a seal
+`bare_wake`        from a bare process that touches a file, after that rest, to another that waited
+                   for it, with nothing done at either end: what a machine's wake-up costs alone
 `handover`         from the call of `acquire` to a step in hand, which was sealed while the one
                    before was held and every byte of it written over in place; `after` says
                    what came right before: the close of that one, or its way back, done
@@ -36,10 +38,11 @@ import sys
 import time
 from contextlib import ExitStack
 from statistics import median
+from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING
 
 import torch
-from benchmarks.anchors import grpc_unary
+from benchmarks.anchors import grpc_unary, touch
 from benchmarks.bulk import serving
 from benchmarks.processes import PATIENCE_SECONDS, Child, child
 from benchmarks.publisher import A_MOMENT_SECONDS, ROWS, TOP_K, teacher_of, tokens_of
@@ -64,6 +67,9 @@ def main(argv: list[str]) -> int:
         anchor = stack.enter_context(child("benchmarks.anchors.grpc_unary"))
         caller = grpc_unary.Caller(str(anchor.hear()["unix"]))
         stack.callback(caller.close)
+        touched = stack.enter_context(NamedTemporaryFile())
+        toucher = stack.enter_context(child("benchmarks.anchors.touch", touched.name))
+        woken = touch.Woken(toucher, touched.fileno())
         students = [
             _Student(stack, str(told["address"]), int(size))
             for size in options.size_bytes.split(",")
@@ -71,6 +77,7 @@ def main(argv: list[str]) -> int:
         calls: list[float] = []
         alone: list[float] = []
         idle: list[float] = []
+        wakes: list[float] = []
         for _ in range(options.rounds):
             for student in students:
                 calls += [_microseconds(caller) for _ in range(CALLS_A_ROUND)]
@@ -79,12 +86,14 @@ def main(argv: list[str]) -> int:
                 student.wait_for_seal()
                 time.sleep(A_MOMENT_SECONDS)
                 idle.append(_microseconds(caller))
+                wakes.append(woken.microseconds())
                 student.hold(after="return")
                 alone.append(_microseconds(caller))
                 student.skip()
         report("grpc_unary", "us", calls, way="in_a_row", net="unix")
         report("grpc_unary", "us", alone, way="alone", net="unix")
         report("grpc_unary_idle", "us", idle, net="unix")
+        report("bare_wake", "us", wakes)
         for student in students:
             student.report(("grpc_unary, in_a_row", calls), idle)
     return 0

@@ -18,8 +18,13 @@ def test_a_hand_over_is_measured_beside_a_bare_grpc_call(capfd: pytest.CaptureFi
     assert handover.main(["--size-bytes", "100000,400000", "--rounds", "1"]) == 0
 
     lines = figures(capfd.readouterr().out)
-    anchors = [line for line in lines if str(line["figure"]).startswith("grpc_unary")]
-    assert [line.get("way") for line in anchors] == ["in_a_row", "alone", None]
+    anchors = lines[:4]
+    assert [(line["figure"], line.get("way")) for line in anchors] == [
+        ("grpc_unary", "in_a_row"),
+        ("grpc_unary", "alone"),
+        ("grpc_unary_idle", None),
+        ("bare_wake", None),
+    ]
     steps = [line for line in lines if line not in anchors]
     assert {line["transport"] for line in steps} == {"shared_memory"}
     for size_bytes in {line["size_bytes"] for line in steps}:
