@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tests.cases.golden import FOLDER, arrays
-from tests.client.ranks import Meeting, on_ranks
+from tests.client.normalisation.ranks import Meeting, on_ranks
 
 from teacher_logits_client.losses import dense_soft_cross_entropy
 from teacher_logits_client.normalisation import (

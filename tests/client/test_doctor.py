@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tests.client.publishing import a_teacher
+from tests.client.publishing.a_publisher import a_teacher
 from tests.held import left_behind, open_descriptors
 
 import teacher_logits_client as tl

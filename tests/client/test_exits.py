@@ -85,7 +85,7 @@ def test_a_program_that_closes_nothing_ends_as_it_would(tmp_path: Path) -> None:
 CARELESS = """
 import sys
 import teacher_logits_client as tl
-from tests.client.publishing import a_student, a_teacher, some_rows
+from tests.client.publishing.a_publisher import a_student, a_teacher, some_rows
 
 client = tl.connect(sys.argv[1])
 publisher = client.open_publisher(a_teacher("dropped"))

@@ -28,8 +28,10 @@ SNIPPET = re.compile(r"^( *)```python\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 ADDRESSES = re.compile(r"unix:/(?:tmp/own|run/teacher-logits)/teacher\.sock")
 #: Shown on pages of trainers and GPUs, whose own tests and checks run the like of them.
 ELSEWHERE = {
-    "from teacher_logits_client.trainers.transformers": "tests/client/test_transformers_trainer.py",
-    "trainer.train(resume_from_checkpoint": "tests/client/test_trainer_edges.py",
+    "from teacher_logits_client.trainers.transformers": (
+        "tests/client/trainers/test_transformers_trainer.py"
+    ),
+    "trainer.train(resume_from_checkpoint": "tests/client/trainers/test_trainer_edges.py",
     "with tl.connect(address) as client, client.open_publisher(profile, dev": "make gpu-check",
     "storage = torch.empty(1 << 30": "make gpu-check",
 }

@@ -11,7 +11,7 @@ passes a slab, says "ready", and then does what its standard input says, a line 
 import os
 import sys
 
-from tests.server.registry_rig import Wire, a_payload, a_teacher, bytes_of
+from tests.server.services.registry_rig import Wire, a_payload, a_teacher, bytes_of
 
 
 def main(address: str, shard: int, of: int) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from tests import forked
-from tests.client.publishing import a_student, a_teacher, expected, some_rows
-from tests.client.test_publisher import same
+from tests.client.publishing.a_publisher import a_student, a_teacher, expected, some_rows
+from tests.client.publishing.test_publisher import same
 from tests.processes.running import PATIENCE_SECONDS, line_of
 from tests.stopping import stopped
 
@@ -28,7 +28,7 @@ NAME = "announced"
 _PUBLISHER = """
 import sys
 import teacher_logits_client as tl
-from tests.client.publishing import a_teacher, some_rows
+from tests.client.publishing.a_publisher import a_teacher, some_rows
 
 with tl.connect(sys.argv[1]) as client, client.open_publisher(a_teacher("announced")) as publisher:
     print("open", flush=True)
@@ -47,7 +47,7 @@ with tl.connect(sys.argv[1]) as client, client.open_publisher(a_teacher("announc
 _DYING = """
 import os, signal, sys
 import teacher_logits_client as tl
-from tests.client.publishing import a_teacher, some_rows
+from tests.client.publishing.a_publisher import a_teacher, some_rows
 
 def die(fd):
     child = os.fork() if sys.argv[2] == "leaves_a_child" else os.getpid()

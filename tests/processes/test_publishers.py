@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 from tests import forked
 from tests.processes.running import PATIENCE_SECONDS, line_of
-from tests.server.registry_rig import Wire, a_payload, a_student, bytes_of, serving
+from tests.server.services.registry_rig import Wire, a_payload, a_student, bytes_of, serving
 
 from teacher_logits.errors import ProducerLostError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.server.registry_rig import Student
+    from tests.server.services.registry_rig import Student
 
 ROOT = Path(__file__).parents[2]
 

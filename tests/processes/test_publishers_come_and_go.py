@@ -6,7 +6,7 @@ import gc
 from pathlib import Path
 
 import pytest
-from tests.client.publishing import a_student, a_teacher, some_rows
+from tests.client.publishing.a_publisher import a_student, a_teacher, some_rows
 
 import teacher_logits_client as tl
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from tests import forked
-from tests.client.publishing import a_grid, a_student, a_teacher, expected, some_rows
-from tests.client.test_publisher import same
+from tests.client.publishing.a_publisher import a_grid, a_student, a_teacher, expected, some_rows
+from tests.client.publishing.test_publisher import same
 from tests.processes.running import PATIENCE_SECONDS, line_of
 from tests.processes.test_fifty_steps import await_true
 from tests.reports.raw import connect_raw
@@ -33,7 +33,7 @@ WAYS = (("shared_memory",), ("stream",))
 _CHILD = """
 import sys
 import teacher_logits_client as tl
-from tests.client.publishing import a_teacher, some_rows
+from tests.client.publishing.a_publisher import a_teacher, some_rows
 
 address, name, command = sys.argv[1:]
 with tl.connect(address) as client, client.open_publisher(a_teacher(name)) as publisher:

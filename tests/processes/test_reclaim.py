@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from tests import forked
-from tests.client.publishing import a_grid, a_teacher
+from tests.client.publishing.a_publisher import a_grid, a_teacher
 from tests.processes.running import PATIENCE_SECONDS, line_of
 from tests.processes.test_fifty_steps import await_true
 from tests.stopping import stop

@@ -1,7 +1,7 @@
 """A server is killed with calls under way: who waits hears of it, and what is leased stays good.
 
 What a successor makes of the ids it gave is tried in ``tests/reports``; that the client finds
-the successor, in ``tests/client/test_processes.py``.
+the successor, in ``tests/client/sessions/test_processes.py``.
 """
 
 import os

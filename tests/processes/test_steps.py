@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from tests.client.shards import VOCABULARY_SIZE, Ids, K, logits_of, some_ids
+from tests.client.losses.shards import VOCABULARY_SIZE, Ids, K, logits_of, some_ids
 
 import teacher_logits_client as tl
 from teacher_logits.errors import DeadlinePassedError, PayloadRetiredError

@@ -14,7 +14,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 from tests import forked
-from tests.client.publishing import a_student, a_teacher, some_rows
+from tests.client.publishing.a_publisher import a_student, a_teacher, some_rows
 from tests.transport_suite.dense_teacher import VOCABULARY_SIZE, DenseTeacher, head_logits
 from tests.transport_suite.writing import Embedded, a_profile, embedded_server
 from tokenizers import Tokenizer, models

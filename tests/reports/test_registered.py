@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-from tests.client.publishing import (
+from tests.client.publishing.a_publisher import (
     VOCABULARY,
     a_grid,
     a_student,
@@ -14,11 +14,11 @@ from tests.client.publishing import (
     expected,
     some_rows,
 )
-from tests.client.test_publisher import same
+from tests.client.publishing.test_publisher import same
 from tests.processes.running import PATIENCE_SECONDS, line_of
 from tests.processes.test_publishers import publisher
 from tests.reports.memory import forget_peak, peak_bytes
-from tests.server import registry_rig
+from tests.server.services import registry_rig
 
 import teacher_logits_client as tl
 from teacher_logits.errors import AlignmentError, ProducerLostError

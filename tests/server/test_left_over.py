@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from tests.server.registering import PAGE, House, Limits, Publisher, student, teacher
+from tests.server.ledger.registering import PAGE, House, Limits, Publisher, student, teacher
 
 from teacher_logits.errors import (
     NotAllowedError,

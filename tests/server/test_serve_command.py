@@ -19,8 +19,8 @@ import grpc
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from tests import forked
-from tests.server.registry_rig import Wire, a_payload, a_student, a_teacher, bytes_of
-from tests.server.registry_rig import refused as called
+from tests.server.services.registry_rig import Wire, a_payload, a_student, a_teacher, bytes_of
+from tests.server.services.registry_rig import refused as called
 
 from teacher_logits import keys
 from teacher_logits.__main__ import main

@@ -1,0 +1,158 @@
+"""What people do with a `Trainer` beside: streams, models of their own, settings in files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from tests.client.trainers import trainer_rig as rig
+from torch.utils.data import IterableDataset
+from transformers import HfArgumentParser
+
+from teacher_logits.errors import ConfigError
+from teacher_logits_client.trainers.transformers import TeacherServerConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class Stream(IterableDataset[dict[str, list[int]]]):
+    """Rows of which nobody knows how many there are."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __iter__(self) -> Iterator[dict[str, list[int]]]:
+        return iter(rig.some_rows(self.count))
+
+
+def test_a_stream_whose_last_step_is_short_takes_no_step_of_twice_the_weight(
+    teacher: str, tmp_path: Path
+) -> None:
+    """Three micro batches an epoch, two a step: the third would add its own mean to the fourth's
+    and the fifth's."""
+    trainer = rig.a_trainer(
+        teacher,
+        tmp_path,
+        max_steps=3,
+        per_device_train_batch_size=3,
+        gradient_accumulation_steps=2,
+    )
+    trainer.train_dataset = Stream(8)
+
+    trainer.train()
+
+    first, second, third = rig.logged(trainer, "loss")
+    assert second < 1.2 * first
+    assert third < 1.2 * first
+
+
+def test_a_stream_that_is_shorter_than_a_step_is_refused(teacher: str, tmp_path: Path) -> None:
+    trainer = rig.a_trainer(
+        teacher, tmp_path, per_device_train_batch_size=3, gradient_accumulation_steps=2
+    )
+    trainer.train_dataset = Stream(2)
+
+    with pytest.raises(ConfigError, match="an epoch has 1 micro batches, and a step takes 2"):
+        trainer.train()
+
+
+class OfOnesOwn(torch.nn.Module):
+    """A model whose forward takes no labels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = rig.a_student()
+        self.config = self.student.config
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+        return self.student(input_ids=input_ids, attention_mask=attention_mask)
+
+
+def test_a_model_that_takes_no_labels_is_trained_and_evaluated_alike(
+    teacher: str, tmp_path: Path
+) -> None:
+    own = rig.a_trainer(teacher, tmp_path, model=OfOnesOwn())  # type: ignore[arg-type]
+    usual = rig.a_trainer(teacher, tmp_path)
+
+    assert own.evaluate()["eval_loss"] == pytest.approx(usual.evaluate()["eval_loss"], abs=1e-9)
+    own.train()
+    usual.train()
+    assert rig.logged(own, "loss") == rig.logged(usual, "loss")
+
+
+def test_a_model_that_answers_with_a_tuple_hands_out_its_logits_for_metrics(
+    teacher: str, tmp_path: Path
+) -> None:
+    class Plain(OfOnesOwn):
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+            return (super().forward(input_ids, attention_mask)["logits"],)
+
+    usual = rig.a_trainer(teacher, tmp_path).evaluate()["eval_loss"]
+    trainer = rig.a_trainer(teacher, tmp_path, model=Plain())  # type: ignore[arg-type]
+    shown: Any = trainer
+    shown.compute_metrics = lambda both: {"width": both.predictions.shape[-1]}
+
+    metrics = trainer.evaluate()
+
+    assert metrics["eval_width"] == rig.VOCABULARY_SIZE
+    assert metrics["eval_loss"] == pytest.approx(usual, abs=1e-9)
+
+
+def test_workers_that_load_the_batches_change_nothing(teacher: str, tmp_path: Path) -> None:
+    """They are forked while leases are open, and outlive an epoch and an evaluation."""
+    settings: dict[str, Any] = {
+        "per_device_train_batch_size": 2,
+        "max_steps": 6,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+    }
+    usual = rig.a_trainer(teacher, tmp_path, **settings)
+    usual.train()
+    trainer = rig.a_trainer(
+        teacher,
+        tmp_path,
+        dataloader_num_workers=1,
+        dataloader_persistent_workers=True,
+        **settings,
+    )
+    trainer.train()
+
+    for name in ("loss", "eval_loss"):
+        assert rig.logged(trainer, name) == rig.logged(usual, name)
+
+
+def test_completions_are_samples_of_the_student_whatever_its_generation_config(
+    teacher: str, tmp_path: Path
+) -> None:
+    """That of a chat model cuts the distribution (top_p) and bends it (repetition_penalty)."""
+    seen = []
+    for settings in ({}, {"top_p": 1e-6, "repetition_penalty": 9.0, "min_p": 0.9}):
+        student = rig.a_student()
+        for name, value in settings.items():
+            setattr(student.generation_config, name, value)
+        rows: list[list[list[int]]] = []
+        student.register_forward_pre_hook(
+            lambda module, _, given, rows=rows: (
+                rows.append(given["input_ids"].tolist()) if module.training else None
+            ),
+            with_kwargs=True,
+        )
+        rig.a_trainer(teacher, tmp_path, model=student, lmbda=1.0, max_new_tokens=5).train()
+        seen.append(rows)
+
+    assert seen[0] == seen[1]
+
+
+def test_settings_go_to_files_and_come_from_the_command_line(tmp_path: Path) -> None:
+    parse: Any = HfArgumentParser(TeacherServerConfig)  # type: ignore[arg-type]
+    words = "--teacher_server unix:/x --top_k 8 --beta 1 --add_tail false --teacher_timeout 5"
+
+    (config,) = parse.parse_args_into_dataclasses(["--output_dir", str(tmp_path), *words.split()])
+    (tmp_path / "config.json").write_text(config.to_json_string())
+    (again,) = parse.parse_json_file(str(tmp_path / "config.json"))
+
+    assert (config.top_k, config.beta, config.add_tail, config.teacher_timeout) == (8, 1, False, 5)
+    assert again.to_dict() == config.to_dict()
