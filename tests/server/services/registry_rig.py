@@ -190,8 +190,9 @@ def error_of(failure: grpc.RpcError) -> TeacherLogitsError:
     details = dict(cast("Sequence[tuple[str, bytes]]", call.trailing_metadata()))
     if DETAILS_KEY not in details and call.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlinePassedError("the call's own deadline passed before the server answered")
-    if DETAILS_KEY not in details and call.code() is grpc.StatusCode.UNAVAILABLE:
-        return ServerUnreachableError("the server ended before it answered")
+    gone = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)  # the server, or our channel
+    if DETAILS_KEY not in details and call.code() in gone:
+        return ServerUnreachableError("the connection ended before the server answered")
     error = from_status(status_pb2.Status.FromString(details[DETAILS_KEY]))
     assert error is not None
     return error
