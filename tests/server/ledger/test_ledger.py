@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.server.ledger.registering import Limits, Slots
 
 from teacher_logits import keys
 from teacher_logits.clock import ManualClock
@@ -49,7 +50,7 @@ from teacher_logits_server.services.student import release
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from teacher_logits_server.limits import Limits
+    from teacher_logits_server.limits import Limits as WhatLimitsAre
 
 PAGE = 4096
 EPOCH = "0123456789ab"
@@ -65,31 +66,9 @@ ALL = frozenset({Transport.LOCAL, Transport.SHARED_MEMORY, Transport.STREAM})
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmallLimits:
-    session_ttl: timedelta = timedelta(seconds=30)
-    renew_interval: timedelta = timedelta(seconds=10)
-    opening_ttl: timedelta = timedelta(seconds=10)
-    default_wait: timedelta = timedelta(seconds=20)
+class SmallLimits(Limits):
     max_sessions: int = 8
-    max_request_tokens: int = 4096
     pool_size_bytes: int = 16 * PAGE
-    slab_size_bytes: int = 16 * PAGE
-    max_quarantine: float = 0.5
-    keep_steps: int = 0
-    keep_deserted: timedelta = timedelta(seconds=60)
-
-
-class Slots:
-    """The control pages: what each slot holds."""
-
-    def __init__(self) -> None:
-        self.marks: dict[tuple[str, int], int] = {}
-
-    def mark(self, extent: Extent, generation: int) -> None:
-        self.marks[extent.slab_id, extent.slot] = generation
-
-    def lets_in(self, extent: Extent) -> bool:
-        return self.marks.get((extent.slab_id, extent.slot)) == extent.generation
 
 
 class House:
@@ -209,7 +188,7 @@ class TestOpening:
         assert len(opened.nonce) == 32
 
     def test_a_server_config_will_do_for_the_limits(self) -> None:
-        limits: Limits = ServerConfig()
+        limits: WhatLimitsAre = ServerConfig()
 
         opened = House(limits=limits).open()
 
