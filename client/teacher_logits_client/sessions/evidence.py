@@ -14,6 +14,7 @@ from teacher_logits import __version__, inprocess
 from teacher_logits.errors import NotAvailable, TeacherLogitsError, TransportFailure
 from teacher_logits.terms import SERVER_WRITER
 from teacher_logits.transport import Refusal, RefusalReason, Transport, proof_of
+from teacher_logits_client.openers.ray_cluster import read_challenge
 from teacher_logits_client.sessions.device_evidence import note_exported, try_devices
 
 if TYPE_CHECKING:
@@ -21,15 +22,14 @@ if TYPE_CHECKING:
 
     from teacher_logits.inprocess import Resident
     from teacher_logits.profiles import NodeHints
+    from teacher_logits.terms import RayHolder
     from teacher_logits_client.calls.opened import OpenedSession
     from teacher_logits_client.line import Line
     from teacher_logits_client.openers.devices import Devices
 
     MakeLine = Callable[[str, float], Line]
 
-OPENABLE = frozenset(
-    {Transport.LOCAL, Transport.CUDA_IPC, Transport.SHARED_MEMORY, Transport.STREAM}
-)
+OPENABLE = frozenset(Transport)
 """Transports that this release of the client has an opener for."""
 
 
@@ -95,7 +95,28 @@ def gather(
             evidence.proofs[transport, ""] = mac
         if devices is not None and Transport.CUDA_IPC in wanted and opened.device_probes:
             _open_probes(opened, evidence, devices, until)
+    if Transport.RAY_OBJECT in wanted and opened.ray_holder is not None:
+        _ask_holder(opened.ray_holder, nonce, wanted, evidence, until)
     return evidence
+
+
+def _ask_holder(
+    holder: RayHolder,
+    nonce: bytes,
+    wanted: Sequence[Transport],
+    evidence: Evidence,
+    until: float,
+) -> None:
+    """Ask the server's holder for its challenge, where nothing that is wanted more will do."""
+    transport = Transport.RAY_OBJECT
+    before = wanted[: wanted.index(transport)]
+    if any((each, "") in evidence.proofs for each in before):
+        return
+    found = read_challenge(holder, until=until)
+    if isinstance(found, Refusal):
+        evidence.failures.append(found)
+    else:
+        evidence.proofs[transport, ""] = proof_of(found, nonce=nonce, transport=transport)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,12 +79,11 @@ class Reader:
             devices=devices,
             mode=mode,
             buffers=buffers,
-            read=self._read,
-            read_as_written=lambda lease_id, offset, timeout: calls.read_payload(
-                self._session_id, lease_id, offset, timeout=timeout, as_written=True
-            ),
+            read=partial(self._read, False),
+            read_as_written=partial(self._read, True),
             count=returner.count,
             withdraw=self._late.withdraw,
+            put_object=partial(calls.objects.put, self._session_id),
         )
         self._lock = threading.Lock()
         self._out: set[str] = set()
@@ -257,8 +256,9 @@ class Reader:
         if idle:
             self.let_go()
 
-    def _read(self, lease_id: str, offset_bytes: int, timeout: float) -> Iterator[bytes]:
-        return self._calls.read_payload(self._session_id, lease_id, offset_bytes, timeout=timeout)
+    def _read(self, as_written: bool, lease_id: str, at: int, timeout: float) -> Iterator[bytes]:
+        read = partial(self._calls.read_payload, self._session_id, lease_id, at)
+        return read(timeout=timeout, as_written=as_written)
 
     def _give_back(self, lease_id: str, request_id: str = "") -> None:
         """Tell the server; on the returner's thread. The line stays until it has heard."""

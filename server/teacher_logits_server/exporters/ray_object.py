@@ -1,0 +1,279 @@
+"""The ``ray_object`` transport: a leased payload as one flat object in a Ray cluster's store.
+
+    reader --PutObject--> here --put--> Ray process --copy, once--> object store
+           <--ticket-----      <--done--            --grant--> holder
+           ==== token ===================================> holder
+           <=== reference ================================
+
+The first reader has it put, all share it, and it is let go of when the last one's lease ends. The
+bytes lie in a slab until they are put, and the payload is pinned for that. References travel from
+the holder in Ray's own messages, and in none of ours. What is out and what waits is decided in
+``object_table``; nobody here waits for Ray (``ray_link``).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from teacher_logits.errors import (
+    DeadlinePassedError,
+    NotAllowedError,
+    ObjectLostError,
+    PoolFullError,
+    TeacherLogitsError,
+)
+from teacher_logits.slab import CONTROL_BYTES
+from teacher_logits.terms import ObjectTicket
+from teacher_logits.transport import Transport
+from teacher_logits.views import ObjectStoreView
+from teacher_logits_server.exporters.object_table import Drop, ObjectTable, Put, Revoke, Work
+from teacher_logits_server.exporters.ray_channel import number, text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from teacher_logits_server.exporters.ray_channel import Message
+    from teacher_logits_server.exporters.ray_link import RayLink
+    from teacher_logits_server.exporters.shared_memory import Descriptors
+    from teacher_logits_server.ledger import Ledger
+    from teacher_logits_server.lending.rooms import Pinned
+
+_log = logging.getLogger(__name__)
+
+
+class RayObjectExporter:
+    """Has leased payloads put into the object store, and says who hands them out.
+
+    Args:
+        slabs: where slabs are looked for, one behind the other.
+        link: the Ray process.
+    """
+
+    transport = Transport.RAY_OBJECT
+
+    def __init__(self, *, ledger: Ledger, slabs: Sequence[Descriptors], link: RayLink) -> None:
+        self._ledger = ledger
+        self._slabs = slabs
+        self._link = link
+        self._joined = link.joined
+        self.holder = link.joined.holder
+        self._table = ObjectTable(epoch=ledger.epoch, budget_bytes=link.joined.budget_bytes)
+        self._pins: dict[str, ExitStack] = {}
+        self._store_used = self._spilled = self._restarts = 0
+        self._is_lost = False
+        self._stopped = False
+        self._tell: Callable[[], None] = lambda: None
+        # Taken for a look into the table and no longer; never while the ledger's is held.
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Take readers from now on."""
+        self._ledger.add_objects(self._joined.challenge)
+        self._ledger.on_objects_let_go(self._let_go)
+        self._link.listen(self._hear, self._lose)
+
+    def stop(self) -> None:
+        """Have the Ray process end, and all objects with it. Doing so twice is fine."""
+        self._stopped = True
+        self._link.hang_up()
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called when a ticket may have come, or room; it should only wake."""
+        self._tell = callback
+
+    def ticket(self, session_id: str, lease_id: str, *, seconds: float) -> ObjectTicket | None:
+        """Return what a lease's reader shows the holder; None while its payload is being put.
+
+        ``seconds`` is how long the put may wait for room that others have in the store.
+
+        Raises:
+            ObjectLostError: the cluster is gone, or the payload could not be put.
+            PoolFullError: it is larger than the budget, or the store stayed full.
+            NotAllowedError: the lease is read another way.
+            TeacherLogitsError: whatever the ledger says of the session and the lease.
+        """
+        with ExitStack() as pin:
+            pinned = pin.enter_context(self._ledger.pin(session_id, lease_id))
+            if not pinned.as_object:
+                raise NotAllowedError(
+                    f"lease {lease_id} was not settled on {self.transport.value}: its session has "
+                    "not proven to be of the server's Ray cluster",
+                    facts={"lease_id": lease_id, "session_id": session_id},
+                )
+            payload = pinned.payload
+            with self._lock:
+                if self._is_lost:
+                    raise _cluster_lost()
+                found = self._table.ticket(lease_id)
+                if found is not None:
+                    object_id, token = found
+                    return ObjectTicket(holder=self.holder, object_id=object_id, token=token)
+                work = self._table.ask(lease_id, payload.payload_id, payload.size_bytes)
+                if isinstance(work, Put):
+                    self._pins[work.object_id] = pin.pop_all()
+                    self._put(work, pinned, seconds)
+                elif work is not None:
+                    self._send(work)
+        self._check_lasts(session_id, lease_id)
+        return None
+
+    def give_up(self, lease_id: str) -> None:
+        """Learn that nobody waits for a lease's ticket any more."""
+        with self._lock:
+            self._table.give_up(lease_id)
+
+    def too_late(self, lease_id: str, waited: float) -> TeacherLogitsError:
+        """Return the error for a ticket that did not come in time."""
+        with self._lock:
+            size_bytes = self._table.waits(lease_id)
+            if size_bytes is not None:
+                return self._table.full(size_bytes)
+        return DeadlinePassedError(
+            f"the payload of lease {lease_id} was not in the object store after {waited:.3g} s",
+            facts={"lease_id": lease_id, "waited_seconds": waited},
+        )
+
+    def view(self) -> ObjectStoreView:
+        """Describe the objects and the store at this instant."""
+        with self._lock:
+            return ObjectStoreView(
+                state="lost" if self._is_lost else "joined",
+                budget_bytes=self._table.budget_bytes,
+                used_bytes=self._table.used_bytes,
+                object_count=len(self._table),
+                waiting_count=self._table.waiting_count,
+                store_bytes=self._joined.store_bytes,
+                store_used_bytes=self._store_used,
+                spilled_bytes=self._spilled,
+                holder=self.holder.name,
+                holder_restarts=self._restarts,
+            )
+
+    def _check_lasts(self, session_id: str, lease_id: str) -> None:
+        """Have no object for a lease that ended between its look-up and its entry here."""
+        try:
+            with self._ledger.pin(session_id, lease_id):
+                pass
+        except TeacherLogitsError:
+            self._let_go([lease_id])
+            raise
+
+    # To the Ray process, under the lock
+
+    def _put(self, work: Put, pinned: Pinned, seconds: float) -> None:
+        extent = pinned.extent
+        runs = [[s.source_offset_bytes, s.offset_bytes, s.size_bytes] for s in pinned.segments]
+        self._link.send(
+            "put",
+            descriptor=self._descriptor(extent.slab_id),
+            object=work.object_id,
+            token=work.token.hex(),
+            start=CONTROL_BYTES + extent.offset_bytes,
+            room=extent.size_bytes,
+            size=pinned.payload.size_bytes,
+            runs=runs,
+            milliseconds=int(seconds * 1000),
+        )
+
+    def _descriptor(self, slab_id: str) -> int:
+        for slabs in self._slabs:
+            try:
+                return slabs.copy(slab_id)[0]
+            except KeyError:
+                continue
+        raise KeyError(slab_id)  # a pinned extent's slab is in one of them
+
+    def _send(self, work: Work) -> None:
+        if isinstance(work, Drop):
+            self._link.send("drop", object=work.object_id)
+        else:
+            op = "revoke" if isinstance(work, Revoke) else "grant"
+            self._link.send(op, object=work.object_id, token=work.token.hex())
+
+    # From the Ray process, and from the ledger
+
+    def _hear(self, message: Message) -> None:
+        """Learn what the Ray process says, on the thread that it is heard on."""
+        op, object_id = text(message, "op"), text(message, "object")
+        token = bytes.fromhex(text(message, "token"))
+        work: list[Work] = []
+        pin: ExitStack | None = None
+        with self._lock:
+            if op == "put_done":
+                work = self._table.put_done(object_id, token)
+                pin = self._pins.pop(object_id, None)
+            elif op == "put_failed":
+                self._table.put_failed(object_id, _failure(message))
+                pin = self._pins.pop(object_id, None)
+            elif op == "granted":
+                work = self._table.granted(object_id, token)
+            elif op == "grant_failed":
+                self._table.grant_failed(object_id, token, _failure(message))
+            elif op == "holder":
+                self._restarts = number(message, "restarts")
+                self.holder = replace(self.holder, name=text(message, "name"))
+                _log.warning("another holder", extra={"facts": {"holder": self.holder.name}})
+            elif op == "store":
+                self._note_store(number(message, "used"), number(message, "spilled"))
+            for each in work:
+                self._send(each)
+        if pin is not None:
+            pin.close()
+        self._tell()
+
+    def _note_store(self, used: int, spilled: int) -> None:
+        if spilled > self._spilled:
+            facts = {"spilled_bytes": spilled, "store_used_bytes": used}
+            _log.warning("the object store spills to disk", extra={"facts": facts})
+        self._store_used, self._spilled = used, spilled
+
+    def _let_go(self, lease_ids: Collection[str]) -> None:
+        """Learn that leases have ended: their objects go with the last of them."""
+        with self._lock:
+            for each in self._table.let_go(lease_ids):
+                self._send(each)
+        self._tell()
+
+    def _lose(self) -> None:
+        """Learn that the Ray process is gone: whoever reads from here on is streamed to."""
+        with self._lock:
+            self._is_lost = True
+            pins, self._pins = list(self._pins.values()), {}
+        for pin in pins:
+            pin.close()
+        if not self._stopped:
+            self._ledger.lose_objects()
+            _log.error("the Ray cluster is gone", extra={"facts": {"holder": self.holder.name}})
+        self._tell()
+
+
+def _cluster_lost() -> ObjectLostError:
+    return ObjectLostError(
+        "the server's Ray process is gone, with its cluster or by itself, and its objects with it: "
+        "payloads are streamed until the server is started again"
+    )
+
+
+def _failure(message: Message) -> TeacherLogitsError:
+    """Return the error of what could not be put, or granted."""
+    if text(message, "why") != "full":
+        return ObjectLostError(
+            f"a payload could not be had from the object store ({text(message, 'said')})",
+            facts={"object_id": text(message, "object")},
+        )
+    need, used, most = (number(message, name) for name in ("need", "used", "most"))
+    return PoolFullError(
+        f"a payload of {need} bytes is to go into the object store of the server's node, which "
+        f"has {used} bytes in use by everybody and would spill to disk above {most}: free some of "
+        "it, start the node with a larger store, or allow 'stream'",
+        facts={
+            "need_bytes": need,
+            "free_bytes": max(0, most - used),
+            "used_bytes": used,
+            "most_bytes": most,
+        },
+    )
