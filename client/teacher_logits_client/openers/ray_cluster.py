@@ -9,13 +9,15 @@ from __future__ import annotations
 import importlib.util
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from teacher_logits.clock import span_text
 from teacher_logits.errors import DeadlinePassedError, ObjectLostError
 from teacher_logits.transport import Refusal, RefusalReason, Transport
 
 if TYPE_CHECKING:
+    from ray import ObjectRef
+
     from teacher_logits.terms import ObjectTicket, RayHolder
 
 _PROOF_SECONDS = 5.0
@@ -45,8 +47,8 @@ def read_challenge(holder: RayHolder, *, until: float) -> bytes | Refusal:
     return challenge if isinstance(challenge, bytes) else b""
 
 
-def fetch(ticket: ObjectTicket, *, until: float) -> memoryview:
-    """Return the object of a ticket: bytes that lie in the node's store, read-only.
+def fetch(ticket: ObjectTicket, lease_id: str, *, until: float) -> memoryview:
+    """Return the object of a lease's ticket: bytes that lie in the node's store, read-only.
 
     They are there while anything views them.
 
@@ -57,7 +59,7 @@ def fetch(ticket: ObjectTicket, *, until: float) -> memoryview:
     facts = {"object_id": ticket.object_id, "holder": ticket.holder.name}
     try:
         actor = _holders.find(ticket.holder)
-        asked = actor.take.remote(ticket.object_id, ticket.token)
+        asked = actor.take.remote(ticket.object_id, lease_id, ticket.token)
         taken = _get(asked, until, what="the reference")
     except ValueError:
         raise ObjectLostError(
@@ -82,13 +84,27 @@ def copy(found: memoryview, room: memoryview) -> None:
     numpy.copyto(numpy.frombuffer(room, numpy.uint8), numpy.frombuffer(found, numpy.uint8))
 
 
+class _Method(Protocol):
+    """A method of an actor, as its callers have it."""
+
+    def remote(self, *given: object) -> ObjectRef[object]:
+        """Call it; return the reference of what it will answer."""
+
+
+class _Actor(Protocol):
+    """A holder, as its callers have it; see the server's ``ray_holder``."""
+
+    challenge: _Method
+    take: _Method
+
+
 class _Holders:
     """Handles of holders that were found; to find one takes a call of the cluster's head."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, RayHolder], Any] = {}
+        self._found: dict[tuple[str, RayHolder], _Actor] = {}
 
-    def find(self, holder: RayHolder) -> Any:
+    def find(self, holder: RayHolder) -> _Actor:
         """Return the handle of a holder in this process's cluster; ValueError without one."""
         import ray
 
@@ -106,7 +122,7 @@ class _Holders:
 _holders = _Holders()
 
 
-def _get(reference: object, until: float, *, what: str) -> object:
+def _get(reference: ObjectRef[object], until: float, *, what: str) -> object:
     """Return what a reference is of, once it is here."""
     import ray
     from ray.exceptions import GetTimeoutError, RayError

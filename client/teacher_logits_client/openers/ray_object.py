@@ -72,7 +72,7 @@ class RayObjectOpener:
             PoolFullError: the store has no room for it, or this process no memory.
         """
         ticket = self._put(lease.lease_id, timeout=until - time.monotonic())
-        found, size = fetch(ticket, until=until), lease.payload.size_bytes
+        found, size = fetch(ticket, lease.lease_id, until=until), lease.payload.size_bytes
         if found.format != "B" or found.nbytes != size:
             raise ObjectLostError(
                 f"object {ticket.object_id} has {found.nbytes} bytes, and payload "

@@ -45,11 +45,12 @@ for what others put there."""
 class Joined:
     """The cluster that was joined.
 
-    ``challenge`` is what the holder says. ``most_bytes`` may be in the store of ``store_bytes``
-    before it spills, and ``budget_bytes`` of them be this server's.
+    ``challenge`` is what the holder says, and ``key`` that of its tokens. ``most_bytes`` may be in
+    the store of ``store_bytes`` before it spills, and ``budget_bytes`` of them be this server's.
     """
 
     epoch: str
+    key: bytes
     holder: RayHolder
     challenge: bytes
     store_bytes: int
@@ -119,7 +120,7 @@ def join_cluster(config: ServerConfig) -> RayLink:
     if importlib.util.find_spec("ray") is None:
         raise _refused(config, "Ray is not installed here: pip install 'teacher-logits[ray]'")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    epoch = keys.new_epoch()
+    epoch, key = keys.new_epoch(), os.urandom(32)
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-m", _MODULE, str(theirs.fileno())],
@@ -133,10 +134,14 @@ def join_cluster(config: ServerConfig) -> RayLink:
     channel.wait(JOIN_SECONDS)
     try:
         channel.send(
-            "join", address=config.ray_address, namespace=config.ray_namespace, epoch=epoch
+            "join",
+            address=config.ray_address,
+            namespace=config.ray_namespace,
+            epoch=epoch,
+            key=key.hex(),
         )
         received = channel.receive()
-        joined = _read(config, epoch, None if received is None else received[0])
+        joined = _read(config, None if received is None else received[0], epoch=epoch, key=key)
     except BaseException:
         process.kill()
         process.wait()
@@ -147,7 +152,7 @@ def join_cluster(config: ServerConfig) -> RayLink:
     return RayLink(process, channel, joined)
 
 
-def _read(config: ServerConfig, epoch: str, message: Message | None) -> Joined:
+def _read(config: ServerConfig, message: Message | None, *, epoch: str, key: bytes) -> Joined:
     """Return what the process says of the cluster; refuse where it could not join."""
     if message is None or text(message, "op") != "joined":
         said = text(message or {}, "said") or f"it did not come to an end within {JOIN_SECONDS:g} s"
@@ -169,6 +174,7 @@ def _read(config: ServerConfig, epoch: str, message: Message | None) -> Joined:
         )
     return Joined(
         epoch=epoch,
+        key=key,
         holder=RayHolder(
             namespace=config.ray_namespace,
             name=text(message, "holder"),

@@ -1,7 +1,7 @@
 """The ``ray_object`` transport: a leased payload as one flat object in a Ray cluster's store.
 
     reader --PutObject--> here --put--> Ray process --copy, once--> object store
-           <--ticket-----      <--done--            --grant--> holder
+           <--ticket-----      <--done--            --keep--> holder
            ==== token ===================================> holder
            <=== reference ================================
 
@@ -30,8 +30,9 @@ from teacher_logits.slab import CONTROL_BYTES
 from teacher_logits.terms import ObjectTicket
 from teacher_logits.transport import Transport
 from teacher_logits.views import ObjectStoreView
-from teacher_logits_server.exporters.object_table import Drop, ObjectTable, Put, Revoke, Work
+from teacher_logits_server.exporters.object_table import Drop, ObjectTable, Put, Undo
 from teacher_logits_server.exporters.ray_channel import number, text
+from teacher_logits_server.exporters.ray_holder import token_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -108,18 +109,16 @@ class RayObjectExporter:
             with self._lock:
                 if self._is_lost:
                     raise _cluster_lost()
-                found = self._table.ticket(lease_id)
-                if found is not None:
-                    object_id, token = found
-                    return ObjectTicket(holder=self.holder, object_id=object_id, token=token)
                 work = self._table.ask(lease_id, payload.payload_id, payload.size_bytes)
-                if isinstance(work, Put):
-                    self._pins[work.object_id] = pin.pop_all()
+                if work is not None:
                     self._put(work, pinned, seconds)
-                elif work is not None:
-                    self._send(work)
+                    self._pins[work.object_id] = pin.pop_all()
+                object_id = self._table.find(lease_id)
         self._check_lasts(session_id, lease_id)
-        return None
+        if object_id is None:
+            return None
+        token = token_of(self._joined.key, object_id, lease_id)
+        return ObjectTicket(holder=self.holder, object_id=object_id, token=token)
 
     def give_up(self, lease_id: str) -> None:
         """Learn that nobody waits for a lease's ticket any more."""
@@ -171,7 +170,6 @@ class RayObjectExporter:
             "put",
             descriptor=self._descriptor(extent.slab_id),
             object=work.object_id,
-            token=work.token.hex(),
             start=CONTROL_BYTES + extent.offset_bytes,
             room=extent.size_bytes,
             size=pinned.payload.size_bytes,
@@ -187,39 +185,33 @@ class RayObjectExporter:
                 continue
         raise KeyError(slab_id)  # a pinned extent's slab is in one of them
 
-    def _send(self, work: Work) -> None:
-        if isinstance(work, Drop):
-            self._link.send("drop", object=work.object_id)
+    def _send(self, undo: Undo) -> None:
+        if isinstance(undo, Drop):
+            self._link.send("drop", object=undo.object_id)
         else:
-            op = "revoke" if isinstance(work, Revoke) else "grant"
-            self._link.send(op, object=work.object_id, token=work.token.hex())
+            self._link.send("revoke", object=undo.object_id, lease=undo.lease_id)
 
     # From the Ray process, and from the ledger
 
     def _hear(self, message: Message) -> None:
         """Learn what the Ray process says, on the thread that it is heard on."""
         op, object_id = text(message, "op"), text(message, "object")
-        token = bytes.fromhex(text(message, "token"))
-        work: list[Work] = []
+        undo: list[Undo] = []
         pin: ExitStack | None = None
         with self._lock:
             if op == "put_done":
-                work = self._table.put_done(object_id, token)
+                undo = self._table.put_done(object_id)
                 pin = self._pins.pop(object_id, None)
             elif op == "put_failed":
                 self._table.put_failed(object_id, _failure(message))
                 pin = self._pins.pop(object_id, None)
-            elif op == "granted":
-                work = self._table.granted(object_id, token)
-            elif op == "grant_failed":
-                self._table.grant_failed(object_id, token, _failure(message))
             elif op == "holder":
                 self._restarts = number(message, "restarts")
                 self.holder = replace(self.holder, name=text(message, "name"))
                 _log.warning("another holder", extra={"facts": {"holder": self.holder.name}})
             elif op == "store":
                 self._note_store(number(message, "used"), number(message, "spilled"))
-            for each in work:
+            for each in undo:
                 self._send(each)
         if pin is not None:
             pin.close()

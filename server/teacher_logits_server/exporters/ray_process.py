@@ -1,7 +1,7 @@
 """The server's Ray process: a driver of the cluster, apart from the server that serves.
 
     server ==channel==> Ray process --put--> object store of this node   (it owns the objects)
-                                    --grant--> holder ==reference==> readers of the cluster
+                                    --keep--> holder ==reference==> readers of the cluster
 
 It is a process of its own since a driver takes signal handlers and threads, and ends when its
 cluster does: the server goes on without it. It ends with the server, whose end of the channel
@@ -9,11 +9,12 @@ closes, and with it the holder and all objects; so nothing is left in the cluste
 
 Promises: a payload is copied once, from its slab into the store; nothing is put that would bring
 the store over Ray's spilling threshold, but waits for room, or fails with the numbers; where the
-holder dies another takes its place and is granted what its predecessor was.
+holder dies another takes its place and is told what its predecessor was.
 """
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import queue
@@ -22,9 +23,8 @@ import socket
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy
 import ray
@@ -36,11 +36,17 @@ from teacher_logits_server.exporters.ray_store import Store, StoreUnknown, make_
 if TYPE_CHECKING:
     from typing import TypeAlias
 
+    from ray.actor import ActorHandle
+
     from teacher_logits_server.exporters.ray_channel import Message
+    from teacher_logits_server.exporters.ray_holder import Holder
+    from teacher_logits_server.exporters.ray_store import HolderActor
 
     Bytes: TypeAlias = numpy.ndarray[tuple[int], numpy.dtype[numpy.uint8]]
 
-GRANT_SECONDS = 10.0
+START_SECONDS = 60.0
+TELL_SECONDS = 10.0
+"""How long a holder may take to start, and to answer, before another takes its place."""
 LOOK_SECONDS = 1.0
 ROOM_POLL_SECONDS = 0.05
 _POPULATE_READ = 22  # MADV_POPULATE_READ, which Python 3.10 has no name for
@@ -50,7 +56,8 @@ class RayProcess:
     """What the process does, message by message.
 
     Args:
-        join: what the server wants: the cluster's address, a namespace, the epoch.
+        join: what the server wants: the cluster's address, a namespace, its epoch, and the key of
+            its tokens.
     """
 
     def __init__(self, channel: Channel, join: Message) -> None:
@@ -65,20 +72,20 @@ class RayProcess:
             address=text(join, "address"),
             namespace=self._namespace,
             log_to_driver=False,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
         )
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, signal.SIG_IGN)  # the server says when it is over
         self._store = Store()
         self._challenge = os.urandom(32)
+        self._key = bytes.fromhex(text(join, "key"))
         self._references: dict[str, object] = {}
-        self._tokens: dict[str, set[bytes]] = {}
+        self._revoked: dict[str, list[str]] = {}
         self._restarts = 0
         # Guards the holder and what it was told, so that its successor is told the same.
         self._lock = threading.Lock()
         self._holder = self._make_holder()
         self._puts: queue.SimpleQueue[tuple[Message, int]] = queue.SimpleQueue()
-        self._grants = ThreadPoolExecutor(4, thread_name_prefix="grant")
 
     def run(self) -> None:
         """Do what the server says, until it hangs up."""
@@ -98,10 +105,8 @@ class RayProcess:
             op = text(message, "op")
             if op == "put" and descriptor is not None:
                 self._puts.put((message, descriptor))
-            elif op == "grant":
-                self._grants.submit(self._grant, text(message, "object"), _token(message))
             elif op == "revoke":
-                self._revoke(text(message, "object"), _token(message))
+                self._revoke(text(message, "object"), text(message, "lease"))
             elif op == "drop":
                 self._drop(text(message, "object"))
 
@@ -111,7 +116,7 @@ class RayProcess:
         """Put one object after the other: two at a time would share the memory's bandwidth."""
         while True:
             message, descriptor = self._puts.get()
-            object_id, token = text(message, "object"), _token(message)
+            object_id = text(message, "object")
             try:
                 lacking = self._await_room(message)
                 if lacking:
@@ -121,10 +126,9 @@ class RayProcess:
                 self._store.note_put(number(message, "size"))
                 with self._lock:
                     self._references[object_id] = reference
-                    self._tokens[object_id] = set()
                 del reference
-                self._tell_holder(object_id, token)
-                self._channel.send("put_done", object=object_id, token=token.hex())
+                self._tell_holder(object_id)
+                self._channel.send("put_done", object=object_id)
             except (RayError, StoreUnknown, OSError, ValueError, MemoryError) as error:
                 self._drop(object_id)
                 self._channel.send("put_failed", object=object_id, why="failed", said=_said(error))
@@ -149,62 +153,55 @@ class RayProcess:
     def _drop(self, object_id: str) -> None:
         with self._lock:
             self._references.pop(object_id, None)
-            self._tokens.pop(object_id, None)
+            self._revoked.pop(object_id, None)
             self._holder.drop.remote(object_id)
 
     # The holder
 
-    def _grant(self, object_id: str, token: bytes) -> None:
-        try:
-            self._tell_holder(object_id, token)
-        except RayError as error:
-            self._channel.send(
-                "grant_failed", object=object_id, token=token.hex(), said=_said(error)
-            )
-        else:
-            self._channel.send("granted", object=object_id, token=token.hex())
-
-    def _tell_holder(self, object_id: str, token: bytes) -> None:
-        """Have the holder hand an object out to a token; one that died is replaced first."""
+    def _tell_holder(self, object_id: str) -> None:
+        """Have the holder hand an object out; one that died is replaced first."""
         with self._lock:
-            if object_id not in self._references:
-                return  # dropped meanwhile
-            self._tokens[object_id].add(token)
             holder, references = self._holder, [self._references[object_id]]
         try:
-            ray.get(holder.grant.remote(object_id, [token], references), timeout=GRANT_SECONDS)
+            ray.get(holder.keep.remote(object_id, references, []), timeout=TELL_SECONDS)
         except RayError:
             self._replace(holder)
 
-    def _revoke(self, object_id: str, token: bytes) -> None:
+    def _revoke(self, object_id: str, lease_id: str) -> None:
         with self._lock:
-            self._tokens.get(object_id, set()).discard(token)
-            self._holder.revoke.remote(object_id, token)
+            self._revoked.setdefault(object_id, []).append(lease_id)
+            self._holder.revoke.remote(object_id, lease_id)
 
-    def _replace(self, dead: object) -> None:
-        """Make another holder, which is granted all that the dead one was."""
+    def _replace(self, dead: HolderActor) -> None:
+        """Make another holder, which is told all that the dead one was.
+
+        Raises:
+            RayError: nor does that one answer.
+        """
         with self._lock:
             if self._holder is not dead:
                 return
             with suppress(RayError):
-                ray.kill(dead)  # it may only have been slow, and there is one
+                ray.kill(
+                    cast("ActorHandle[Holder]", dead)
+                )  # it may only have been slow, and there is to be one
             self._restarts += 1
             self._holder = self._make_holder()
-            granted = [
-                self._holder.grant.remote(object_id, sorted(tokens), [self._references[object_id]])
-                for object_id, tokens in self._tokens.items()
+            told = [
+                self._holder.keep.remote(object_id, [reference], self._revoked.get(object_id, []))
+                for object_id, reference in self._references.items()
             ]
-            ray.get(granted, timeout=GRANT_SECONDS)
+            ray.get(told, timeout=TELL_SECONDS)
             self._channel.send("holder", name=self._name(), restarts=self._restarts)
 
-    def _make_holder(self) -> object:
+    def _make_holder(self) -> HolderActor:
         holder = make_holder(
             self._name(),
             namespace=self._namespace,
             node_id=self._store.node_id,
-            challenge=self._challenge,
+            arguments=(self._challenge, self._key),
         )
-        ray.get(holder.challenge.remote(), timeout=60)
+        ray.get(holder.challenge.remote(), timeout=START_SECONDS)
         return holder
 
     def _name(self) -> str:
@@ -219,7 +216,7 @@ class RayProcess:
                 seen = self._store.look()
                 self._channel.send("store", used=seen.used_bytes, spilled=seen.spilled_bytes)
             try:
-                ray.get(holder.challenge.remote(), timeout=GRANT_SECONDS)
+                ray.get(holder.challenge.remote(), timeout=TELL_SECONDS)
             except RayError:
                 with suppress(RayError):  # the next look tries again
                     self._replace(holder)
@@ -243,10 +240,6 @@ def _payload(message: Message, descriptor: int) -> Bytes:
     for source, offset, length in found:
         made[offset : offset + length] = whole[source : source + length]
     return made
-
-
-def _token(message: Message) -> bytes:
-    return bytes.fromhex(text(message, "token"))
 
 
 def _said(error: BaseException) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Protocol, cast
 
 import ray
 from ray._private.internal_api import node_stats
@@ -26,6 +27,22 @@ class StoreUse:
 
     used_bytes: int
     spilled_bytes: int
+
+
+class Method(Protocol):
+    """A method of an actor, as its callers have it."""
+
+    def remote(self, *given: object) -> ray.ObjectRef[object]:
+        """Call it; return the reference of what it will answer."""
+
+
+class HolderActor(Protocol):
+    """A ``Holder`` as its callers have it."""
+
+    challenge: Method
+    keep: Method
+    revoke: Method
+    drop: Method
 
 
 class StoreUnknown(Exception):
@@ -85,10 +102,12 @@ class Store:
         self._seen = (seen_at, used, since + size_bytes)
 
 
-def make_holder(name: str, *, namespace: str, node_id: str, challenge: bytes) -> object:
+def make_holder(
+    name: str, *, namespace: str, node_id: str, arguments: tuple[bytes, bytes]
+) -> HolderActor:
     """Start a holder on a node. It is not detached: it ends with the driver that made it."""
     there = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    return (
+    made = (
         ray.remote(Holder)
         .options(
             name=name,
@@ -98,5 +117,6 @@ def make_holder(name: str, *, namespace: str, node_id: str, challenge: bytes) ->
             max_restarts=0,
             scheduling_strategy=there,
         )
-        .remote(challenge)
+        .remote(*arguments)
     )
+    return cast("HolderActor", made)
