@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-JOIN_SECONDS = 90.0
+JOIN_SECONDS = 45.0
 """How long a cluster may take to be joined, and to start the holder's worker."""
+CONNECT_SECONDS = 5.0
 END_SECONDS = 5.0
 _MODULE = "teacher_logits_server.exporters.ray_process"
 _DEFAULT_SHARE = 0.5
@@ -119,6 +120,7 @@ def join_cluster(config: ServerConfig) -> RayLink:
     """
     if importlib.util.find_spec("ray") is None:
         raise _refused(config, "Ray is not installed here: pip install 'teacher-logits[ray]'")
+    _check_address(config)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     epoch, key = keys.new_epoch(), os.urandom(32)
     with theirs:
@@ -152,16 +154,22 @@ def join_cluster(config: ServerConfig) -> RayLink:
     return RayLink(process, channel, joined)
 
 
+def _check_address(config: ServerConfig) -> None:
+    """Refuse an address at which nobody listens: Ray would try it for minutes."""
+    host, _, port = config.ray_address.rpartition(":")
+    if not port.isdecimal():
+        return  # "auto": Ray looks for what runs here
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise _no_cluster(config, str(error)) from None
+
+
 def _read(config: ServerConfig, message: Message | None, *, epoch: str, key: bytes) -> Joined:
     """Return what the process says of the cluster; refuse where it could not join."""
     if message is None or text(message, "op") != "joined":
         said = text(message or {}, "said") or f"it did not come to an end within {JOIN_SECONDS:g} s"
-        raise _refused(
-            config,
-            f"no Ray cluster could be joined there ({said}): start one with a node on this "
-            "machine (`ray start`), give its address as host:port, or 'auto' for one that runs "
-            "here",
-        )
+        raise _no_cluster(config, said)
     most = number(message, "most_bytes")
     store = number(message, "store_bytes")
     budget = config.ray_budget_bytes or int(store * _DEFAULT_SHARE)
@@ -185,6 +193,14 @@ def _read(config: ServerConfig, message: Message | None, *, epoch: str, key: byt
         store_bytes=store,
         most_bytes=most,
         budget_bytes=budget,
+    )
+
+
+def _no_cluster(config: ServerConfig, said: str) -> ConfigError:
+    return _refused(
+        config,
+        f"no Ray cluster could be joined there ({said}): start one with a node on this machine "
+        "(`ray start`), give its address as host:port, or 'auto' for one that runs here",
     )
 
 

@@ -14,9 +14,9 @@ from teacher_logits_server.exporters.ray_holder import Holder
 
 SPILLS_ABOVE = 0.8
 """Part of the store above which Ray spills (``RAY_object_spilling_threshold``, where untouched)."""
-_SURE_SHARE = 0.75
-"""Of what may be in the store: below that the last look will do, if it was just now."""
-_LOOK_LASTS_SECONDS = 0.5
+_SMALL_BYTES = 1 << 20
+"""Objects up to this size are let in by a look that is not quite new."""
+_LOOK_LASTS_SECONDS = 0.25
 HOLDER_CALLS = 16
 """Calls that a holder answers at a time."""
 
@@ -91,7 +91,8 @@ class Store:
         """
         seen_at, used, since = self._seen
         is_fresh = time.monotonic() - seen_at < _LOOK_LASTS_SECONDS
-        if is_fresh and used + since + size_bytes <= self.most_bytes * _SURE_SHARE:
+        is_small = size_bytes <= _SMALL_BYTES
+        if is_small and is_fresh and used + since + size_bytes <= self.most_bytes:
             return None
         used = self.look().used_bytes
         return used if used + size_bytes > self.most_bytes else None
