@@ -160,12 +160,6 @@ def _check_transports(config: ServerConfig) -> None:
     if len(set(config.transports)) != len(config.transports) or not config.transports:
         names = ",".join(transport.value for transport in config.transports)
         raise _refuse("transports", names, "name at least one, and none twice")
-    for transport in config.transports:
-        if transport not in SERVABLE:
-            names = ", ".join(each.value for each in SERVABLE)
-            raise _refuse(
-                "transports", transport.value, f"this release cannot serve it; it has {names}"
-            )
     if Transport.CUDA_IPC in config.transports and Transport.SHARED_MEMORY not in config.transports:
         rule = "needs shared_memory beside it, over which the host half of device memory comes"
         raise _refuse("transports", Transport.CUDA_IPC.value, rule)
@@ -210,6 +204,9 @@ def _check_ray(config: ServerConfig) -> None:
         if budget:
             rule = f"is memory of a Ray cluster, and no {flag_of('ray_address')} names one"
             raise _refuse("ray_budget_bytes", budget, rule)
+        if config.transports != SERVABLE and Transport.RAY_OBJECT in config.transports:
+            rule = f"needs {flag_of('ray_address')}, the cluster in whose store payloads are put"
+            raise _refuse("transports", Transport.RAY_OBJECT.value, rule)
         return
     if Transport.RAY_OBJECT not in config.transports:
         rule = f"is joined for ray_object alone: have it among {flag_of('transports')}"

@@ -125,7 +125,7 @@ def join_cluster(config: ServerConfig) -> RayLink:
     epoch, key = keys.new_epoch(), os.urandom(32)
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", _MODULE, str(theirs.fileno())],
+            [*command(), str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=None if config.log_level == "debug" else subprocess.DEVNULL,
@@ -152,6 +152,11 @@ def join_cluster(config: ServerConfig) -> RayLink:
     channel.wait(None)
     _log.info("joined a Ray cluster", extra={"facts": _facts(joined)})
     return RayLink(process, channel, joined)
+
+
+def command() -> list[str]:
+    """Return what starts a Ray process; the number of its end of the channel comes behind it."""
+    return [sys.executable, "-m", _MODULE]
 
 
 def _check_address(config: ServerConfig) -> None:
