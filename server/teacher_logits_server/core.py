@@ -79,11 +79,7 @@ class Core:
             ConfigError: the engine's device has no room for ``--device-pool-size``.
         """
         epoch = keys.new_epoch() if ray is None else ray.joined.epoch
-        self.offered = frozenset(config.transports)
-        if not broker_path:
-            self.offered -= {Transport.SHARED_MEMORY, Transport.CUDA_IPC}
-        if ray is None:
-            self.offered -= {Transport.RAY_OBJECT}
+        self.offered = on_offer(config, has_broker=bool(broker_path), has_ray=ray is not None)
         checks = () if engine is None else (probe(engine),)
         # Behind the probe, which has had the teacher take what it works with.
         self.device = None if engine is None else self._find_device(config, device_memory)
@@ -211,6 +207,14 @@ class Core:
             if queue.waiting_requests or queue.running_requests:
                 return False
         return not self.ledger.lease_count()
+
+
+def on_offer(config: ServerConfig, *, has_broker: bool, has_ray: bool) -> frozenset[Transport]:
+    """Return the transports of ``--transports`` for which there is what they take."""
+    offered = frozenset(config.transports)
+    if not has_broker:
+        offered -= {Transport.SHARED_MEMORY, Transport.CUDA_IPC}
+    return offered if has_ray else offered - {Transport.RAY_OBJECT}
 
 
 def probe(engine: Engine) -> Check:

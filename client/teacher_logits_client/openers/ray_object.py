@@ -59,7 +59,7 @@ class RayObjectOpener:
 
     transport = Transport.RAY_OBJECT
 
-    def __init__(self, put: PutObject, *, pool: BufferPool, as_views: bool) -> None:
+    def __init__(self, put: PutObject, pool: BufferPool, *, as_views: bool) -> None:
         self._put = put
         self._pool = pool
         self._as_views = as_views

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from teacher_logits import __version__, inprocess
+from teacher_logits import inprocess
 from teacher_logits.errors import NotAvailable, TeacherLogitsError, TransportFailure
 from teacher_logits.terms import SERVER_WRITER
 from teacher_logits.transport import Refusal, RefusalReason, Transport, proof_of
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
     MakeLine = Callable[[str, float], Line]
 
-OPENABLE = frozenset(Transport)
-"""Transports that this release of the client has an opener for."""
-
 
 @dataclass
 class Evidence:
@@ -46,15 +43,6 @@ class Evidence:
     def fail(self, transport: Transport, reason: RefusalReason, message: str) -> None:
         """Note why a transport could not be proven."""
         self.failures.append(Refusal(transport=transport, reason=reason, message=message))
-
-
-def not_openable(transport: Transport) -> Refusal:
-    """Return the refusal of a transport that this release has no opener for."""
-    return Refusal(
-        transport=transport,
-        reason=RefusalReason.PLATFORM,
-        message=f"this client (release {__version__}) cannot open it",
-    )
 
 
 def gather(
@@ -73,20 +61,8 @@ def gather(
     """
     evidence = Evidence()
     nonce = opened.nonce
-    for transport in wanted:
-        if transport is Transport.LOCAL:
-            evidence.resident = inprocess.find(opened.terms.epoch)
-            if evidence.resident is None:
-                evidence.fail(
-                    transport,
-                    RefusalReason.OTHER_PROCESS,
-                    f"the server does not live in process {os.getpid()}",
-                )
-            else:
-                secret = evidence.resident.secret
-                evidence.proofs[transport, ""] = proof_of(secret, nonce=nonce, transport=transport)
-        elif transport not in OPENABLE:
-            evidence.failures.append(not_openable(transport))
+    if Transport.LOCAL in wanted:
+        _look_in_here(opened, evidence)
     if not {Transport.SHARED_MEMORY, Transport.CUDA_IPC}.isdisjoint(wanted):
         challenge = _read_challenge(opened, socket_path, evidence, make_line, until)
         if challenge is not None:
@@ -117,6 +93,18 @@ def _ask_holder(
         evidence.failures.append(found)
     else:
         evidence.proofs[transport, ""] = proof_of(found, nonce=nonce, transport=transport)
+
+
+def _look_in_here(opened: OpenedSession, evidence: Evidence) -> None:
+    """Look for the server in this process's table."""
+    transport = Transport.LOCAL
+    evidence.resident = inprocess.find(opened.terms.epoch)
+    if evidence.resident is None:
+        message = f"the server does not live in process {os.getpid()}"
+        evidence.fail(transport, RefusalReason.OTHER_PROCESS, message)
+        return
+    secret = evidence.resident.secret
+    evidence.proofs[transport, ""] = proof_of(secret, nonce=opened.nonce, transport=transport)
 
 
 @dataclass(frozen=True, kw_only=True)

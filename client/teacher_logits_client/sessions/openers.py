@@ -80,28 +80,25 @@ class SessionOpeners:
         self._session_id = agreed.terms.session_id
         self._count = count
         self._withdraw = withdraw
+        profile, line = agreed.profile, agreed.line
         self._choice = Choice(
-            wanted=agreed.profile.transports,
-            locality=agreed.profile.locality,
-            has_line=agreed.line is not None,
+            wanted=profile.transports, locality=profile.locality, has_line=line is not None
         )
-        self.by_transport: dict[Transport, Opener] = {
-            Transport.STREAM: StreamOpener(
-                read,
-                pool=buffers,
-                count=lambda size: count("streamed_bytes", size),
-                codec=agreed.terms.stream.codec,
-                read_as_written=read_as_written,
-            )
-        }
+        stream = StreamOpener(
+            read,
+            pool=buffers,
+            count=lambda size: count("streamed_bytes", size),
+            codec=agreed.terms.stream.codec,
+            read_as_written=read_as_written,
+        )
+        self.by_transport: dict[Transport, Opener] = {Transport.STREAM: stream}
         if put_object is not None:
-            self.by_transport[Transport.RAY_OBJECT] = RayObjectOpener(
-                put_object, pool=buffers, as_views=mode is MapMode.READ_ONLY
-            )
+            objects = RayObjectOpener(put_object, buffers, as_views=mode is MapMode.READ_ONLY)
+            self.by_transport[Transport.RAY_OBJECT] = objects
         self._shared: SharedMemoryOpener | None = None
         self._device: CudaIpcOpener | None = None
-        if agreed.line is not None:
-            self._shared = _make_shared(agreed.line, mode, devices)
+        if line is not None:
+            self._shared = _make_shared(line, mode, devices)
             self._device = CudaIpcOpener(self._shared, OpenedSlabs(devices))
             self.by_transport[Transport.SHARED_MEMORY] = self._shared
             self.by_transport[Transport.CUDA_IPC] = self._device
