@@ -343,7 +343,7 @@ class TestWhatCallsForAHand:
             used_bytes=5 << 20,
             object_count=2,
             waiting_count=1,
-            store_bytes=32 << 20,
+            store_bytes=9 << 20,
             store_used_bytes=6 << 20,
             spilled_bytes=1 << 20,
             holder="teacher-logits-holder/e/n",
@@ -353,7 +353,7 @@ class TestWhatCallsForAHand:
 
         text = " ".join(as_text(view).split())
         assert "objects 5 MiB of 8 MiB in 2 objects, 1 wait for room" in text
-        assert "6 MiB of 32 MiB, 1 MiB SPILLED to disk; holder" in text
+        assert "6 MiB of 9 MiB, 1 MiB SPILLED to disk; holder" in text
         assert json.loads(as_json(view))["object_store"]["spilled_bytes"] == 1 << 20
         lost = a_view(object_store=ObjectStoreView(**{**vars(store), "state": "lost"}))
         assert "the Ray cluster is gone" in as_text(lost)

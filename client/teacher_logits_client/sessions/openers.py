@@ -64,6 +64,8 @@ class SessionOpeners:
         put_object: has a lease's payload put into the object store; see ``RayObjectOpener``.
     """
 
+    _has_fallen_back = False
+
     def __init__(
         self,
         agreed: Agreed,
@@ -104,7 +106,6 @@ class SessionOpeners:
             self.by_transport[Transport.CUDA_IPC] = self._device
         if agreed.resident is not None:
             self.by_transport[Transport.LOCAL] = LocalOpener(agreed.resident)
-        self._has_fallen_back = False
 
     def open(
         self, lease: LeaseTerms, *, settled: Transport | None, until: float
