@@ -240,6 +240,14 @@ def test_no_reference_is_in_any_message(server: Embedded) -> None:
         assert form not in sent[0]
 
 
+def holds(session: tl.Session, step: int) -> bool:
+    """Say whether a step reads as its teacher selected it."""
+    ids, lengths, logits = some_rows(step)
+    wanted = expected(ids, lengths, logits)
+    with session.acquire(step=step, input_ids=ids, lengths=lengths) as batch:
+        return torch.equal(batch.columns[IDS], wanted.topk_ids)  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("writes", ["shared_memory", "stream"])
 def test_what_publishers_register_comes_too(server: Embedded, writes: str) -> None:
     name = f"published-{writes}"
@@ -252,13 +260,18 @@ def test_what_publishers_register_comes_too(server: Embedded, writes: str) -> No
         client.open_session(profile) as session,
     ):
         assert publisher.transport.value == writes
-        for step in range(3):
+
+        def publish(step: int) -> None:
             ids, lengths, logits = some_rows(step)
             with publisher.reserve(step, input_ids=ids, lengths=lengths) as draft:
                 tl.select_top_k(logits, out=draft)
-            with session.acquire(step=step, input_ids=ids, lengths=lengths) as batch:
-                wanted = expected(ids, lengths, logits)
-                assert torch.equal(batch.columns[IDS], wanted.topk_ids)  # type: ignore[attr-defined]
+
+        for step in range(3):
+            publish(step)
+            assert holds(session, step)
+        publish(3)
+        publisher.close()
+        assert holds(session, 3)  # what it left behind is read all the same
         assert set(session.transports.values()) == {RAY}
         assert client.statistics().streamed_bytes == 0
 
@@ -307,7 +320,7 @@ class TestWhoIsOfNoClusterOrAnother:
             with session.acquire(payload_id=held.payload.payload_id) as leased:
                 put = client._calls.objects.put
                 with pytest.raises(NotAllowedError, match="not settled on ray_object"):
-                    put(session.terms.session_id, leased.lease_id, timeout=10.0)
+                    put(session.terms.session_id, leased.lease_id, timeout=10.0, room_wait=1.0)
 
 
 class TestTheBudget:
@@ -342,6 +355,23 @@ class TestTheBudget:
             assert caught.value.facts["need_bytes"] == size
             assert caught.value.facts["free_bytes"] == BUDGET_BYTES - 2 * size
             assert store(server).waiting_count == 0
+            for each in holding:
+                each.close()
+        for held in helds:
+            held.release()
+
+    def test_keeps_nobody_long_who_may_be_streamed_to(
+        self, server: Embedded, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("teacher_logits_client.openers.ray_object.ROOM_SECONDS", 0.05)
+        helds = [server.seal(a_content(seed, positions=300)) for seed in range(3)]
+        ids = [held.payload.payload_id for held in helds]
+        with reading(server, RAY, STREAM) as (client, session):
+            holding = [session.acquire(payload_id=each) for each in ids[:2]]
+            assert [each.transport for each in holding] == [RAY, RAY]
+            with session.acquire(payload_id=ids[2], timeout=PATIENCE_SECONDS) as leased:
+                assert leased.transport is STREAM
+            assert client.statistics().fallbacks == 1
             for each in holding:
                 each.close()
         for held in helds:
@@ -464,6 +494,18 @@ def test_a_worker_on_another_node_gets_it_over_ray(server: Embedded, cluster: "C
         cluster.remove_node(node)
 
 
+def kill_and_fetch(server: Embedded) -> Callable[..., memoryview]:
+    """Fetch an object whose owner dies between its put and that."""
+    fetch = ray_cluster.fetch
+
+    def kill_first(ticket: "ObjectTicket", lease_id: str, *, until: float) -> memoryview:
+        os.kill(exporter(server)._link.pid, signal.SIGKILL)
+        await_that(lambda: not holders(ticket.holder.name.split("/")[1]))
+        return fetch(ticket, lease_id, until=until)
+
+    return kill_first
+
+
 def test_a_server_whose_ray_process_died_serves_on(cluster: "Cluster", tmp_path: Path) -> None:
     with joined_server(cluster, tmp_path) as server:
         content = a_content()
@@ -475,7 +517,12 @@ def test_a_server_whose_ray_process_died_serves_on(cluster: "Cluster", tmp_path:
             ),
         ):
             with session.acquire(payload_id=held.payload.payload_id) as leased:
-                os.kill(exporter(server)._link.pid, signal.SIGKILL)
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(
+                        "teacher_logits_client.openers.ray_object.fetch", kill_and_fetch(server)
+                    )
+                    with pytest.raises(ObjectLostError):
+                        session.acquire(payload_id=held.payload.payload_id, timeout=20)
                 await_that(lambda: store(server).state == "lost")
                 assert to_bytes(leased.columns[IDS]) == content.data[ColumnKind.TOPK_IDS]
                 with pytest.raises(ObjectLostError, match="Ray process is gone"):

@@ -26,10 +26,17 @@ if TYPE_CHECKING:
     from teacher_logits_client.openers.buffers import BufferPool
 
 
-class PutObject(Protocol):
-    """Has a lease's payload put into the store, within ``timeout`` seconds."""
+ROOM_SECONDS = 1.0
+"""How long a payload waits for room in the store, where it may be streamed instead."""
 
-    def __call__(self, lease_id: str, *, timeout: float) -> ObjectTicket:
+
+class PutObject(Protocol):
+    """Has a lease's payload put into the store, within ``timeout`` seconds.
+
+    It waits for room there ``room_wait`` seconds at most.
+    """
+
+    def __call__(self, lease_id: str, *, timeout: float, room_wait: float) -> ObjectTicket:
         """Return what the holder is to be shown."""
 
 
@@ -55,14 +62,18 @@ class RayObjectOpener:
         put: has a lease's payload put there.
         pool: the buffers that payloads are copied into.
         as_views: read them in the store instead.
+        may_stream: whether payloads that find no room soon may come another way.
     """
 
     transport = Transport.RAY_OBJECT
 
-    def __init__(self, put: PutObject, pool: BufferPool, *, as_views: bool) -> None:
+    def __init__(
+        self, put: PutObject, pool: BufferPool, *, as_views: bool, may_stream: bool
+    ) -> None:
         self._put = put
         self._pool = pool
         self._as_views = as_views
+        self._may_stream = may_stream
 
     def open(self, lease: LeaseTerms, *, until: float) -> ObjectPayload | BufferedPayload:
         """Return the lease's payload. See ``Opener.open``.
@@ -71,7 +82,9 @@ class RayObjectOpener:
             ObjectLostError: the server has no cluster any more, or the holder or object is gone.
             PoolFullError: the store has no room for it, or this process no memory.
         """
-        ticket = self._put(lease.lease_id, timeout=until - time.monotonic())
+        left = until - time.monotonic()
+        room_wait = min(left, ROOM_SECONDS) if self._may_stream else left
+        ticket = self._put(lease.lease_id, timeout=left, room_wait=room_wait)
         found, size = fetch(ticket, lease.lease_id, until=until), lease.payload.size_bytes
         if found.format != "B" or found.nbytes != size:
             raise ObjectLostError(

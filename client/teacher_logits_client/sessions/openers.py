@@ -12,6 +12,7 @@ the server is told, so that what comes next has one.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import (
@@ -52,6 +53,15 @@ _WAY_OUT = (
     "host_copies='always' where a reader's device may fail, and acquire this step again once the "
     "device answers"
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedLease:
+    """A lease with its memory, and how the bytes came."""
+
+    lease: LeaseTerms
+    memory: OpenedPayload
+    transport: Transport
 
 
 class SessionOpeners:
@@ -95,8 +105,7 @@ class SessionOpeners:
         )
         self.by_transport: dict[Transport, Opener] = {Transport.STREAM: stream}
         if put_object is not None:
-            objects = RayObjectOpener(put_object, buffers, as_views=mode is MapMode.READ_ONLY)
-            self.by_transport[Transport.RAY_OBJECT] = objects
+            self.by_transport[Transport.RAY_OBJECT] = self._make_objects(put_object, buffers, mode)
         self._shared: SharedMemoryOpener | None = None
         self._device: CudaIpcOpener | None = None
         if line is not None:
@@ -106,6 +115,13 @@ class SessionOpeners:
             self.by_transport[Transport.CUDA_IPC] = self._device
         if agreed.resident is not None:
             self.by_transport[Transport.LOCAL] = LocalOpener(agreed.resident)
+
+    def _make_objects(
+        self, put_object: PutObject, buffers: BufferPool, mode: MapMode
+    ) -> RayObjectOpener:
+        may_stream = next_transport(Transport.RAY_OBJECT, self._choice) is not None
+        as_views = mode is MapMode.READ_ONLY
+        return RayObjectOpener(put_object, buffers, as_views=as_views, may_stream=may_stream)
 
     def open(
         self, lease: LeaseTerms, *, settled: Transport | None, until: float

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,13 +21,13 @@ from teacher_logits_client.openers.own import OwnPayload
 from teacher_logits_client.payloads import LeasedPayload
 from teacher_logits_client.sessions.late_proofs import LateProofs
 from teacher_logits_client.sessions.line_watch import LineWatch
-from teacher_logits_client.sessions.openers import SessionOpeners
+from teacher_logits_client.sessions.openers import OpenedLease, SessionOpeners
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from teacher_logits.device_memory import DeviceProbe
-    from teacher_logits.terms import LeaseTerms, StepGrant
+    from teacher_logits.terms import LeaseTerms, ObjectTicket, StepGrant
     from teacher_logits.transport import Settlement
     from teacher_logits_client.calls import Calls
     from teacher_logits_client.openers import OpenedPayload
@@ -40,15 +40,6 @@ _log = logging.getLogger("teacher_logits_client")
 
 RETURN_TIMEOUT_SECONDS = 5.0
 """How long one try to return a lease may take; it is tried again."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpenedLease:
-    """A lease with its memory, and how the bytes came."""
-
-    lease: LeaseTerms
-    memory: OpenedPayload
-    transport: Transport
 
 
 class Reader:
@@ -79,11 +70,11 @@ class Reader:
             devices=devices,
             mode=mode,
             buffers=buffers,
-            read=partial(self._read, False),
-            read_as_written=partial(self._read, True),
+            read=self._read,
+            read_as_written=partial(self._read, as_written=True),
             count=returner.count,
             withdraw=self._late.withdraw,
-            put_object=partial(calls.objects.put, self._session_id),
+            put_object=self._put_object,
         )
         self._lock = threading.Lock()
         self._out: set[str] = set()
@@ -256,9 +247,12 @@ class Reader:
         if idle:
             self.let_go()
 
-    def _read(self, as_written: bool, lease_id: str, at: int, timeout: float) -> Iterator[bytes]:
+    def _read(self, lease_id: str, at: int, timeout: float, **more: bool) -> Iterator[bytes]:
         read = partial(self._calls.read_payload, self._session_id, lease_id, at)
-        return read(timeout=timeout, as_written=as_written)
+        return read(timeout=timeout, **more)
+
+    def _put_object(self, lease_id: str, **given: float) -> ObjectTicket:
+        return self._calls.objects.put(self._session_id, lease_id, **given)
 
     def _give_back(self, lease_id: str, request_id: str = "") -> None:
         """Tell the server; on the returner's thread. The line stays until it has heard."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from teacher_logits.terms import StepGrant
     from teacher_logits_client.payloads.batch import Batch
-    from teacher_logits_client.sessions.reader import OpenedLease
+    from teacher_logits_client.sessions.openers import OpenedLease
 
 _MOST = 4096
 

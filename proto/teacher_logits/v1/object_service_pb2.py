@@ -22,20 +22,21 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from teacher_logits.v1 import ray_pb2 as teacher__logits_dot_v1_dot_ray__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&teacher_logits/v1/object_service.proto\x12\x11teacher_logits.v1\x1a\x1bteacher_logits/v1/ray.proto\"8\n\x10PutObjectRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\t\"c\n\x11PutObjectResponse\x12,\n\x06holder\x18\x01 \x01(\x0b\x32\x1c.teacher_logits.v1.RayHolder\x12\x11\n\tobject_id\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\x0c\x32g\n\rObjectService\x12V\n\tPutObject\x12#.teacher_logits.v1.PutObjectRequest\x1a$.teacher_logits.v1.PutObjectResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&teacher_logits/v1/object_service.proto\x12\x11teacher_logits.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bteacher_logits/v1/ray.proto\"f\n\x10PutObjectRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12,\n\troom_wait\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"c\n\x11PutObjectResponse\x12,\n\x06holder\x18\x01 \x01(\x0b\x32\x1c.teacher_logits.v1.RayHolder\x12\x11\n\tobject_id\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\x0c\x32g\n\rObjectService\x12V\n\tPutObject\x12#.teacher_logits.v1.PutObjectRequest\x1a$.teacher_logits.v1.PutObjectResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'teacher_logits.v1.object_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PUTOBJECTREQUEST']._serialized_start=90
-  _globals['_PUTOBJECTREQUEST']._serialized_end=146
-  _globals['_PUTOBJECTRESPONSE']._serialized_start=148
-  _globals['_PUTOBJECTRESPONSE']._serialized_end=247
-  _globals['_OBJECTSERVICE']._serialized_start=249
-  _globals['_OBJECTSERVICE']._serialized_end=352
+  _globals['_PUTOBJECTREQUEST']._serialized_start=122
+  _globals['_PUTOBJECTREQUEST']._serialized_end=224
+  _globals['_PUTOBJECTRESPONSE']._serialized_start=226
+  _globals['_PUTOBJECTRESPONSE']._serialized_end=325
+  _globals['_OBJECTSERVICE']._serialized_start=327
+  _globals['_OBJECTSERVICE']._serialized_end=430
 # @@protoc_insertion_point(module_scope)

@@ -114,8 +114,7 @@ class RayObjectExporter:
                 if self._is_lost:
                     raise _cluster_lost()
                 work = self._table.ask(lease_id, payload.payload_id, payload.size_bytes)
-                if work is not None:
-                    self._put(work, pinned, seconds)
+                if work is not None and self._put(work, pinned, seconds):
                     self._pins[work.object_id] = pin.pop_all()
                 object_id = self._table.find(lease_id)
         self._check_lasts(session_id, lease_id)
@@ -123,6 +122,11 @@ class RayObjectExporter:
             return None
         token = token_of(self._joined.key, object_id, lease_id)
         return ObjectTicket(holder=self.holder, object_id=object_id, token=token)
+
+    def waits(self, lease_id: str) -> bool:
+        """Say whether a lease waits for room in the budget."""
+        with self._lock:
+            return self._table.waits(lease_id) is not None
 
     def give_up(self, lease_id: str) -> None:
         """Learn that nobody waits for a lease's ticket any more."""
@@ -167,12 +171,19 @@ class RayObjectExporter:
 
     # To the Ray process, under the lock
 
-    def _put(self, work: Put, pinned: Pinned, seconds: float) -> None:
+    def _put(self, work: Put, pinned: Pinned, seconds: float) -> bool:
+        """Send a payload's slab to be put; return whether it is on its way."""
         extent = pinned.extent
+        try:
+            descriptor = self._descriptor(extent.slab_id)
+        except OSError as error:
+            said = f"the server cannot pass its slab: {error.strerror}"
+            self._table.put_failed(work.object_id, _lost(work.object_id, said))
+            return False
         runs = [[s.source_offset_bytes, s.offset_bytes, s.size_bytes] for s in pinned.segments]
         self._link.send(
             "put",
-            descriptor=self._descriptor(extent.slab_id),
+            descriptor=descriptor,
             object=work.object_id,
             start=CONTROL_BYTES + extent.offset_bytes,
             room=extent.size_bytes,
@@ -180,6 +191,7 @@ class RayObjectExporter:
             runs=runs,
             milliseconds=int(seconds * 1000 * _STORE_SHARE),
         )
+        return True
 
     def _descriptor(self, slab_id: str) -> int:
         for slabs in self._slabs:
@@ -254,13 +266,17 @@ def _cluster_lost() -> ObjectLostError:
     )
 
 
+def _lost(object_id: str, said: str) -> ObjectLostError:
+    return ObjectLostError(
+        f"a payload could not be put into the object store ({said})",
+        facts={"object_id": object_id},
+    )
+
+
 def _failure(message: Message) -> TeacherLogitsError:
     """Return the error of what could not be put, or granted."""
     if text(message, "why") != "full":
-        return ObjectLostError(
-            f"a payload could not be had from the object store ({text(message, 'said')})",
-            facts={"object_id": text(message, "object")},
-        )
+        return _lost(text(message, "object"), text(message, "said"))
     need, used, most = (number(message, name) for name in ("need", "used", "most"))
     return PoolFullError(
         f"a payload of {need} bytes is to go into the object store of the server's node, which "
