@@ -9,8 +9,9 @@ is to be put until the last of these leases has ended:
     let_go  leases are left     Revoke: this lease may not be handed the reference any more
             none is left        Drop
 
-Promises: a failed put is an error of every lease that asked for it, once; an object whose last
-lease ends while it is being put is dropped as soon as it is there.
+Promises: a failed put is an error of the lease that had it put, once, and the others ask again,
+each with its own patience; an object whose last lease ends while it is being put is dropped as soon
+as it is there.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class _Object:
     object_id: str
     payload_id: str
     size_bytes: int
+    asked_by: str
     is_there: bool = False
     leases: set[str] = field(default_factory=set)
     #: Of leases that ended while it was being put.
@@ -117,7 +119,7 @@ class ObjectTable:
             is_first = next(iter(self._waiting)) == lease_id
             if not is_first or self.used_bytes + size_bytes > self.budget_bytes:
                 return None
-            found = self._add(payload_id, size_bytes)
+            found = self._add(lease_id, payload_id, size_bytes)
             work = Put(object_id=found.object_id)
         self._waiting.pop(lease_id, None)
         found.leases.add(lease_id)
@@ -163,7 +165,8 @@ class ObjectTable:
     def put_failed(self, object_id: str, error: TeacherLogitsError) -> None:
         """Learn that an object could not be put: its leases may ask again."""
         found = self._objects[object_id]
-        self._errors.update(dict.fromkeys(found.leases, error))
+        if found.asked_by in found.leases:
+            self._errors[found.asked_by] = error
         self._drop(found)
 
     def let_go(self, lease_ids: Collection[str]) -> list[Undo]:
@@ -183,10 +186,12 @@ class ObjectTable:
             (due if found.is_there else found.undo).append(revoke)
         return due
 
-    def _add(self, payload_id: str, size_bytes: int) -> _Object:
+    def _add(self, lease_id: str, payload_id: str, size_bytes: int) -> _Object:
         self._made += 1
         object_id = f"o-{self._epoch}-{self._made}"
-        made = _Object(object_id=object_id, payload_id=payload_id, size_bytes=size_bytes)
+        made = _Object(
+            object_id=object_id, payload_id=payload_id, size_bytes=size_bytes, asked_by=lease_id
+        )
         self._objects[object_id] = self._by_payload[payload_id] = made
         self.used_bytes += size_bytes
         return made

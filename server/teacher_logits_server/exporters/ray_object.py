@@ -113,6 +113,7 @@ class RayObjectExporter:
             with self._lock:
                 if self._is_lost:
                     raise _cluster_lost()
+                self._table.find(lease_id)  # what failed is told before it is tried again
                 work = self._table.ask(lease_id, payload.payload_id, payload.size_bytes)
                 if work is not None and self._put(work, pinned, seconds):
                     self._pins[work.object_id] = pin.pop_all()

@@ -148,6 +148,22 @@ def test_a_store_that_others_have_filled_is_an_error_with_its_numbers(rig: Rig) 
     with pytest.raises(PoolFullError, match="would spill to disk above 50") as caught:
         rig.ask(lease_id)
     assert caught.value.facts["free_bytes"] == 43
+    assert len(rig.link.sent) == 1  # nothing is tried again unasked
+    assert rig.ask(lease_id) is None
+    assert [op for op, _ in rig.link.sent] == ["put", "put"]
+
+
+def test_who_joined_a_put_that_failed_has_another_in_place_of_an_error(rig: Rig) -> None:
+    lease_id = rig.lend()
+    payload_id = rig.ledger.view().leases[0].payload_id
+    rig.ask(lease_id)
+    lease = rig.ledger.acquire(session_id=rig.session_id, request_id="r", payload_id=payload_id)
+    assert rig.ask(lease.lease_id) is None
+    assert len(rig.link.sent) == 1
+    failed = {"op": "put_failed", "why": "full", "need": 100, "used": 7, "most": 50}
+    rig.link.hear({**failed, "object": rig.link.sent[-1][1]["object"]})
+    assert rig.ask(lease.lease_id) is None
+    assert [op for op, _ in rig.link.sent] == ["put", "put"]
 
 
 def test_a_process_that_is_gone_is_offered_to_nobody_and_pins_nothing(rig: Rig) -> None:
