@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from functools import partial
 from typing import TYPE_CHECKING
 
 from teacher_logits import __version__, keys
@@ -23,6 +24,7 @@ from teacher_logits_server.engines.device import engine_device
 from teacher_logits_server.engines.probe import probe_causality
 from teacher_logits_server.exporters.cuda_ipc import CudaIpcExporter
 from teacher_logits_server.exporters.local import LocalExporter
+from teacher_logits_server.exporters.ray_link import join_cluster
 from teacher_logits_server.exporters.ray_object import RayObjectExporter
 from teacher_logits_server.exporters.shared_memory import SharedMemoryExporter
 from teacher_logits_server.exporters.stream import StreamExporter
@@ -129,7 +131,9 @@ class Core:
         by_handle = CudaIpcExporter(ledger=self.ledger, shared=shared, own=self.slabs)
         self.objects: RayObjectExporter | None = None
         if ray is not None:
-            self.objects = RayObjectExporter(ledger=self.ledger, slabs=both, link=ray)
+            self.objects = RayObjectExporter(
+                ledger=self.ledger, slabs=both, link=ray, join=partial(join_cluster, config)
+            )
         known: list[Exporter] = [local, by_handle, shared, self.stream]
         known += [self.objects] if self.objects is not None else []
         self.exporters = [each for each in known if each.transport in self.offered]
@@ -179,6 +183,8 @@ class Core:
         """
         if self.scorer is not None:
             self.scorer.stop()
+        if self.objects is not None:
+            self.objects.close()
         self.slabs.close()
         self.foreign.close()
 

@@ -506,30 +506,36 @@ def kill_and_fetch(server: Embedded) -> Callable[..., memoryview]:
     return kill_first
 
 
-def test_a_server_whose_ray_process_died_serves_on(cluster: "Cluster", tmp_path: Path) -> None:
-    with joined_server(cluster, tmp_path) as server:
-        content = a_content()
-        with (
-            server.sealed(content) as held,
-            reading(server, mode=tl.MapMode.READ_ONLY) as (
-                _,
-                session,
-            ),
-        ):
-            with session.acquire(payload_id=held.payload.payload_id) as leased:
-                with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr(
-                        "teacher_logits_client.openers.ray_object.fetch", kill_and_fetch(server)
-                    )
-                    with pytest.raises(ObjectLostError):
-                        session.acquire(payload_id=held.payload.payload_id, timeout=20)
-                await_that(lambda: store(server).state == "lost")
-                assert to_bytes(leased.columns[IDS]) == content.data[ColumnKind.TOPK_IDS]
-                with pytest.raises(ObjectLostError, match="Ray process is gone"):
-                    session.acquire(payload_id=held.payload.payload_id)
-            with reading(server, RAY, STREAM) as (_, later):
-                assert later.transport is STREAM
-                assert [each.reason for each in later.refusals] == [RefusalReason.NOT_OFFERED]
+def test_a_server_whose_ray_process_died_serves_on_and_joins_again(
+    cluster: "Cluster", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("teacher_logits_server.exporters.ray_object.REJOIN_SECONDS", 0.01)
+    content, may_join = a_content(), threading.Event()
+    with (
+        joined_server(cluster, tmp_path) as server,
+        server.sealed(content) as held,
+        reading(server, mode=tl.MapMode.READ_ONLY) as (_, session),
+        session.acquire(payload_id=held.payload.payload_id) as leased,
+    ):
+        join = exporter(server)._join
+        monkeypatch.setattr(
+            exporter(server), "_join", lambda: join() if may_join.wait(PATIENCE_SECONDS) else None
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("teacher_logits_client.openers.ray_object.fetch", kill_and_fetch(server))
+            with pytest.raises(ObjectLostError):
+                session.acquire(payload_id=held.payload.payload_id, timeout=20)
+        await_that(lambda: store(server).state == "lost")
+        assert to_bytes(leased.columns[IDS]) == content.data[ColumnKind.TOPK_IDS]
+        with pytest.raises(ObjectLostError, match="Ray process is gone"):
+            session.acquire(payload_id=held.payload.payload_id)
+        with reading(server, RAY, STREAM) as (_, later):
+            assert later.transport is STREAM
+            assert [each.reason for each in later.refusals] == [RefusalReason.NOT_OFFERED]
+        may_join.set()
+        await_that(lambda: store(server).state == "joined")
+        with session.acquire(payload_id=held.payload.payload_id) as again:
+            assert to_bytes(again.columns[IDS]) == content.data[ColumnKind.TOPK_IDS]
 
 
 def test_a_server_that_is_killed_leaves_nothing_in_the_cluster(cluster: "Cluster") -> None:

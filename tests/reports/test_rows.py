@@ -318,7 +318,7 @@ ROWS: dict[str, list[tuple[str, str]]] = {
     "R40": [
         (RAY_OBJECTS, "test_what_publishers_register_comes_too"),
         (RAY_OBJECTS, "test_is_a_typed_error_before_the_deadline_and_has_a_successor"),
-        (RAY_OBJECTS, "test_a_server_whose_ray_process_died_serves_on"),
+        (RAY_OBJECTS, "test_a_server_whose_ray_process_died_serves_on_and_joins_again"),
     ],
     # A limit of 4 MiB.
     "R41": [
@@ -550,7 +550,7 @@ ROWS: dict[str, list[tuple[str, str]]] = {
     ],
     # A get that never ends, or an owner that exited.
     "T46": [
-        (RAY_OBJECTS, "test_a_server_whose_ray_process_died_serves_on"),
+        (RAY_OBJECTS, "test_a_server_whose_ray_process_died_serves_on_and_joins_again"),
         (RAY_OBJECTS, "test_is_a_typed_error_before_the_deadline_and_has_a_successor"),
         (RAY_OBJECTS, "test_a_server_that_is_killed_leaves_nothing_in_the_cluster"),
     ],

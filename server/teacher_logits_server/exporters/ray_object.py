@@ -8,7 +8,8 @@
 The first reader has it put, all share it, and it is let go of when the last one's lease ends. The
 bytes lie in a slab until they are put, and the payload is pinned for that. References travel from
 the holder in Ray's own messages, and in none of ours. What is out and what waits is decided in
-``object_table``; nobody here waits for Ray (``ray_link``).
+``object_table``; nobody here waits for Ray (``ray_link``). Where the cluster is lost, readers are
+streamed to, and it is joined anew as soon as there is one.
 """
 
 from __future__ import annotations
@@ -20,16 +21,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import (
+    ConfigError,
     DeadlinePassedError,
-    NotAllowedError,
-    ObjectLostError,
-    PoolFullError,
     TeacherLogitsError,
 )
 from teacher_logits.slab import CONTROL_BYTES
 from teacher_logits.terms import ObjectTicket
 from teacher_logits.transport import Transport
 from teacher_logits.views import ObjectStoreView
+from teacher_logits_server.exporters import object_errors
 from teacher_logits_server.exporters.object_table import Drop, ObjectTable, Put, Undo
 from teacher_logits_server.exporters.ray_channel import number, text
 from teacher_logits_server.exporters.ray_holder import token_of
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+REJOIN_SECONDS = 10.0
+"""How often a lost cluster is looked for."""
+
 _STORE_SHARE = 0.8
 """Of a call's time, how much a put may wait for room that others have in the store: the rest is for
 its answer, which has the numbers."""
@@ -55,36 +58,56 @@ class RayObjectExporter:
 
     Args:
         slabs: where slabs are looked for, one behind the other.
-        link: the Ray process.
+        link: the Ray process, which is the exporter's from here on.
+        join: makes another, or raises a ``ConfigError``.
     """
 
     transport = Transport.RAY_OBJECT
 
-    def __init__(self, *, ledger: Ledger, slabs: Sequence[Descriptors], link: RayLink) -> None:
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        slabs: Sequence[Descriptors],
+        link: RayLink,
+        join: Callable[[], RayLink],
+    ) -> None:
         self._ledger = ledger
         self._slabs = slabs
-        self._link = link
-        self._joined = link.joined
-        self.holder = link.joined.holder
-        self._table = ObjectTable(epoch=ledger.epoch, budget_bytes=link.joined.budget_bytes)
+        self._join = join
+        self._use(link)
         self._pins: dict[str, ExitStack] = {}
         self._store_used = self._spilled = self._restarts = 0
         self._is_lost = False
-        self._stopped = False
+        self._over = threading.Event()
         self._tell: Callable[[], None] = lambda: None
         # Taken for a look into the table and no longer; never while the ledger's is held.
         self._lock = threading.Lock()
 
     def start(self) -> None:
         """Take readers from now on."""
-        self._ledger.add_objects(self._joined.challenge)
         self._ledger.on_objects_let_go(self._let_go)
-        self._link.listen(self._hear, self._lose)
+        self._offer()
 
     def stop(self) -> None:
         """Have the Ray process end, and all objects with it. Doing so twice is fine."""
-        self._stopped = True
-        self._link.hang_up()
+        self._over.set()
+        with self._lock:
+            self._link.hang_up()
+
+    def close(self) -> None:
+        """Wait for the end of the Ray process."""
+        self._link.stop()
+
+    def _use(self, link: RayLink) -> None:
+        """Put into a cluster that was joined; nothing is there yet."""
+        joined = link.joined
+        self._link, self._joined, self.holder = link, joined, joined.holder
+        self._table = ObjectTable(epoch=joined.epoch, budget_bytes=joined.budget_bytes)
+
+    def _offer(self) -> None:
+        self._ledger.add_objects(self._joined.challenge)
+        self._link.listen(self._hear, self._lose)
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Have ``callback`` called when a ticket may have come, or room; it should only wake."""
@@ -104,15 +127,11 @@ class RayObjectExporter:
         with ExitStack() as pin:
             pinned = pin.enter_context(self._ledger.pin(session_id, lease_id))
             if not pinned.as_object:
-                raise NotAllowedError(
-                    f"lease {lease_id} was not settled on {self.transport.value}: its session has "
-                    "not proven to be of the server's Ray cluster",
-                    facts={"lease_id": lease_id, "session_id": session_id},
-                )
+                raise object_errors.not_settled(lease_id)
             payload = pinned.payload
             with self._lock:
                 if self._is_lost:
-                    raise _cluster_lost()
+                    raise object_errors.cluster_lost()
                 self._table.find(lease_id)  # what failed is told before it is tried again
                 work = self._table.ask(lease_id, payload.payload_id, payload.size_bytes)
                 if work is not None and self._put(work, pinned, seconds):
@@ -179,7 +198,7 @@ class RayObjectExporter:
             descriptor = self._descriptor(extent.slab_id)
         except OSError as error:
             said = f"the server cannot pass its slab: {error.strerror}"
-            self._table.put_failed(work.object_id, _lost(work.object_id, said))
+            self._table.put_failed(work.object_id, object_errors.not_put(work.object_id, said))
             return False
         runs = [[s.source_offset_bytes, s.offset_bytes, s.size_bytes] for s in pinned.segments]
         self._link.send(
@@ -220,7 +239,7 @@ class RayObjectExporter:
                 undo = self._table.put_done(object_id)
                 pin = self._pins.pop(object_id, None)
             elif op == "put_failed":
-                self._table.put_failed(object_id, _failure(message))
+                self._table.put_failed(object_id, object_errors.failure_of(message))
                 pin = self._pins.pop(object_id, None)
             elif op == "holder":
                 self._restarts = number(message, "restarts")
@@ -235,8 +254,8 @@ class RayObjectExporter:
         self._tell()
 
     def _note_store(self, used: int, spilled: int) -> None:
+        facts = {"spilled_bytes": spilled, "store_used_bytes": used}
         if spilled > self._spilled:
-            facts = {"spilled_bytes": spilled, "store_used_bytes": used}
             _log.warning("the object store spills to disk", extra={"facts": facts})
         self._store_used, self._spilled = used, spilled
 
@@ -254,39 +273,26 @@ class RayObjectExporter:
             pins, self._pins = list(self._pins.values()), {}
         for pin in pins:
             pin.close()
-        if not self._stopped:
+        if not self._over.is_set():
             self._ledger.lose_objects()
             _log.error("the Ray cluster is gone", extra={"facts": {"holder": self.holder.name}})
+            threading.Thread(target=self._rejoin, name="teacher-logits-join", daemon=True).start()
         self._tell()
 
-
-def _cluster_lost() -> ObjectLostError:
-    return ObjectLostError(
-        "the server's Ray process is gone, with its cluster or by itself, and its objects with it: "
-        "payloads are streamed until the server is started again"
-    )
-
-
-def _lost(object_id: str, said: str) -> ObjectLostError:
-    return ObjectLostError(
-        f"a payload could not be put into the object store ({said})",
-        facts={"object_id": object_id},
-    )
-
-
-def _failure(message: Message) -> TeacherLogitsError:
-    """Return the error of what could not be put, or granted."""
-    if text(message, "why") != "full":
-        return _lost(text(message, "object"), text(message, "said"))
-    need, used, most = (number(message, name) for name in ("need", "used", "most"))
-    return PoolFullError(
-        f"a payload of {need} bytes is to go into the object store of the server's node, which "
-        f"has {used} bytes in use by everybody and would spill to disk above {most}: free some of "
-        "it, start the node with a larger store, or allow 'stream'",
-        facts={
-            "need_bytes": need,
-            "free_bytes": max(0, most - used),
-            "used_bytes": used,
-            "most_bytes": most,
-        },
-    )
+    def _rejoin(self) -> None:
+        """Join a cluster again, as soon as there is one and while the server lives."""
+        self._link.stop()
+        while not self._over.wait(REJOIN_SECONDS):
+            try:
+                link = self._join()
+            except ConfigError as error:
+                _log.debug("no cluster yet: %s", error.message)
+                continue
+            with self._lock:
+                if self._over.is_set():
+                    link.hang_up()
+                    return
+                self._use(link)
+                self._is_lost = False
+            self._offer()
+            return

@@ -48,6 +48,9 @@ START_SECONDS = 60.0
 TELL_SECONDS = 10.0
 """How long a holder may take to start, and to answer, before another takes its place."""
 LOOK_SECONDS = 1.0
+MOST_BLIND_LOOKS = 5
+"""Looks at the node's raylet that may fail one after the other: Ray itself does not end a driver
+whose raylet is gone, and nothing can be put any more."""
 ROOM_POLL_SECONDS = 0.05
 _POPULATE_READ = 22  # MADV_POPULATE_READ, which Python 3.10 has no name for
 
@@ -209,18 +212,25 @@ class RayProcess:
         return f"teacher-logits-holder/{self._epoch}/{self._store.node_id[:16]}{again}"
 
     def _look(self) -> None:
-        """Look at the store and after the holder, now and then."""
-        while True:
+        """Look at the store and after the holder, now and then; end where the store is gone."""
+        blind = 0
+        while blind < MOST_BLIND_LOOKS:
             holder = self._holder
-            with suppress(StoreUnknown):
+            try:
                 seen = self._store.look()
-                self._channel.send("store", used=seen.used_bytes, spilled=seen.spilled_bytes)
+            except StoreUnknown:
+                blind += 1
+                time.sleep(LOOK_SECONDS)
+                continue
+            blind = 0
+            self._channel.send("store", used=seen.used_bytes, spilled=seen.spilled_bytes)
             try:
                 ray.get(holder.challenge.remote(), timeout=TELL_SECONDS)
             except RayError:
                 with suppress(RayError):  # the next look tries again
                     self._replace(holder)
             time.sleep(LOOK_SECONDS)
+        os._exit(1)
 
 
 def _payload(message: Message, descriptor: int) -> Bytes:

@@ -91,6 +91,7 @@ class Proving(Admitting):
         """Let sessions have payloads from an object store that prove to have read this there."""
         with self._step():
             self._object_challenge = challenge
+            self._offered |= {Transport.RAY_OBJECT}
 
     def lose_objects(self) -> None:
         """Settle nobody on the object store from now on: it is gone.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import socket
+import sys
 
 import pytest
 from tests.held import open_descriptors
@@ -45,7 +46,7 @@ def test_an_address_at_which_nobody_listens_is_refused_at_once() -> None:
 def test_a_process_that_cannot_join_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch, child: str, said: str
 ) -> None:
-    monkeypatch.setattr(ray_link, "command", lambda: [ray_link.sys.executable, "-c", child])
+    monkeypatch.setattr(ray_link, "command", lambda: [sys.executable, "-c", child])
     before = open_descriptors()
 
     with pytest.raises(ConfigError, match=said):
@@ -60,7 +61,7 @@ def test_a_budget_above_rays_threshold_is_refused_with_the_numbers(
         "import socket, sys; s = socket.socket(fileno=int(sys.argv[1])); s.recv(9999); "
         """s.send(b'{"op": "joined", "store_bytes": 10000, "most_bytes": 8000}'); s.recv(1)"""
     )
-    monkeypatch.setattr(ray_link, "command", lambda: [ray_link.sys.executable, "-c", child])
+    monkeypatch.setattr(ray_link, "command", lambda: [sys.executable, "-c", child])
 
     with pytest.raises(ConfigError, match=r"--ray-budget 9000: .*spills to disk above 8000"):
         join_cluster(ServerConfig(ray_address="auto", ray_budget_bytes=9000))

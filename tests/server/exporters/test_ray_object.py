@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import TYPE_CHECKING, cast
 
 import pytest
 from tests.server.exporters.test_exporters import EPOCH, Store, new_store
 
 from teacher_logits.errors import (
+    ConfigError,
     LeaseLostError,
     NoCommonTransportError,
     ObjectLostError,
@@ -56,17 +58,30 @@ class Link:
     def hang_up(self) -> None:
         self.sent.append(("hang_up", {}))
 
+    def stop(self) -> None:
+        self.hang_up()
+
 
 class Rig:
     """A ledger, its exporter of objects, and one reader's session."""
 
     def __init__(self, store: Store) -> None:
         self.store, self.ledger, self.link = store, store.ledger, Link()
+        self.next_link = Link()
+        self.is_there = threading.Event()
         self.exporter = RayObjectExporter(
-            ledger=store.ledger, slabs=(store.slabs,), link=cast("RayLink", self.link)
+            ledger=store.ledger,
+            slabs=(store.slabs,),
+            link=cast("RayLink", self.link),
+            join=self.join,
         )
         self.exporter.start()
         self.session_id = self.open_session()
+
+    def join(self) -> RayLink:
+        if not self.is_there.is_set():
+            raise ConfigError("none yet")
+        return cast("RayLink", self.next_link)
 
     def open_session(self) -> str:
         way = Transport.RAY_OBJECT
@@ -96,7 +111,9 @@ class Rig:
 @pytest.fixture
 def rig() -> Iterator[Rig]:
     with new_store(offered=(Transport.RAY_OBJECT, Transport.STREAM)) as store:
-        yield Rig(store)
+        made = Rig(store)
+        yield made
+        made.exporter.stop()
 
 
 def test_the_room_of_a_payload_is_pinned_until_it_has_been_put(rig: Rig) -> None:
@@ -177,6 +194,38 @@ def test_a_process_that_is_gone_is_offered_to_nobody_and_pins_nothing(rig: Rig) 
     assert rig.exporter.view().state == "lost"
     with pytest.raises(NoCommonTransportError, match="offers stream"):
         rig.open_session()
+
+
+def test_a_cluster_that_comes_back_is_joined_and_offered_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("teacher_logits_server.exporters.ray_object.REJOIN_SECONDS", 0.001)
+    joined = threading.Event()
+    lease_id = rig.lend()
+    rig.put(lease_id)
+    rig.link.lost()
+    assert rig.exporter.view().state == "lost"
+    listen = rig.next_link.listen
+
+    def note(*given: Callable[..., None]) -> None:
+        listen(*given)
+        joined.set()
+
+    monkeypatch.setattr(rig.next_link, "listen", note)
+    rig.is_there.set()
+    assert joined.wait(30)
+    assert rig.exporter.view().state == "joined"
+    assert rig.exporter.view().object_count == 0
+    assert rig.ask(lease_id) is None
+    assert [op for op, _ in rig.next_link.sent] == ["put"]
+    rig.open_session()
+
+
+def test_a_server_that_stops_looks_for_no_cluster(rig: Rig) -> None:
+    rig.exporter.stop()
+    rig.link.lost()
+    assert rig.exporter.view().state == "lost"
+    assert not [each for each in threading.enumerate() if each.name == "teacher-logits-join"]
 
 
 def test_spilling_is_counted_and_said(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
