@@ -315,6 +315,17 @@ def test_a_server_that_is_not_there_is_waited_for_no_longer_than_told(tmp_path: 
         trainer.train()
 
 
+def test_what_is_set_after_the_trainer_was_made_holds(teacher: str, tmp_path: Path) -> None:
+    """TRL's loss has the trainer's own beta."""
+    trainer = trl_rig.a_trainer("unix:/x", tmp_path)
+    trainer.args.teacher_server, trainer.beta = teacher, 0.0
+    trainer.train()
+    wanted = trl_rig.a_trainer(teacher, tmp_path, beta=0.0)
+    wanted.train()
+
+    assert rig.logged(trainer, "loss") == rig.logged(wanted, "loss")
+
+
 def test_a_step_without_a_token_of_the_students_is_warned_of(
     teacher: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
