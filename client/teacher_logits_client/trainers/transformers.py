@@ -187,7 +187,7 @@ class TeacherServerTrainer(Trainer):
         count = torch.stack(counts).sum() if counts else torch.zeros((), dtype=torch.int64)
         count = count.to(device)
         if self.args.world_size > 1:
-            count = self.accelerator.gather(count).sum() / wrapping.copies_of_batches(self)
+            count = self.accelerator.gather(count).sum() // wrapping.copies_of_batches(self)
         self._empty.note(what="training step", is_empty=bool(batches) and not int(count))
         self._step_count = count
         return batches, count
@@ -244,7 +244,7 @@ class TeacherServerTrainer(Trainer):
         whole = torch.as_tensor(step_count, device=loss_sum.device)
         # Gradients are averaged over ranks that have tokens of their own: undone here.
         ranks = int(self.args.world_size) // wrapping.copies_of_batches(self)
-        return whole.clamp_min(1) / ranks
+        return whole.clamp_min(1).to(loss_sum.dtype) / ranks
 
     def log(self, logs: dict[str, float], *args: object, **kwargs: object) -> None:
         """Log, with the seconds that the student has waited for its teacher since the last."""

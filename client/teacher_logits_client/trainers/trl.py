@@ -225,7 +225,7 @@ class ServerDistillationTrainer(DistillationTrainer):
         whole = inputs.get("num_items_in_batch")
         if self.model.training and isinstance(whole, torch.Tensor):
             ranks = int(self.accelerator.num_processes)
-            return whole.clamp_min(1) / ranks
+            return whole.clamp_min(1).float() / ranks
         return count.clamp_min(1)
 
     def log(self, logs: dict[str, float], *args: object, **kwargs: object) -> None:

@@ -195,6 +195,19 @@ def test_a_compute_loss_of_ones_own_need_not_hand_on_the_count(
     rig.assert_same(rig.step_of(trainer), rig.reference(teacher)[1])
 
 
+def test_a_step_is_divided_by_its_count_to_the_last_position(tmp_path: Path) -> None:
+    """Whatever floats torch makes of whole numbers: bfloat16 has no 257."""
+    trainer = rig.a_trainer("unix:/x", tmp_path)
+    loss_sum, count = torch.tensor(514.0), torch.tensor(257)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        divisor = trainer._divisor(loss_sum, torch.tensor(100), count)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+    assert float(loss_sum / divisor) == 2.0
+
+
 def test_a_run_begun_again_with_smaller_batches_counts_them_from_the_first(
     teacher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
