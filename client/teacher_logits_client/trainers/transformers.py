@@ -123,6 +123,7 @@ class TeacherServerTrainer(Trainer):
         batches = EvaluationBatches(
             dataloader, self._batches.prepare_evaluation, ahead=self.args.teacher_prefetch
         )
+        around, self._head = self._hands_out_logits, None  # the model may be another one by now
         self._hands_out_logits = not (prediction_loss_only or self.args.prediction_loss_only)
         with self.teacher, self._evaluation.under_way():
             try:
@@ -135,7 +136,7 @@ class TeacherServerTrainer(Trainer):
                 )
                 report = self._evaluation.finish()
             finally:
-                self._hands_out_logits = False
+                self._hands_out_logits = around
         self._empty.note(what="evaluation", is_empty=not report.should_step)
         if output.metrics is not None:
             output.metrics[f"{metric_key_prefix}_loss"] = report.loss

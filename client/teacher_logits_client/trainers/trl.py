@@ -139,6 +139,7 @@ class ServerDistillationTrainer(DistillationTrainer):
         metric_key_prefix: str = "eval",
     ) -> object:
         """Evaluate; the loss is the mean over all generated tokens, of all ranks."""
+        self._head = None  # the model may be another one by now
         with self.teacher, self._evaluation.under_way():
             output = super().evaluation_loop(
                 dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix

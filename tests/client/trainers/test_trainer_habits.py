@@ -195,6 +195,25 @@ def test_a_compute_loss_of_ones_own_need_not_hand_on_the_count(
     rig.assert_same(rig.step_of(trainer), rig.reference(teacher)[1])
 
 
+def test_metrics_of_ones_own_may_predict_on_other_rows(teacher: str, tmp_path: Path) -> None:
+    trainer = rig.a_trainer(teacher, tmp_path, per_device_eval_batch_size=2)
+    wanted = trainer.evaluate()["eval_loss"]
+    others: list[float] = []
+
+    def metrics(_: object) -> dict[str, float]:
+        if not others:
+            others.append(0.0)
+            others.append(trainer.predict(rig.some_rows(3)).metrics["test_loss"])  # type: ignore[index,arg-type]
+        return {}
+
+    trainer.compute_metrics = metrics
+
+    assert trainer.evaluate()["eval_loss"] == wanted
+    trainer.compute_metrics = None
+    trainer.eval_dataset = rig.some_rows(3)
+    assert trainer.evaluate()["eval_loss"] == others[1]
+
+
 def test_a_step_is_divided_by_its_count_to_the_last_position(tmp_path: Path) -> None:
     """Whatever floats torch makes of whole numbers: bfloat16 has no 257."""
     trainer = rig.a_trainer("unix:/x", tmp_path)
