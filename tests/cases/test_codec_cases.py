@@ -60,7 +60,7 @@ def packed(case: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 @each(like_upstream)
 def test_a_field_is_packed_and_padded_as_upstream_does_it(case: dict[str, Any]) -> None:
-    found = packed(case)
+    found: dict[str, Any] = packed(case)
 
     assert found[FIELD].is_nested == case["is_jagged"]
     if case["is_jagged"]:

@@ -122,7 +122,7 @@ def test_raw_logits_of_a_payload_that_has_them() -> None:
     targets, logits = some_targets([3]), torch.randn(3, K)
     form = TopKForm(k=K, raw_logits=True, with_tail=False)
 
-    fields = teacher_fields(with_raw(targets, logits), [3], form)  # type: ignore[arg-type]
+    fields = teacher_fields(with_raw(targets, logits), [3], form)
 
     assert list(fields) == [LOGITS, INDICES]
     assert torch.equal(fields[LOGITS].values(), logits)
