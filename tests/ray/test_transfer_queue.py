@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import runpy
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,7 +28,12 @@ from teacher_logits_client import testing
 from teacher_logits_client.data_plane.fields import FieldSpec, TopKForm
 from teacher_logits_client.data_plane.jagged import pack_jagged
 from teacher_logits_client.data_plane.padded import pad_jagged
-from teacher_logits_client.data_plane.presharded import RankRows, Turn, run_presharded
+from teacher_logits_client.data_plane.presharded import (
+    IndependentReads,
+    RankRows,
+    Turn,
+    run_presharded,
+)
 from teacher_logits_client.data_plane.row_meta import RowMeta
 from teacher_logits_client.data_plane.row_store import RowsMissingError, cleared_at_end
 from teacher_logits_client.data_plane.teacher_fields import teacher_fields
@@ -38,6 +47,7 @@ if TYPE_CHECKING:
 
     from ray.cluster_utils import Cluster
 
+ROOT = Path(__file__).parents[2]
 LONG = 60.0
 K, V = 8, 256
 FORM = TopKForm(k=K)
@@ -48,13 +58,13 @@ partitions = (f"step-{number}" for number in itertools.count())
 
 
 def make_store() -> tuple[TransferQueueStore, Exception | None]:
-    """Start a TransferQueue of two storage units; also what attaching to none had said."""
+    """Start a TransferQueue of one storage unit; also what attaching to none had said."""
     early = None
     try:
         attach()
     except ServerUnreachableError as error:
         early = error
-    units = {"SimpleStorage": {"num_data_storage_units": 2}}
+    units = {"SimpleStorage": {"num_data_storage_units": 1}}
     transfer_queue.init(OmegaConf.create({"backend": units}))
     return attach(timeout=LONG), early
 
@@ -72,6 +82,12 @@ def started(cluster: Cluster) -> Iterator[tuple[TransferQueueStore, Exception | 
 @pytest.fixture
 def store(started: tuple[TransferQueueStore, Exception | None]) -> TransferQueueStore:
     return started[0]
+
+
+@pytest.fixture(scope="module")
+def teacher() -> Iterator[str]:
+    with testing.serve() as server:
+        yield server.address
 
 
 @pytest.fixture
@@ -277,13 +293,14 @@ def test_a_read_that_was_given_up_gives_nobody_its_answer(
 ) -> None:
     store.add_rows(meta, {**prompts(), "n": torch.arange(3)})
 
-    for _ in range(3):
-        with pytest.raises(DeadlinePassedError, match="read 1 fields of 3 rows"):
-            store.read(meta, ["input_ids"], timeout=0.0)
+    with pytest.raises(DeadlinePassedError, match="read 1 fields of 3 rows"):
+        store.read(meta, ["input_ids"], timeout=0.0)
+    for seconds in (0.0005, 0.001, 0.002, 0.004):  # some are given up while under way
+        with suppress(DeadlinePassedError):
+            store.read(meta, ["input_ids"], timeout=seconds)
         assert store.read(meta, ["n"])["n"].tolist() == [0, 1, 2]
 
 
-@ray.remote(num_cpus=0)
 class TeacherWorker:
     """A rank of a teacher's replica: asks the served teacher, and writes into the queue."""
 
@@ -302,14 +319,12 @@ class TeacherWorker:
                 with asked.result(timeout=LONG) as payload:
                     return teacher_fields(payload, rows.lengths, FORM)
 
-            from teacher_logits_client.data_plane.presharded import IndependentReads
-
             replica = IndependentReads(is_leader=is_leader)
             return run_presharded(self._store, meta, run, turn, replica=replica)
 
 
 def test_a_trainer_on_the_queue_learns_from_our_server(
-    store: TransferQueueStore, meta: RowMeta
+    store: TransferQueueStore, meta: RowMeta, teacher: str
 ) -> None:
     """No tensor passes through the driver; the loss is that over the server's own targets."""
     logits = torch.randn(3, 5, V)
@@ -320,15 +335,15 @@ def test_a_trainer_on_the_queue_learns_from_our_server(
     }
     meta = meta.with_pad_target()
     train_fields = FORM.train_fields(["input_ids", *trainers_own])
-    with testing.serve() as server, cleared_at_end(store, meta):
+    with cleared_at_end(store, meta):
         store.register(meta.partition_id, FORM.specs)
         store.add_rows(meta, pack_jagged({"input_ids": IDS, **trainers_own}, LENGTHS))
-        worker = TeacherWorker.remote(server.address)
+        worker: Any = ray.remote(num_cpus=0)(TeacherWorker).remote(teacher)
         parts = [(meta.slice(0, 2), True), (meta.slice(0, 2), False), (meta.slice(2, 3), True)]
         replies = ray.get([worker.score.remote(*part) for part in parts], timeout=LONG)
         report = join_replies(replies)
         batch = pad_jagged(store.read(meta, train_fields), pad_to_seqlen=meta.pad_to_seqlen).fields
-        direct = direct_loss(server.address, logits)
+        direct = direct_loss(teacher, logits)
 
     mask = nemo_rl.position_mask(batch)
     loss_sum, count = tl.losses.forward_kl(logits, nemo_rl.to_targets(batch), mask)
@@ -347,6 +362,38 @@ def direct_loss(address: str, logits: torch.Tensor) -> torch.Tensor:
         with session.score(IDS, lengths=torch.tensor(LENGTHS)).result() as payload:
             loss_sum, _ = tl.losses.forward_kl(logits, payload.targets)
             return loss_sum.clone()
+
+
+def test_the_example_learns(store: TransferQueueStore, teacher: str) -> None:
+    losses = runpy.run_path(str(ROOT / "examples" / "queue_trainer.py"))["main"](teacher)
+
+    assert len(losses) == 3
+    assert losses[2] < losses[0]
+    assert store.sample_ids("train") == ()
+
+
+def test_the_page_runs_as_it_is_shown(store: TransferQueueStore, teacher: str) -> None:
+    page = (ROOT / "docs" / "data_plane.md").read_text(encoding="utf-8")
+    snippet = page.split("```python\n")[1].split("```")[0]
+    grid = tl.BatchGrid(global_batch_size=2, data_parallel_size=1, micro_batch_size=2)
+    profile = tl.StudentProfile(batch_grid=grid, top_k=K)
+    with tl.connect(teacher) as client, client.open_session(profile) as session:
+        names: dict[str, Any] = {"session": session, "input_ids": IDS[:2]}
+        exec(compile(snippet, "data_plane.md", "exec"), names)
+
+    assert names["reply"]["rows"] == 2
+    assert names["batch"].fields[INDICES].shape == (2, 5, K)
+    assert store.sample_ids("train") == ()
+
+
+def test_tags_stay_with_their_rows(store: TransferQueueStore, meta: RowMeta) -> None:
+    tags = tuple({"teacher": number} for number in range(3))
+    store.add_rows(replace(meta, tags=tags), prompts())
+
+    store.add_fields(meta, some_entries(LENGTHS))
+
+    found = transfer_queue.kv_list(meta.partition_id)[meta.partition_id]
+    assert [found[name] for name in NAMES] == list(tags)
 
 
 def test_a_store_that_is_closed_leaves_the_queue_to_the_others(
