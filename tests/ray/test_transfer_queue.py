@@ -135,6 +135,18 @@ def test_fields_of_rows_come_back_bit_for_bit_in_the_order_of_their_keys(
         assert field.dtype is entries[name].dtype
 
 
+def test_reading_by_keys_moves_no_cursor(store: TransferQueueStore, meta: RowMeta) -> None:
+    store.add_rows(meta, prompts())
+
+    store.read(meta, ["input_ids"])
+
+    client: Any = transfer_queue.get_client()
+    claimed = client.get_meta(
+        data_fields=["input_ids"], batch_size=3, partition_id=meta.partition_id, task_name="train"
+    )
+    assert claimed.size == 3
+
+
 def test_rows_of_equal_shape_come_back_dense(store: TransferQueueStore, meta: RowMeta) -> None:
     numbers = {"input_lengths": torch.tensor(LENGTHS), "per_row": torch.randn(3, 2)}
     store.add_rows(meta, {**prompts(), **numbers})

@@ -7,6 +7,7 @@
     row_meta          which rows, their lengths and their plan; kept row by row
     row_store         what is asked of a store, and a step whose rows are cleared at its end
     write_back        what one writer may write, and what it says of it in numbers
+    group_reads       one rank reads for a whole replica
     presharded        a rank's turn: read its rows, run, write back, answer scalars
     transfer_queue    such a store: TransferQueue, by ``teacher-logits[transfer-queue]``
 

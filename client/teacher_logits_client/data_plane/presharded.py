@@ -169,4 +169,4 @@ def _write(
     packed = pack_answer(answer, meta, turn.writes, padded_to=turn.padded_to or width)
     store.add_fields(meta, packed, timeout=turn.timeout)
     taken_ms = (time.monotonic() - begun) * 1e3
-    return replace(report_of(answer, packed, meta), write_ms=taken_ms).scalars()
+    return replace(report_of(answer, packed, meta, turn.writes), write_ms=taken_ms).scalars()

@@ -10,20 +10,19 @@ sign that it was written. What TransferQueue leaves out without a word is an err
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import torch
 
-from teacher_logits.clock import span_text
-from teacher_logits.errors import ConfigError, DeadlinePassedError, ServerUnreachableError
+from teacher_logits.errors import ConfigError, ServerUnreachableError
 from teacher_logits_client import threads
 from teacher_logits_client.data_plane import transfer_queue_rows as rows
 from teacher_logits_client.data_plane.jagged import nest
 from teacher_logits_client.data_plane.padded import make_dense
 from teacher_logits_client.data_plane.row_meta import RowMeta
 from teacher_logits_client.data_plane.row_store import DEFAULT_TIMEOUT_SECONDS, cleared_at_end
-from teacher_logits_client.data_plane.transfer_queue_calls import Calls
+from teacher_logits_client.data_plane.transfer_queue_calls import Calls, result_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,6 +42,7 @@ def attach(*, timeout: float = DEFAULT_TIMEOUT_SECONDS) -> TransferQueueStore:
         ConfigError: the extra is not installed, or this process is connected to no Ray cluster.
         ServerUnreachableError: nobody has started a TransferQueue there.
         DeadlinePassedError: it did not answer in time.
+        TransportFailure: it answered with an error.
     """
     try:
         import ray
@@ -63,20 +63,18 @@ def attach(*, timeout: float = DEFAULT_TIMEOUT_SECONDS) -> TransferQueueStore:
             "before anybody attaches",
             facts={"actor": _CONTROLLER},
         ) from error
-    connected = threading.Event()
+    connected: Future[Queue] = Future()
+    connected.set_running_or_notify_cancel()  # giving it up does not stop it
 
     def connect() -> None:
-        transfer_queue.init()  # it finds the controller, and makes this process's client
-        connected.set()
+        try:
+            transfer_queue.init()  # it finds the controller, and makes this process's client
+            connected.set_result(transfer_queue.get_client())
+        except Exception as error:
+            connected.set_exception(error)
 
     threads.start(connect, name="transfer-queue-attach")
-    if not connected.wait(timeout):
-        raise DeadlinePassedError(
-            f"waited {span_text(timeout)} for TransferQueue's controller to say where its storage "
-            "is: transfer_queue.init() has not come to its end where it was called",
-            facts={"deadline_seconds": timeout},
-        )
-    return TransferQueueStore(transfer_queue.get_client())
+    return TransferQueueStore(result_of(connected, what="let this process in", timeout=timeout))
 
 
 class TransferQueueStore:

@@ -8,7 +8,7 @@ is nobody else's. Whether a write that was given up came through is not known.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
+from concurrent.futures import wait
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from teacher_logits.clock import span_text
@@ -23,6 +23,7 @@ from teacher_logits_client import threads
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping, Sequence
+    from concurrent.futures import Future
 
     import torch
 
@@ -76,30 +77,14 @@ class Calls:
         """Return what a call gives, within ``timeout`` seconds.
 
         Raises:
-            DeadlinePassedError: it gave nothing in time.
-            ObjectLostError: the storage does not have what the controller knows of.
-            TransportFailure: whatever else TransferQueue raised, with its words.
-            TeacherLogitsError: what the call itself raised.
             ConfigError: this store is closed.
+            TeacherLogitsError: see ``result_of``.
         """
         if self._loop.is_closed():
             call.close()
             raise ConfigError("this store is closed: attach again")
         running = asyncio.run_coroutine_threadsafe(call, self._loop)
-        done, _ = concurrent.futures.wait([running], timeout)
-        if not done:
-            running.cancel()
-            raise DeadlinePassedError(
-                f"waited {span_text(timeout)} for TransferQueue to {what}: it is overloaded, or "
-                "its controller or a storage unit is gone; a write may have come through or not",
-                facts={"deadline_seconds": timeout},
-            )
-        try:
-            return running.result()
-        except TeacherLogitsError:
-            raise
-        except Exception as error:
-            raise _failed(what, error) from error
+        return result_of(running, what=what, timeout=timeout)
 
     def close(self) -> None:
         """Stop the loop; twice is fine. What is under way is cancelled."""
@@ -109,6 +94,31 @@ class Calls:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def result_of(running: Future[T], *, what: str, timeout: float) -> T:
+    """Return what is under way, within ``timeout`` seconds; past them it is cancelled.
+
+    Raises:
+        DeadlinePassedError: it gave nothing in time.
+        ObjectLostError: the storage does not have what the controller knows of.
+        TransportFailure: whatever else TransferQueue raised, with its words.
+        TeacherLogitsError: what the call itself raised.
+    """
+    done, _ = wait([running], timeout)
+    if not done:
+        running.cancel()
+        raise DeadlinePassedError(
+            f"waited {span_text(timeout)} for TransferQueue to {what}: it is overloaded, or its "
+            "controller or a storage unit is gone; a write may have come through or not",
+            facts={"deadline_seconds": timeout},
+        )
+    try:
+        return running.result()
+    except TeacherLogitsError:
+        raise
+    except Exception as error:
+        raise _failed(what, error) from error
 
 
 async def _cancel_others() -> None:

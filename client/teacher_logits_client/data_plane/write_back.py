@@ -88,19 +88,22 @@ def check_answer(answer: object, meta: RowMeta, specs: Sequence[FieldSpec]) -> N
 
 
 def report_of(
-    answer: Mapping[str, torch.Tensor], packed: Mapping[str, torch.Tensor], meta: RowMeta
+    answer: Mapping[str, torch.Tensor],
+    packed: Mapping[str, torch.Tensor],
+    meta: RowMeta,
+    specs: Sequence[FieldSpec],
 ) -> WriteReport:
     """Return the bytes of an answer and of what it was packed to; the time is not known yet."""
     payload = valid = 0
-    for value in answer.values():
-        if value.is_nested:
-            own = _bytes(value)
-            payload, valid = payload + own, valid + own
-            continue
-        width = value.shape[1]
-        a_token = math.prod(value.shape[2:]) * value.element_size()
-        payload += len(meta) * width * a_token
-        valid += sum(min(max(length, 0), width) for length in meta.sequence_lengths) * a_token
+    for spec in specs:
+        value = answer[spec.name]
+        own = _bytes(value)
+        payload += own
+        if value.is_nested or not spec.token_aligned:
+            valid += own  # no padding is in it
+        else:
+            width, a_token = value.shape[1], math.prod(value.shape[2:]) * value.element_size()
+            valid += sum(min(max(n, 0), width) for n in meta.sequence_lengths) * a_token
     return WriteReport(
         rows=len(meta),
         payload_bytes=payload,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from teacher_logits.errors import PayloadInvalidError, TransportFailure
-from teacher_logits_client.data_plane.fields import ABSENT_ID, TopKForm
+from teacher_logits_client.data_plane.fields import ABSENT_ID, FieldSpec, TopKForm
 from teacher_logits_client.data_plane.jagged import nest, pack_jagged
 from teacher_logits_client.data_plane.padded import make_dense
 from teacher_logits_client.data_plane.presharded import (
@@ -115,6 +115,17 @@ def test_a_nested_answer_has_no_padding() -> None:
     assert reply["padding_bytes"] == 0
 
 
+def test_one_number_a_row_has_no_padding_either() -> None:
+    score = FieldSpec(name="score", element_type=torch.float32, token_aligned=False)
+
+    reply = run_presharded(
+        a_store(), META, lambda _: {"score": torch.ones(2)}, replace(TURN, writes=[score])
+    )
+
+    assert reply is not None
+    assert reply["payload_bytes"] == reply["valid_token_bytes"] == reply["write_bytes"] == 8
+
+
 def test_an_answer_with_more_padding_than_what_was_read_is_cut_where_that_is_stated() -> None:
     def run(rows: RankRows) -> dict[str, torch.Tensor]:
         made = answer(rows)
@@ -216,7 +227,7 @@ def test_a_turn_names_an_absent_id_at_padding() -> None:
         assert (rows.fields[INDICES][~rows.mask] == ABSENT_ID).all()
         return {"prev_logprobs": torch.zeros(rows.mask.shape)}
 
-    prev = FORM.specs[2].__class__(name="prev_logprobs", element_type=torch.float32)
+    prev = FieldSpec(name="prev_logprobs", element_type=torch.float32)
     turn = Turn(select_fields=FORM.train_fields(["input_ids"]), writes=[prev])
     run_presharded(store, META, student, turn)
 
