@@ -13,7 +13,6 @@ import pytest
 import ray
 import torch
 import transfer_queue
-from omegaconf import OmegaConf
 
 import teacher_logits_client as tl
 from teacher_logits.errors import (
@@ -35,11 +34,15 @@ from teacher_logits_client.data_plane.presharded import (
     run_presharded,
 )
 from teacher_logits_client.data_plane.row_meta import RowMeta
-from teacher_logits_client.data_plane.row_store import RowsMissingError, cleared_at_end
+from teacher_logits_client.data_plane.row_store import (
+    RowsMissingError,
+    StepNotClearedError,
+    cleared_at_end,
+)
 from teacher_logits_client.data_plane.teacher_fields import teacher_fields
 from teacher_logits_client.data_plane.transfer_queue import TransferQueueStore, attach
 from teacher_logits_client.data_plane.write_back import join_replies
-from teacher_logits_client.trainers import nemo_rl
+from teacher_logits_client.trainers import nemo_rl, verl
 from teacher_logits_client.trainers.nemo_rl import INDICES, LOGITS, TAIL
 
 if TYPE_CHECKING:
@@ -65,7 +68,7 @@ def make_store() -> tuple[TransferQueueStore, Exception | None]:
     except ServerUnreachableError as error:
         early = error
     units = {"SimpleStorage": {"num_data_storage_units": 1}}
-    transfer_queue.init(OmegaConf.create({"backend": units}))
+    transfer_queue.init({"backend": units})
     return attach(timeout=LONG), early
 
 
@@ -398,6 +401,35 @@ def test_the_page_runs_as_it_is_shown(store: TransferQueueStore, teacher: str) -
     assert store.sample_ids("train") == ()
 
 
+def test_verls_own_keys_travel_as_they_are(
+    store: TransferQueueStore, meta: RowMeta, teacher: str
+) -> None:
+    lengths = torch.tensor(LENGTHS)
+    grid = tl.BatchGrid(global_batch_size=3, data_parallel_size=1, micro_batch_size=3)
+    profile = tl.StudentProfile(batch_grid=grid, top_k=K)
+    with tl.connect(teacher) as client, client.open_session(profile) as session:
+        with session.score(IDS, lengths=lengths).result(timeout=LONG) as payload:
+            own = verl.to_batch(payload.targets, lengths, with_tail=True)
+    store.add_rows(meta, prompts())
+
+    store.add_fields(meta, own)
+
+    found, wanted = (verl.to_targets(each) for each in (store.read(meta, list(own)), own))
+    assert torch.equal(found.topk_ids, wanted.topk_ids)
+    assert torch.equal(found.topk_logprobs, wanted.topk_logprobs)
+
+
+def test_fields_of_other_rows_or_none_are_not_written(
+    store: TransferQueueStore, meta: RowMeta
+) -> None:
+    store.add_rows(meta, prompts())
+
+    with pytest.raises(PayloadInvalidError, match="n has 2 rows and there are 3"):
+        store.add_fields(meta, {"n": torch.arange(2)})
+    with pytest.raises(PayloadInvalidError, match="no field of 3 rows"):
+        store.add_fields(meta, {})
+
+
 def test_tags_stay_with_their_rows(store: TransferQueueStore, meta: RowMeta) -> None:
     tags = tuple({"teacher": number} for number in range(3))
     store.add_rows(replace(meta, tags=tags), prompts())
@@ -425,3 +457,17 @@ def test_the_tail_travels_too(store: TransferQueueStore, meta: RowMeta) -> None:
 
     padded = pad_jagged(store.read(meta, [TAIL]))
     assert torch.equal(padded.fields[TAIL][padded.mask], tail[TAIL][padded.mask])
+
+
+def test_nobody_waits_for_a_queue_that_is_gone(store: TransferQueueStore, meta: RowMeta) -> None:
+    """The last of this file: there is no queue behind it."""
+    store.add_rows(meta, prompts())
+    ray.kill(ray.get_actor("TransferQueueController", namespace="transfer_queue"))
+
+    with pytest.raises(DeadlinePassedError, match="its controller or a storage unit is gone"):
+        store.read(meta, ["input_ids"], timeout=0.2)
+    with (
+        pytest.raises(StepNotClearedError, match=r"KeyError: 'own'.* DeadlinePassedError: waited"),
+        cleared_at_end(store, meta, timeout=0.2),
+    ):
+        raise KeyError("own")

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from teacher_logits.errors import TransportFailure
-from teacher_logits_client.data_plane.jagged import lengths_of_rows, nest
+from teacher_logits_client.data_plane.jagged import flat_rows, lengths_of_rows, nest
 from teacher_logits_client.groups import check_group, usual_device
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class GroupReads:
 
 
 def _flat(value: torch.Tensor) -> torch.Tensor:
-    rows = torch.cat(list(value.unbind())) if value.is_nested else value
+    rows = flat_rows(value) if value.is_nested else value
     return rows.detach().cpu().contiguous()
 
 

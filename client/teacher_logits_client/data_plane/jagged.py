@@ -55,7 +55,7 @@ def pack_jagged(
         )
     packed = {}
     for name, value in fields.items():
-        _check_rows(name, value, len(sizes))
+        check_rows(name, value, len(sizes))
         if name not in token_aligned:
             packed[name] = value.detach().contiguous()
         elif value.is_nested:
@@ -103,12 +103,24 @@ def token_mask(sizes: torch.Tensor, like: torch.Tensor, width: int | None = None
     return places < sizes.to(like.device).unsqueeze(1)
 
 
+def flat_rows(nested: torch.Tensor) -> torch.Tensor:
+    """Return the rows of a nested tensor one behind the other, without a copy where they lie so."""
+    rows = nested.unbind()
+    packed = nested.layout is torch.jagged and len(nested.values()) == sum(map(len, rows))
+    return nested.values() if packed else torch.cat(list(rows))
+
+
 def lengths_of_rows(nested: torch.Tensor) -> torch.Tensor:
     """Return how long the rows of a nested tensor are, int64 [N] on the CPU."""
     return torch.tensor([len(row) for row in nested.unbind()], dtype=torch.int64)
 
 
-def _check_rows(name: str, value: object, rows: int) -> None:
+def check_rows(name: str, value: object, rows: int) -> None:
+    """Let a tensor pass, nested or not, that has so many rows.
+
+    Raises:
+        PayloadInvalidError: it has not.
+    """
     if not isinstance(value, torch.Tensor):
         raise PayloadInvalidError(
             f"{name} is a {type(value).__name__}: only tensors are fields here; what else a row "

@@ -23,6 +23,7 @@ from teacher_logits.grid import is_whole
 from teacher_logits_client.data_plane.fields import PAD_VALUES, TOKEN_ALIGNED
 from teacher_logits_client.data_plane.jagged import (
     Lengths,
+    flat_rows,
     lengths_of_rows,
     refuse_other_lengths,
     row_lengths,
@@ -92,12 +93,12 @@ def pad_jagged(
 
 
 def make_dense(fields: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return fields with those dense whose rows all have the same shape, as they went in."""
+    """Return fields with those dense, as views, whose rows all have the same shape."""
     made = {}
     for name, value in fields.items():
         rows = value.unbind() if value.is_nested else ()
         same = len({row.shape for row in rows}) == 1
-        made[name] = torch.stack(list(rows)) if same else value
+        made[name] = flat_rows(value).view(len(rows), *rows[0].shape) if same else value
     return made
 
 
@@ -128,7 +129,7 @@ def _pad(
 ) -> torch.Tensor:
     if not value.is_nested and value.shape[1] == width:
         return value
-    flat = torch.cat(list(value.unbind())) if value.is_nested else value.flatten(0, 1)
+    flat = flat_rows(value) if value.is_nested else value.flatten(0, 1)
     whole = not (flat.dtype.is_floating_point or flat.dtype.is_complex)
     if whole and pad != int(pad):
         raise PayloadInvalidError(

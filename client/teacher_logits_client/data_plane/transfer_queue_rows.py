@@ -19,6 +19,7 @@ from teacher_logits.errors import (
     PayloadInvalidError,
     TransportFailure,
 )
+from teacher_logits_client.data_plane.jagged import check_rows
 from teacher_logits_client.data_plane.row_store import RowsMissingError
 
 if TYPE_CHECKING:
@@ -76,9 +77,14 @@ async def put(
     """Write fields of rows, whatever is there, and see that the controller has them.
 
     Raises:
-        PayloadInvalidError: the partition holds one of them in another element type.
+        PayloadInvalidError: there is none, one has another number of rows, or the partition holds
+            it in another element type.
         TransportFailure: they were not announced.
     """
+    if not fields:
+        raise PayloadInvalidError(f"no field of {len(meta)} rows is to be written: name one")
+    for name, value in fields.items():
+        check_rows(name, value, len(meta))
     from tensordict import TensorDict
     from transfer_queue import async_kv_batch_put
 

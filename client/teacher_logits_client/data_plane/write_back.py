@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from teacher_logits.errors import PayloadInvalidError
-from teacher_logits_client.data_plane.jagged import pack_jagged
+from teacher_logits_client.data_plane.jagged import flat_rows, pack_jagged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -195,5 +195,5 @@ def _check_field(value: object, spec: FieldSpec, *, rows: int) -> None:
 
 
 def _bytes(value: torch.Tensor) -> int:
-    flat = value.values() if value.is_nested else value
+    flat = flat_rows(value) if value.is_nested else value
     return flat.numel() * value.element_size()

@@ -69,6 +69,27 @@ def test_fields_made_dense_are_padded_as_those_that_stayed_nested(lengths: list[
     assert torch.equal(*same)
 
 
+def test_fields_are_made_dense_without_a_copy() -> None:
+    packed = pack_jagged({"f": torch.zeros(2, 3, 2)}, [3, 3], token_aligned=ALIGNED)
+
+    dense = make_dense(packed)["f"]
+    padded = pad_jagged({"f": dense}, token_aligned=ALIGNED).fields["f"]
+
+    start = packed["f"].values().data_ptr()
+    assert dense.data_ptr() == padded.data_ptr() == start
+
+
+def test_nested_rows_with_gaps_between_them_are_read_as_they_are() -> None:
+    whole = torch.arange(12.0).reshape(2, 6)
+    gaps = torch.nested.narrow(
+        whole, 1, torch.tensor([0, 1]), torch.tensor([2, 3]), layout=torch.jagged
+    )
+
+    padded = pad_jagged({"f": gaps}, token_aligned=ALIGNED).fields["f"]
+
+    assert padded.tolist() == [[0, 1, 0], [7, 8, 9]]
+
+
 def test_padding_of_the_teachers_fields_is_no_distribution() -> None:
     """Zeros would be K equal entries of token 0, which a loss without the mask would learn."""
     fields = {

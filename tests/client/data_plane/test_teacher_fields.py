@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import teacher_logits_client as tl
 from teacher_logits.errors import PayloadInvalidError
@@ -49,6 +51,32 @@ def test_a_row_of_l_tokens_has_l_entries() -> None:
     assert torch.equal(fields[LOGITS].values(), targets.topk_logprobs)
     assert torch.equal(fields[INDICES].values(), targets.topk_ids.long())
     assert torch.equal(fields[TAIL].values(), targets.log_tail)
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=5
+    )
+)
+def test_every_position_stands_at_its_token(rows: list[tuple[int, int, int]]) -> None:
+    """Rows of so many tokens before the first position, positions, and tokens behind the last."""
+    firsts, counts, _ = (list(each) for each in zip(*rows, strict=True))
+    targets = some_targets(counts, firsts)
+
+    fields = teacher_fields(targets, [sum(row) for row in rows], FORM)
+
+    each = zip(
+        fields[INDICES].unbind(),
+        fields[TAIL].unbind(),
+        targets.topk_ids.split(counts),
+        targets.log_tail.split(counts),
+        strict=True,
+    )
+    for (first, count, _), (ids, tail, own_ids, own_tail) in zip(rows, each, strict=True):
+        there = slice(first, first + count)
+        assert torch.equal(ids[there], own_ids.long())
+        assert torch.equal(tail[there], own_tail)
+        assert int((ids[:, 0] == ABSENT_ID).sum()) == len(ids) - count
 
 
 def test_positions_that_were_not_asked_for_have_no_entry() -> None:
