@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import runpy
+import socket
+import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -459,15 +461,26 @@ def test_the_tail_travels_too(store: TransferQueueStore, meta: RowMeta) -> None:
     assert torch.equal(padded.fields[TAIL][padded.mask], tail[TAIL][padded.mask])
 
 
+def kill_controller() -> None:
+    """Kill it, and see that nobody listens any more: a killed actor goes on for a moment."""
+    info = transfer_queue.get_client()._controller
+    there = (info.ip, int(info.ports["request_handle_socket"]))
+    ray.kill(ray.get_actor("TransferQueueController", namespace="transfer_queue"))
+    until = time.monotonic() + LONG
+    with suppress(ConnectionRefusedError):
+        while time.monotonic() < until:
+            socket.create_connection(there, timeout=LONG).close()
+
+
 def test_nobody_waits_for_a_queue_that_is_gone(store: TransferQueueStore, meta: RowMeta) -> None:
     """The last of this file: there is no queue behind it."""
     store.add_rows(meta, prompts())
-    ray.kill(ray.get_actor("TransferQueueController", namespace="transfer_queue"))
+    kill_controller()
 
     with pytest.raises(DeadlinePassedError, match="its controller or a storage unit is gone"):
         store.read(meta, ["input_ids"], timeout=0.2)
     with (
-        pytest.raises(StepNotClearedError, match=r"KeyError: 'own'.* DeadlinePassedError: waited"),
+        pytest.raises(StepNotClearedError, match=r"KeyError: 'own'.*DeadlinePassedError: waited"),
         cleared_at_end(store, meta, timeout=0.2),
     ):
         raise KeyError("own")

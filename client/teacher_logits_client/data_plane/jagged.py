@@ -6,7 +6,7 @@ Promises that a field declared token-aligned comes out jagged, bit for bit, its 
 their lengths. Refuses, with the numbers, all that NeMo RL's codec packs as a rectangle without a
 word: no rows, fewer than two axes, as many rows as there are not lengths, rows narrower than the
 longest. Padding is cut away only as wide as the caller says that it is. What was packed is a
-copy, detached.
+copy, detached; what was nested already is itself.
 """
 
 from __future__ import annotations
