@@ -239,6 +239,21 @@ class TestAnOpenThatIsSlow:
         assert student.ask("read", 0) == ["cuda_ipc"]
 
 
+class TestACopyThatIsSlow:
+    def test_is_given_up_at_the_deadline_and_made_when_the_driver_has_come_back(
+        self, node: Node, shut: str
+    ) -> None:
+        publisher = node.publisher()
+        student = held_reader(node, shut, "record", after=0)
+        settings = {"prefetch": 0, "mode": "copy"}
+        student.ask("open_session", node.teaching, transports=("cuda_ipc",), settings=settings)
+        publisher.ask("publish", 0)
+        await_true(lambda: refused_amid_the_open(student, shut))
+        let_go(shut)
+        assert student.ask("read", 0) == ["cuda_ipc"]
+        await_true(lambda: not node.inspect().leases)
+
+
 class TestAPublishersDriver:
     @pytest.mark.parametrize("call", ["allocate", "copy_to_device", "export"])
     def test_that_hangs_costs_the_deadline_and_serves_who_comes_again(

@@ -15,7 +15,6 @@ from teacher_logits.transport import Transport
 from teacher_logits_client.config import HostCopies
 from teacher_logits_client.line import Line
 from teacher_logits_client.openers.device_choice import choose_device
-from teacher_logits_client.openers.devices import before
 from teacher_logits_client.publishing.publisher import Publisher
 from teacher_logits_client.publishing.uploads import Uploads
 from teacher_logits_client.sessions.agreement import shake_hands_as_publisher
@@ -125,7 +124,7 @@ def _probe_for(settings: PublisherSettings, devices: Devices, until: float) -> P
     name = settings.device
     if name is None:
         return None
-    return before(
+    return devices.calls.before(
         until,
         lambda: probe_of(*choose_device(name, devices)),
         undo=lambda probe: None,

@@ -197,7 +197,7 @@ def _make_shared(line: Line, mode: MapMode, devices: Devices) -> SharedMemoryOpe
         mode=MapMode.READ_ONLY if mode is MapMode.COPY else mode,
         is_revoked=line.is_revoked,
         watch=line.watch,
-        pinner=devices.known if mode is MapMode.PINNED else None,
+        pinner=devices if mode is MapMode.PINNED else None,
     )
 
 

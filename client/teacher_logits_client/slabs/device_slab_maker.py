@@ -6,6 +6,7 @@ Promises: as ``device_slabs``, whose budget is the publisher's pool.
 from __future__ import annotations
 
 import secrets
+import weakref
 from typing import TYPE_CHECKING
 
 from teacher_logits.devices.slab import DeviceSlab
@@ -31,6 +32,21 @@ class PublishedDeviceSlab(DeviceSlab):
     def copy_to_host(self, extent: Extent, columns: Sequence[Column]) -> None:
         """Copy what lies on the device into the twin; see ``DeviceSlab.copy_to_twin``."""
         self.copy_to_twin(extent, columns)
+
+
+#: The slabs of all publishers of this process, by id; each change is one step of the dictionary.
+_made: weakref.WeakValueDictionary[str, PublishedDeviceSlab] = weakref.WeakValueDictionary()
+
+
+def slab_between(start: int, end: int) -> PublishedDeviceSlab | None:
+    """Return a slab of some publisher's of this process that has memory between two addresses."""
+    for reference in _made.valuerefs():
+        slab = reference()
+        if slab is None or slab.fd < 0:
+            continue
+        if slab.address < end and start < slab.address + slab.device_bytes:
+            return slab
+    return None
 
 
 class DeviceSlabMaker:
@@ -70,6 +86,7 @@ class DeviceSlabMaker:
             PoolFullError: see ``DeviceSlabs.make``.
         """
         slab = self._slabs.make(f"{self._prefix}-{self.count + 1}", usual_bytes, least_bytes)
+        _made[slab.slab_id] = slab
         self.count += 1
         return slab
 

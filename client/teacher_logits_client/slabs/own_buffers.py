@@ -26,7 +26,7 @@ from teacher_logits.device_memory import MemoryKind
 from teacher_logits.errors import RequestInvalidError
 from teacher_logits.pool import PAGE_BYTES
 from teacher_logits_client.config import check_timeout
-from teacher_logits_client.slabs.device_slab_maker import PublishedDeviceSlab
+from teacher_logits_client.slabs.device_slab_maker import PublishedDeviceSlab, slab_between
 from teacher_logits_client.slabs.own_slabs import OwnSlabs
 from teacher_logits_client.slabs.placed_columns import Registered
 
@@ -68,10 +68,11 @@ class OwnBuffer:
 
         Raises:
             DeadlinePassedError: somebody reads it after ``timeout`` seconds, with whom.
+            SessionExpiredError: its publisher was closed while somebody read it, or might yet; it
+                is kept alive until this process ends.
         """
         until = time.monotonic() + check_timeout(timeout, what="wait_free")
-        if self.slab_id in self._way.registered:
-            self._way.room.wait_free(self.slab_id, until=until)
+        self._way.wait_placed(self.slab_id, until=until)
 
     def close(self, *, timeout: float = 60.0) -> None:
         """Wait until nobody reads it, and have readers let go of it; again is fine.
@@ -81,6 +82,7 @@ class OwnBuffer:
 
         Raises:
             DeadlinePassedError: as for ``wait_free``; it stays registered.
+            SessionExpiredError: as for ``wait_free``.
         """
         until = time.monotonic() + check_timeout(timeout, what="close")
         self._way.unregister(self.slab_id, until=until)
@@ -143,8 +145,15 @@ def register(way: Way, storage: Storage) -> OwnBuffer:
 
 
 def _check_apart(storage: Storage, others: Iterable[Registered]) -> None:
-    """Refuse memory of which some is registered: neither would know what lies in the other."""
+    """Refuse memory that is registered, or a pool's: neither would know what lies there."""
     start, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes
+    pool_slab = slab_between(start, end)
+    if pool_slab is not None:
+        raise RequestInvalidError(
+            f"{storage.nbytes} bytes at {start:#x} were given, and they lie in {pool_slab.slab_id} "
+            "of a publisher's own pool, which drafts write to: give memory of your own",
+            facts={"size_bytes": storage.nbytes, "slab_id": pool_slab.slab_id},
+        )
     for other in others:
         if start < other.address + other.size_bytes and other.address < end:
             raise RequestInvalidError(

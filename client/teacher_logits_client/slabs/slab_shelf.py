@@ -206,8 +206,11 @@ class SlabShelf:
             slab.close()
             raise _closed(slab.slab_id)
 
-    def close(self) -> None:
-        """Let go of all of them; not under the lock, since a device may have to be waited for."""
+    def close(self) -> frozenset[str]:
+        """Let go of all of them; return those that somebody reads, or may yet.
+
+        Not under the lock, since a device may have to be waited for.
+        """
         with self._lock:
             self._is_closed = True
             in_use = {each: self._room.is_outstanding(each) for each in self._slabs}
@@ -215,6 +218,7 @@ class SlabShelf:
             self._slabs.clear()
         for slab in slabs:
             slab.close(in_use=in_use[slab.slab_id])
+        return frozenset(slab_id for slab_id, is_used in in_use.items() if is_used)
 
 
 def _closed(slab_id: str) -> SessionExpiredError:
