@@ -15,7 +15,7 @@ from tests.cuda.censuses import await_mapped
 from tests.cuda.node import Node, Terms
 from tests.cuda.workers import WorkerError
 from tests.fake_cuda.faulty import Fault, gate, is_held, let_go
-from tests.fake_cuda.log import still_open
+from tests.fake_cuda.log import leaked, still_open
 from tests.processes.test_fifty_steps import await_true
 from tests.stopping import stop
 
@@ -60,6 +60,13 @@ def refused_amid_the_open(student: Worker, shut: str) -> bool:
     """Whether a deadline has passed while the driver was at it, and not on the way there."""
     student.start("acquire_within", 0, 1.0)
     assert refused_with(student) == "DeadlinePassedError"
+    return is_held(shut)
+
+
+def refused_amid_the_reserve(publisher: Worker, shut: str) -> bool:
+    """The same of a publisher's room."""
+    publisher.start("reserve_within", 0, 0.5)
+    assert refused_with(publisher) == "DeadlinePassedError"
     return is_held(shut)
 
 
@@ -268,6 +275,20 @@ class TestAPublishersDriver:
         await_true(lambda: is_held(shut))
         let_go(shut)
         publisher.ask("open_publisher", node.teaching)
+        student, _ = node.student(**ONLY_DEVICE)
+        publisher.ask("publish", 0)
+        assert student.ask("read", 0) == ["cuda_ipc"]
+
+    @pytest.mark.parametrize("call", ["allocate", "export"])
+    def test_that_hangs_over_a_slab_costs_the_deadline_and_the_slab_is_given_back(
+        self, node: Node, shut: str, call: str
+    ) -> None:
+        fault = Fault(call=call, hang=shut, after=AT_THE_SLAB, times=1)
+        publisher = node.publisher(spec=node.spec(faults=(fault,)))
+        await_true(lambda: refused_amid_the_reserve(publisher, shut))
+        assert refused_amid_the_reserve(publisher, shut)
+        let_go(shut)
+        await_true(lambda: len(leaked(node.log())) == 0)
         student, _ = node.student(**ONLY_DEVICE)
         publisher.ask("publish", 0)
         assert student.ask("read", 0) == ["cuda_ipc"]

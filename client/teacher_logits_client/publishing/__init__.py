@@ -107,7 +107,15 @@ def open_publisher(
     )
     return Publisher(
         agreed,
-        way=_way_of(agreed, settings, calls=calls, mail=mail, buffers=buffers, probe=probe),
+        way=_way_of(
+            agreed,
+            settings,
+            calls=calls,
+            mail=mail,
+            buffers=buffers,
+            probe=probe,
+            devices=devices,
+        ),
         calls=calls,
         returner=returner,
         owner=owner,
@@ -140,6 +148,7 @@ def _way_of(
     mail: FreedMail,
     buffers: BufferPool,
     probe: Probe | None,
+    devices: Devices,
 ) -> Way:
     session_id = agreed.terms.session_id
     if agreed.line is None:  # what is streamed lies on the host
@@ -147,7 +156,10 @@ def _way_of(
     maker: MakesSlabs = SlabMaker()
     if probe is not None:
         maker = DeviceSlabMaker(
-            probe.memory, probe.device, pool_size_bytes=settings.pool_size_bytes
+            probe.memory,
+            probe.device,
+            calls=devices.calls,
+            pool_size_bytes=settings.pool_size_bytes,
         )
     return OwnSlabs(
         session_id,

@@ -71,7 +71,7 @@ class OwnRoom:
                 continue
             why: PoolFullError | None
             if isinstance(answer, Growth):
-                why = self.shelf.grow(answer.size_bytes, size, since=grown)
+                why = self.shelf.grow(answer.size_bytes, size, since=grown, until=until)
                 if why is not None:
                     with self.lock:
                         self.table.note_growth(has_memory=False)
