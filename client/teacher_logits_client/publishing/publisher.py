@@ -232,7 +232,8 @@ class Publisher:
         self._desk.liveness.end()
         if not self._returner.wait(self._timeout):
             _log.warning(
-                "publisher %s: the server did not hear of its end within %s",
+                "publisher %s: its end took longer than %s: the server does not answer, or a "
+                "device hangs",
                 self.terms.session_id,
                 span_text(self._timeout),
             )
