@@ -186,6 +186,7 @@ class Publisher:
             RequestInvalidError: the publisher writes to no device, or the memory is of a kind that
                 no other process can open; it says which, and the setting to change.
             DeviceError: the driver refuses.
+            NotAvailable: the system has no memory or descriptor for it.
         """
         self.check()
         return register(self._desk.way, storage)

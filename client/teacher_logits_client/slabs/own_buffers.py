@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from teacher_logits.device_memory import MemoryKind
-from teacher_logits.errors import RequestInvalidError
+from teacher_logits.errors import NotAvailable, RequestInvalidError
 from teacher_logits.pool import PAGE_BYTES
 from teacher_logits_client.config import check_timeout
 from teacher_logits_client.slabs.device_slab_maker import PublishedDeviceSlab, slab_between
@@ -103,6 +103,7 @@ def register(way: Way, storage: Storage) -> OwnBuffer:
         RequestInvalidError: the tensor is not contiguous or empty, or lies where no other process
             could open it.
         DeviceError: the driver refuses to export it.
+        NotAvailable: the system has no memory or descriptor for what belongs to it on the host.
     """
     if not isinstance(way, OwnSlabs) or way.probe is None:
         raise RequestInvalidError(
@@ -125,15 +126,7 @@ def register(way: Way, storage: Storage) -> OwnBuffer:
         )
     _check_place(storage, memory=memory, device=device)
     _check_apart(storage, way.registered.values())
-    slab = PublishedDeviceSlab(
-        f"slab-{secrets.token_hex(6)}-own",
-        storage.nbytes,
-        memory=memory,
-        device=device,
-        address=storage.data_ptr(),
-        owner=storage,
-        row_bytes=ROW_PAGES * PAGE_BYTES,
-    )
+    slab = _slab_of(storage, memory=memory, device=device)
     registered = Registered(
         slab_id=slab.slab_id,
         address=storage.data_ptr(),
@@ -142,6 +135,25 @@ def register(way: Way, storage: Storage) -> OwnBuffer:
     )
     way.register(slab, registered)
     return OwnBuffer(slab, way=way)
+
+
+def _slab_of(storage: Storage, *, memory: DeviceMemory, device: Device) -> PublishedDeviceSlab:
+    try:
+        return PublishedDeviceSlab(
+            f"slab-{secrets.token_hex(6)}-own",
+            storage.nbytes,
+            memory=memory,
+            device=device,
+            address=storage.data_ptr(),
+            owner=storage,
+            row_bytes=ROW_PAGES * PAGE_BYTES,
+        )
+    except OSError as error:
+        raise NotAvailable(
+            f"the system gave nothing to keep the buffer's rows in on the host ({error.strerror}): "
+            "raise the limit of open files (ulimit -n), or give the process more memory",
+            facts={"errno": error.errno or 0},
+        ) from error
 
 
 def _check_apart(storage: Storage, others: Iterable[Registered]) -> None:

@@ -1,5 +1,6 @@
 """Ends of buffers that publishers own: what was closed is free, whatever other threads do."""
 
+import errno
 import fcntl
 import os
 import socket
@@ -17,6 +18,7 @@ from teacher_logits.devices.left_over import open_lock
 from teacher_logits.errors import (
     ConfigError,
     DeadlinePassedError,
+    NotAvailable,
     PayloadInvalidError,
     RequestInvalidError,
     ServerUnreachableError,
@@ -139,6 +141,22 @@ def test_memory_of_a_pool_is_none_of_ones_own(tmp_path: Path) -> None:
         with pytest.raises(RequestInvalidError, match="own pool") as caught:
             register(way, draft[IDS])
         assert str(caught.value.facts["slab_id"]) in way.room.shelf
+
+
+def test_a_system_without_descriptors_is_said_to_have_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(name: str, flags: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with on_a_device(tmp_path) as (way, _, memory):
+        own = Owned(way, memory)
+        own.buffer.close(timeout=LONG)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "memfd_create", refuse)
+            with pytest.raises(NotAvailable, match=r"Too many open files.*ulimit -n"):
+                register(way, own.bytes)
+        register(way, own.bytes)
 
 
 class TestABufferWhosePublisherWasClosed:
