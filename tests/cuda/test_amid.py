@@ -6,6 +6,7 @@ never freed. A call is held at a gate, and let go after the other's end.
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from typing import TYPE_CHECKING, Any, cast
@@ -63,10 +64,10 @@ def refused_amid_the_open(student: Worker, shut: str) -> bool:
     return is_held(shut)
 
 
-def refused_amid_the_reserve(publisher: Worker, shut: str) -> bool:
+def refused_amid_the_reserve(publisher: Worker, step: int, shut: str) -> bool:
     """The same of a publisher's room."""
-    publisher.start("reserve_within", 0, 0.5)
-    assert refused_with(publisher) == "DeadlinePassedError"
+    publisher.start("reserve_within", step, 0.5)
+    assert refused_with(publisher) in ("PoolFullError", "DeadlinePassedError")
     return is_held(shut)
 
 
@@ -285,13 +286,14 @@ class TestAPublishersDriver:
     ) -> None:
         fault = Fault(call=call, hang=shut, after=AT_THE_SLAB, times=1)
         publisher = node.publisher(spec=node.spec(faults=(fault,)))
-        await_true(lambda: refused_amid_the_reserve(publisher, shut))
-        assert refused_amid_the_reserve(publisher, shut)
+        steps = itertools.count()
+        await_true(lambda: refused_amid_the_reserve(publisher, next(steps), shut))
+        assert refused_amid_the_reserve(publisher, next(steps), shut)
         let_go(shut)
         await_true(lambda: len(leaked(node.log())) == 0)
         student, _ = node.student(**ONLY_DEVICE)
-        publisher.ask("publish", 0)
-        assert student.ask("read", 0) == ["cuda_ipc"]
+        publisher.ask("publish", last := next(steps))
+        assert student.ask("read", last) == ["cuda_ipc"]
 
     def test_that_answers_late_with_an_error_is_told_of(self, node: Node, shut: str) -> None:
         late = Fault(call="export", hang=shut, error=999, times=1)

@@ -89,12 +89,7 @@ def open_publisher(
     devices: Devices,
 ) -> Publisher:
     """Be admitted as a publisher; see ``Client.open_publisher``, which ``owner`` is."""
-    if not isinstance(profile, TeacherProfile):
-        raise RequestInvalidError(
-            f"open_publisher was given a {type(profile).__name__}: give a TeacherProfile",
-            facts={"given": type(profile).__name__},
-        )
-    mail = FreedMail()
+    mail, profile = FreedMail(), _checked(profile)
     until = time.monotonic() + settings.timeout
     probe = _probe_for(settings, devices, until)
     agreed = shake_hands_as_publisher(
@@ -121,6 +116,15 @@ def open_publisher(
         owner=owner,
         timeout=control_timeout,
     )
+
+
+def _checked(profile: object) -> TeacherProfile:
+    if not isinstance(profile, TeacherProfile):
+        raise RequestInvalidError(
+            f"open_publisher was given a {type(profile).__name__}: give a TeacherProfile",
+            facts={"given": type(profile).__name__},
+        )
+    return profile
 
 
 def _probe_for(settings: PublisherSettings, devices: Devices, until: float) -> Probe | None:
