@@ -18,6 +18,7 @@ from teacher_logits.locality import ModelGrid, model_sizes
 from teacher_logits.socket_path import default_socket_path, socket_folder
 from teacher_logits.transport import Transport
 from teacher_logits_server.flags import Setting, settings_of
+from teacher_logits_server.ray_settings import RaySettings
 from teacher_logits_server.readers import SIZE, size_setting, span_setting
 from teacher_logits_server.settings import (
     KIB,
@@ -42,7 +43,13 @@ MAX_CHUNK_BYTES = 4 * MIB - KIB
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig(
-    OutputSettings, TimeSettings, LimitSettings, MemorySettings, TeacherSettings, ListenSettings
+    OutputSettings,
+    TimeSettings,
+    LimitSettings,
+    RaySettings,
+    MemorySettings,
+    TeacherSettings,
+    ListenSettings,
 ):
     """Settings of one server. Sizes are bytes, spans ``timedelta``; ``None`` is "not said"."""
 
@@ -56,6 +63,7 @@ class ServerConfig(
         _check_listen(self)
         _check_teacher(self)
         _check_device_pool(self)
+        _check_ray(self)
         _check_numbers(self)
         _check_times(self)
 
@@ -152,12 +160,6 @@ def _check_transports(config: ServerConfig) -> None:
     if len(set(config.transports)) != len(config.transports) or not config.transports:
         names = ",".join(transport.value for transport in config.transports)
         raise _refuse("transports", names, "name at least one, and none twice")
-    for transport in config.transports:
-        if transport not in SERVABLE:
-            names = ", ".join(each.value for each in SERVABLE)
-            raise _refuse(
-                "transports", transport.value, f"this release cannot serve it; it has {names}"
-            )
     if Transport.CUDA_IPC in config.transports and Transport.SHARED_MEMORY not in config.transports:
         rule = "needs shared_memory beside it, over which the host half of device memory comes"
         raise _refuse("transports", Transport.CUDA_IPC.value, rule)
@@ -194,6 +196,26 @@ def _check_device_pool(config: ServerConfig) -> None:
     if Transport.CUDA_IPC not in config.transports:
         rule = f"is read over cuda_ipc alone: have it among {flag_of('transports')}"
         raise _refuse("device_pool_size_bytes", size, rule)
+
+
+def _check_ray(config: ServerConfig) -> None:
+    address, budget = config.ray_address, config.ray_budget_bytes
+    if not address:
+        if budget:
+            rule = f"is memory of a Ray cluster, and no {flag_of('ray_address')} names one"
+            raise _refuse("ray_budget_bytes", budget, rule)
+        if config.transports != SERVABLE and Transport.RAY_OBJECT in config.transports:
+            rule = f"needs {flag_of('ray_address')}, the cluster in whose store payloads are put"
+            raise _refuse("transports", Transport.RAY_OBJECT.value, rule)
+        return
+    if Transport.RAY_OBJECT not in config.transports:
+        rule = f"is joined for ray_object alone: have it among {flag_of('transports')}"
+        raise _refuse("ray_address", address, rule)
+    if not config.ray_namespace:
+        raise _refuse("ray_namespace", "", "must be a name, under which readers look")
+    if budget and budget < MIN_POOL_BYTES:
+        rule = f"must be 0, for half of the store, or at least {MIN_POOL_BYTES}"
+        raise _refuse("ray_budget_bytes", budget, rule)
 
 
 def _check_numbers(config: ServerConfig) -> None:

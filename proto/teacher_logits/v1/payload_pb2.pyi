@@ -68,18 +68,20 @@ class Extent(_message.Message):
     def __init__(self, slab_id: _Optional[str] = ..., offset_bytes: _Optional[int] = ..., size_bytes: _Optional[int] = ..., slot: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("lease_id", "payload", "writer_id", "slab", "stream")
+    __slots__ = ("lease_id", "payload", "writer_id", "slab", "stream", "object")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     WRITER_ID_FIELD_NUMBER: _ClassVar[int]
     SLAB_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
+    OBJECT_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     payload: Payload
     writer_id: str
     slab: SlabSource
     stream: StreamSource
-    def __init__(self, lease_id: _Optional[str] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., writer_id: _Optional[str] = ..., slab: _Optional[_Union[SlabSource, _Mapping]] = ..., stream: _Optional[_Union[StreamSource, _Mapping]] = ...) -> None: ...
+    object: ObjectSource
+    def __init__(self, lease_id: _Optional[str] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., writer_id: _Optional[str] = ..., slab: _Optional[_Union[SlabSource, _Mapping]] = ..., stream: _Optional[_Union[StreamSource, _Mapping]] = ..., object: _Optional[_Union[ObjectSource, _Mapping]] = ...) -> None: ...
 
 class SlabSource(_message.Message):
     __slots__ = ("extent", "on_device")
@@ -88,6 +90,10 @@ class SlabSource(_message.Message):
     extent: Extent
     on_device: bool
     def __init__(self, extent: _Optional[_Union[Extent, _Mapping]] = ..., on_device: bool = ...) -> None: ...
+
+class ObjectSource(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class StreamSource(_message.Message):
     __slots__ = ("values", "ids", "columns", "size_bytes")

@@ -246,6 +246,9 @@ def lease_to_wire(
         payload=payload_to_wire(lease.payload) if payload is None else payload,
         writer_id=lease.writer_id,
     )
+    if lease.as_object:
+        message.object.SetInParent()
+        return message
     if lease.extent is None:
         message.stream.SetInParent()
         if lease.encoding is not None:
@@ -283,4 +286,5 @@ def lease_from_wire(message: payload_pb2.Lease) -> LeaseTerms:
         extent=extent if source == "slab" else None,
         on_device=source == "slab" and message.slab.on_device,
         encoding=stream_source_from_wire(message.stream, payload) if source == "stream" else None,
+        as_object=source == "object",
     )

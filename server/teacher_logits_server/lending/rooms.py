@@ -100,7 +100,8 @@ class Pinned:
 
     ``segments`` are the bytes of ``payload``; their sources count from the extent's start. What
     none of them covers is padding, and zero. ``writer_id`` says whose slab the extent is in.
-    ``encoding``: how it is streamed, where that is not as its own bytes.
+    ``encoding``: how it is streamed, where that is not as its own bytes. ``as_object``: its reader
+    has it from an object store.
     """
 
     payload: Payload
@@ -108,6 +109,7 @@ class Pinned:
     writer_id: str
     segments: tuple[Segment, ...]
     encoding: Encoding | None = None
+    as_object: bool = False
 
 
 def pinned(sealed: Sealed, cut: Cut | None = None) -> Pinned:
