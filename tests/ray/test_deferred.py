@@ -34,7 +34,7 @@ from teacher_logits_client.ray import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from ray.cluster_utils import Cluster
 
@@ -46,13 +46,15 @@ PATIENCE_SECONDS = 60.0
 N, S, K = 4, 6, 3  # of a rank
 
 
-@ray.remote(num_cpus=0)
-class Worker:
+class _Worker:
     """A process that does what it is told; references among its arguments are resolved."""
 
     def run(self, function: Callable[..., object], *arguments: object) -> object:
         torch.set_num_threads(1)
         return function(*arguments)
+
+
+Worker: Any = ray.remote(num_cpus=0)(_Worker)
 
 
 class Cast:
@@ -138,7 +140,7 @@ def resident_bytes(field: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def cast(cluster: Cluster) -> Iterator[Cast]:
+def cast(cluster: Cluster) -> Cast:
     return Cast()
 
 

@@ -148,6 +148,11 @@ class SlabRoom:
         with self._lock:
             found.is_written = False
 
+    def is_read(self) -> bool:
+        """Say whether a reader has something open."""
+        with self._lock:
+            return any(each.readers for each in self._slabs)
+
     def close(self) -> None:
         """Lend nothing more. What students have open stays theirs until they let go of it."""
         self._waker.close()
@@ -175,20 +180,25 @@ class SlabRoom:
 
     def _lend(self) -> None:
         """Answer readers, and hear of their end, until the room is closed."""
+        readers: set[socket.socket] = set()
         with selectors.DefaultSelector() as selector, self._listener, self._woken:
             selector.register(self._listener, selectors.EVENT_READ)
             selector.register(self._woken, selectors.EVENT_READ)
             while True:
-                for key, _ in selector.select():
-                    ready = key.fileobj
-                    if ready is self._woken:
-                        return
-                    if ready is self._listener:
-                        reader, _ = self._listener.accept()
-                        selector.register(reader, selectors.EVENT_READ)
-                    elif isinstance(ready, socket.socket) and not self._answer(ready):
-                        selector.unregister(ready)
-                        ready.close()
+                ready = {key.fileobj for key, _ in selector.select()}
+                if self._woken in ready:
+                    break
+                for reader in readers & ready:
+                    if not self._answer(reader):
+                        selector.unregister(reader)
+                        readers.discard(reader)
+                        reader.close()
+                if self._listener in ready:
+                    reader, _ = self._listener.accept()
+                    selector.register(reader, selectors.EVENT_READ)
+                    readers.add(reader)
+        for reader in readers:
+            reader.close()
 
     def _answer(self, reader: socket.socket) -> bool:
         """Lend what is asked for; False where the reader is to be hung up on, or is gone."""
