@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import logging
 import re
 import sys
 import time
@@ -39,6 +40,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from benchmarks.alone import is_alone, run_alone
+from benchmarks.processes import PATIENCE_SECONDS
 from benchmarks.ray_actors import STEP, Student, Teacher
 from benchmarks.report import report
 
@@ -66,7 +68,7 @@ def main(argv: list[str]) -> int:
         object_store_memory=max(4 * max(sizes), 100_000_000),
         include_dashboard=False,
         log_to_driver=False,
-        logging_level="ERROR",
+        logging_level=logging.ERROR,
         _node_ip_address="127.0.0.1",
     )
     torch.set_num_threads(1)
@@ -147,9 +149,7 @@ class _Transfer:
 
     def report(self) -> None:
         """Write the figures."""
-        from ray._private.internal_api import memory_summary
-
-        spilled = re.search(r"Spilled (\d+) MiB", memory_summary(stats_only=True))
+        spilled_bytes = _spilled_bytes()
         rates = {
             path: [self._size_bytes / each / 1e9 for each in seconds]
             for path, seconds in self._seconds.items()
@@ -165,7 +165,7 @@ class _Transfer:
                 ranks=len(self._teachers),
                 median_ms=round(1e3 * median(self._seconds[path]), 3),
                 driver_growth_bytes=self._growth[path],
-                spilled_bytes=int(spilled.group(1)) << 20 if spilled else 0,
+                spilled_bytes=spilled_bytes,
             )
 
     def end(self) -> None:
@@ -213,6 +213,21 @@ class _Transfer:
             for worker, argument in zip(self._students, arguments, strict=True)
         ]
         return fetch(reads, what="the student's reads")
+
+
+def _spilled_bytes() -> int:
+    """Return what Ray has written to disk so far, to the MiB below."""
+    import ray
+    from ray._private.internal_api import memory_summary
+
+    until = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            found = re.search(r"Spilled (\d+) MiB", memory_summary(stats_only=True))
+            return int(found.group(1)) << 20 if found else 0
+        except ray.exceptions.RaySystemError:  # a machine under load; its own limit is short
+            if time.monotonic() > until:
+                raise
 
 
 def _resident_bytes(field: str) -> int:

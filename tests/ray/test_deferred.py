@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import time
 from pathlib import Path as File
 from typing import TYPE_CHECKING, Any
@@ -417,6 +418,14 @@ def copied(payload: object) -> bool:
     return batch["teacher_topk_logits"] is out["topk_logits"] and all(
         torch.equal(out[name], told[name]) for name in told
     )
+
+
+def test_the_example_learns_from_payloads_that_its_driver_never_sees(cast: Cast) -> None:
+    example = File(__file__).parents[2] / "examples" / "ray_deferred.py"
+    handed, losses = runpy.run_path(str(example))["main"](ranks=1)
+
+    assert handed.path is Path.DEFERRED
+    assert losses[-1] < losses[0] / 2
 
 
 def test_a_worker_that_dies_before_it_answers_is_a_typed_error(cast: Cast) -> None:
