@@ -8,6 +8,7 @@ Ray listens on every interface of the machine. Where a cluster runs already, it 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import ray
 import torch
@@ -80,8 +81,10 @@ class StudentWorker:
 def main(*, steps: int = 30, ranks: int = 2) -> tuple[HandedOver, list[float]]:
     """Return how the last step's payloads came over, and what the student lost in each step."""
     ray.init(ignore_reinit_error=True, include_dashboard=False, log_to_driver=False)
-    teachers = [ray.remote(TeacherWorker).remote(rank) for rank in range(ranks)]
-    students = [ray.remote(StudentWorker).remote() for _ in range(ranks)]
+    teacher_actor: Any = ray.remote(TeacherWorker)
+    student_actor: Any = ray.remote(StudentWorker)
+    teachers = [teacher_actor.remote(rank) for rank in range(ranks)]
+    students = [student_actor.remote() for _ in range(ranks)]
     side = Side(data_parallel_size=ranks, global_batch_size=ROWS)
     losses = []
     for step in range(steps):

@@ -102,6 +102,8 @@ def agree(plan: StepPlan) -> Agreement:
         GridMismatchError: a side's rows cannot be cut as it says, or an override of its micro
             batch tokens is no size, or for a side that batches by no tokens.
     """
+    if plan.lengths is not None:
+        plan = replace(plan, lengths=tuple(int(each) for each in plan.lengths))
     student = _overridden(plan.student, "student")
     teacher = _overridden(plan.teacher, "teacher")
     _check_sizes(plan)
@@ -203,7 +205,12 @@ def _check_sizes(plan: StepPlan) -> None:
         sizes[f"{name}_global_batch_size"] = side.global_batch_size
     expected = ("sequence_length", "top_k", "vocabulary_size")
     sizes |= {name: getattr(plan, name) for name in expected if getattr(plan, name) is not None}
-    if broken := check_sizes(sizes):
+    broken = check_sizes(sizes)
+    if plan.lengths is not None and len(plan.lengths) != plan.row_count:
+        message = f"{plan.row_count} rows have {len(plan.lengths)} lengths: give one a row, or none"
+        broken.append(_violation("lengths_missing", message, rows=str(plan.row_count),
+                                 lengths=len(plan.lengths)))  # fmt: skip
+    if broken:
         raise GridMismatchError(broken)
 
 

@@ -24,7 +24,7 @@ from teacher_logits_client.ray.descriptions import (
 )
 from teacher_logits_client.ray.flat import check_top_k
 from teacher_logits_client.ray.opening import open_payload
-from teacher_logits_client.ray.teacher import digests_of
+from teacher_logits_client.ray.row_tokens import check_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping, Sequence
@@ -52,8 +52,8 @@ def attach(
     ``topk_logits`` and ``topk_indices`` to be filled, of any type and device, pinned or not. Ids
     that came packed as int32 are widened to int64, which ``torch.gather`` takes, but for ``out``.
 
-    Where the batch has ``input_ids`` [N,S] and the payload its rows' digests, tokens are compared,
-    of ``input_lengths`` [N] if it has that.
+    The batch has ``input_ids`` [N,S]; where the payload has its rows' digests, tokens are compared,
+    and lengths with ``input_lengths`` [N] if the batch has that.
 
     Raises:
         PayloadInvalidError: the batch has such tensors already, or the payload is not what is
@@ -72,7 +72,6 @@ def attach(
     flat = open_payload(payload)
     tokens = _tensor(batch, "input_ids", axes=2)
     lengths = _tensor(batch, "input_lengths", axes=1) if "input_lengths" in batch else None
-    has_digests = flat.description.row_digests is not None
     expected = Expected(
         step=step,
         rows=None if rows is None else tuple(int(row) for row in rows),
@@ -80,9 +79,9 @@ def attach(
         sequence_length=tokens.shape[1],
         top_k=top_k,
         vocabulary_size=vocabulary_size,
-        row_digests=digests_of(tokens, lengths) if has_digests else None,
     )
     check_description(flat.description, expected)
+    check_tokens(flat.description, tokens, lengths)
     tensors = flat.views()
     if flat.description.id_range is None:
         check_top_k(tensors, vocabulary_size=vocabulary_size)

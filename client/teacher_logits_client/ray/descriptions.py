@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import AlignmentError, PayloadInvalidError
+from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import ALIGNMENT_BYTES, ElementType, round_up
 
 if TYPE_CHECKING:
@@ -44,12 +44,20 @@ class FlatColumn:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RowTokens:
+    """Each row's digest (``digest.row_digest``): of its first ``lengths`` tokens, or of all S."""
+
+    digests: tuple[bytes, ...]
+    lengths: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class PayloadDescription:
     """What is said of one payload.
 
     ``rows`` are global indices, in the payload's order. ``id_range`` is the least and the greatest
-    id, and None where nobody has looked. ``row_digests`` are those of the rows' token ids
-    (``digest.row_digest``), and None where the teacher was given none.
+    id, and None where nobody has looked. ``tokens`` says of what tokens the rows are, and is None
+    where the teacher was given none.
     """
 
     step: int
@@ -57,7 +65,7 @@ class PayloadDescription:
     rows: tuple[int, ...]
     columns: tuple[FlatColumn, ...]
     id_range: tuple[int, int] | None = None
-    row_digests: tuple[bytes, ...] | None = None
+    tokens: RowTokens | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -83,7 +91,6 @@ class Expected:
     vocabulary_size: int | None = None
     value_types: Sequence[ElementType] = VALUE_TYPES
     id_types: Sequence[ElementType] = ID_TYPES
-    row_digests: tuple[bytes, ...] | None = None
 
 
 def lay_out_columns(
@@ -109,7 +116,6 @@ def check_description(told: PayloadDescription, expected: Expected) -> None:
 
     Raises:
         PayloadInvalidError: with what differs, both numbers, and the rank that made it.
-        AlignmentError: a row is of other tokens.
     """
     who = f"the payload of teacher rank {told.data_parallel_rank}"
     by_name = {each.name: each for each in told.columns}
@@ -136,7 +142,6 @@ def check_description(told: PayloadDescription, expected: Expected) -> None:
     _check_equal(who, "entries a position", top_k, expected.top_k)
     _check_rows(who, told.rows, expected.rows)
     _check_ids(who, told.id_range, expected.vocabulary_size)
-    _check_digests(who, told, expected.row_digests)
 
 
 def _check_equal(who: str, what: str, has: int, wanted: int | None) -> None:
@@ -176,19 +181,6 @@ def _check_ids(who: str, id_range: tuple[int, int] | None, vocabulary_size: int 
             "reach beyond it",
             facts={"least_id": least, "greatest_id": most, "vocabulary_size": vocabulary_size},
         )
-
-
-def _check_digests(who: str, told: PayloadDescription, wanted: tuple[bytes, ...] | None) -> None:
-    if wanted is None or told.row_digests is None:
-        return
-    for place, (has, want) in enumerate(zip(told.row_digests, wanted, strict=True)):
-        if has != want:
-            raise AlignmentError(
-                f"{who} was made of other tokens at place {place}, row {told.rows[place]} of the "
-                f"batch: digest {has.hex()}, and the student's is {want.hex()}",
-                facts={"place": place, "row": told.rows[place], "has": has.hex(),
-                       "wanted": want.hex()},
-            )  # fmt: skip
 
 
 def _invalid(message: str, name: str, has: object) -> PayloadInvalidError:

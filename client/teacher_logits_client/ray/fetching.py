@@ -63,6 +63,8 @@ def typed_errors(what: str, *, timeout: float | None = None) -> Iterator[None]:
     except TeacherLogitsError:
         raise
     except exceptions.GetTimeoutError as error:
+        if isinstance(error, exceptions.RayTaskError):
+            raise  # a worker's own
         facts: dict[str, Fact] = {"what": what, "timeout_seconds": timeout or 0.0}
         message = f"{what}: not there within {timeout} s; give a longer timeout, or look at why"
         raise DeadlinePassedError(message, facts=facts) from error

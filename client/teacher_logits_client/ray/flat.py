@@ -13,6 +13,7 @@ those one has. Refuses ids that a packed type does not hold.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from dataclasses import dataclass
@@ -97,8 +98,10 @@ def column_views(buffer: Bytes, columns: Sequence[FlatColumn]) -> dict[str, torc
             f"a payload of {ends} bytes was given as {buffer.nbytes} bytes of {buffer.dtype}",
             facts={"size_bytes": ends, "given_bytes": buffer.nbytes},
         )
-    with warnings.catch_warnings():  # that the bytes are read-only is the reader's to know
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+    # Only where it is needed: the filters are those of the whole process, for all its threads.
+    with contextlib.nullcontext() if buffer.flags.writeable else warnings.catch_warnings():
+        if not buffer.flags.writeable:  # which is the reader's to know: see the module
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         flat = torch.from_numpy(buffer)
     return {
         each.name: flat[each.offset_bytes : each.end_bytes]
@@ -125,6 +128,12 @@ def top_k_specs(
             f"give {LOGITS} and {INDICES}, not {sorted(tensors)}",
             facts={"given": str(sorted(tensors))},
         )
+    for name, each in tensors.items():
+        if not isinstance(each, torch.Tensor) or each.is_nested or each.layout != torch.strided:
+            raise PayloadInvalidError(
+                f"{name} is no dense tensor but a {type(each).__name__}: give it padded, [N,S,K]",
+                facts={"name": name, "type": type(each).__name__},
+            )
     shapes = {name: tuple(each.shape) for name, each in tensors.items()}
     if len(set(shapes.values())) > 1 or len(shapes[LOGITS]) != 3 or not math.prod(shapes[LOGITS]):
         raise PayloadInvalidError(
@@ -153,7 +162,7 @@ def check_top_k(
     Raises:
         PayloadInvalidError: a value is NaN or +inf, or an id is none of the vocabulary.
     """
-    least, most = (float(each) for each in tensors[LOGITS].aminmax())
+    least, most = (float(each) for each in tensors[LOGITS].detach().aminmax())
     if math.isnan(least) or most == math.inf:
         raise PayloadInvalidError(
             f"{LOGITS} has a value that is {'NaN' if math.isnan(least) else '+inf'}: a loss would "

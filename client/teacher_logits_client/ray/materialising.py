@@ -19,7 +19,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from teacher_logits.errors import PayloadInvalidError
-from teacher_logits_client.ray.descriptions import PayloadDescription, lay_out_columns
+from teacher_logits_client.ray.descriptions import (
+    PayloadDescription,
+    RowTokens,
+    lay_out_columns,
+)
 from teacher_logits_client.ray.fetching import fetch, typed_errors
 from teacher_logits_client.ray.flat import FlatPayload, column_views
 from teacher_logits_client.ray.opening import open_payload
@@ -50,7 +54,7 @@ def materialise(
     what = f"the payloads of step {step}"
     flats = [open_payload(each) for each in fetch(sources, timeout=timeout, what=what)]
     specs = _specs(flats, agreement)
-    gathered = _Gathered(flats)
+    gathered = Gathered(flats)
     references: list[object] = []
     descriptions = []
     for rank, rows in enumerate(agreement.student_rows):
@@ -61,7 +65,7 @@ def materialise(
     return tuple(references), tuple(descriptions)
 
 
-class _Gathered:
+class Gathered:
     """Every row of the step by its global index: where it lies."""
 
     def __init__(self, flats: Sequence[FlatPayload]) -> None:
@@ -91,7 +95,7 @@ class _Gathered:
             rows=rows,
             columns=columns,
             id_range=self._id_range(rows),
-            row_digests=self._digests(rows),
+            tokens=self._tokens(rows, specs[0][2][0]),
         )
         flat = FlatPayload(
             description=described, buffer=np.empty(described.size_bytes, dtype=np.uint8)
@@ -110,15 +114,19 @@ class _Gathered:
         # Padding is id 0.
         return min(0, *(first for first, _ in known)), max(last for _, last in known)
 
-    def _digests(self, rows: tuple[int, ...]) -> tuple[bytes, ...] | None:
-        digests = []
+    def _tokens(self, rows: tuple[int, ...], length: int) -> RowTokens | None:
+        """Return what the rows' teachers said of them; None where one said nothing, or too much."""
+        digests, lengths = [], []
         for row in rows:
             at, place = self._places[row]
-            told = self._flats[at].description.row_digests
-            if told is None:
+            told = self._flats[at].description
+            if told.tokens is None or (told.tokens.lengths is None and told.shape[1] != length):
                 return None
-            digests.append(told[place])
-        return tuple(digests)
+            digests.append(told.tokens.digests[place])
+            if told.tokens.lengths is not None:
+                lengths.append(told.tokens.lengths[place])
+        known = tuple(lengths) if len(lengths) == len(rows) else None
+        return RowTokens(digests=tuple(digests), lengths=known) if known or not lengths else None
 
     def _sources(self, rows: tuple[int, ...]) -> set[int]:
         return {self._places[row][0] for row in rows}

@@ -54,15 +54,24 @@ class ObjectRoom:
     """Room beside Ray's object store, used again: a put copies out of it, and is done with it."""
 
     def __init__(self) -> None:
-        self._spare: Bytes | None = None
+        self._spare: list[Bytes] = []  # one at most; a list, of which two threads pop no one twice
 
     def take(self, size_bytes: int) -> Bytes:
-        spare, self._spare = self._spare, None
+        """Return room that nobody reads."""
+        try:
+            spare = self._spare.pop()
+        except IndexError:
+            spare = None
         if spare is None or spare.nbytes < size_bytes:
-            spare = np.empty(size_bytes, dtype=np.uint8)
+            return np.empty(size_bytes, dtype=np.uint8)
         return spare
 
     def put(self, description: PayloadDescription, buffer: Bytes) -> Source:
+        """Copy the bytes into the object store.
+
+        Raises:
+            PoolFullError: it has no room.
+        """
         import ray
 
         flat = FlatPayload(description=description, buffer=buffer[: description.size_bytes])
@@ -72,4 +81,6 @@ class ObjectRoom:
         return reference
 
     def give_back(self, buffer: Bytes) -> None:
-        self._spare = buffer
+        """Keep room for the next payload."""
+        if not self._spare:
+            self._spare.append(buffer)

@@ -92,8 +92,9 @@ def row_order(
         GridMismatchError: the rows cannot be cut so; ``violations`` says by which rule.
     """
     size = row_count if batch_size is None else batch_size
-    _check(row_count, ranks, size, lengths, batching)
-    if batching is None or lengths is None:
+    tokens = None if lengths is None else [int(each) for each in lengths]
+    _check(row_count, ranks, size, tokens, batching)
+    if batching is None or tokens is None:
         part = size // ranks
         starts = range(0, row_count, size)
         held = [
@@ -104,7 +105,7 @@ def row_order(
     deal = _dealer(batching, ranks)
     ranks_chunks: list[list[tuple[MicroBatch, ...]]] = [[] for _ in range(ranks)]
     for start in range(0, row_count, size):
-        dealt = deal([int(length) for length in lengths[start : start + size]])
+        dealt = deal(tokens[start : start + size])
         for chunks, mine in zip(ranks_chunks, dealt, strict=True):
             chunks.append(tuple(_moved(each, start) for each in mine))
     return RowOrder(
@@ -170,9 +171,9 @@ def _check(
         sizes["length_round"] = batching.length_round
     if batching is not None:
         sizes["max_tokens_per_micro_batch"] = batching.max_tokens_per_micro_batch
-    for row, length in enumerate(lengths or ()):
-        if length < 1:
-            sizes[f"lengths[{row}]"] = length
+    if batching is not None and lengths is not None:
+        bad = {f"lengths[{row}]": length for row, length in enumerate(lengths) if length < 1}
+        sizes |= bad
     broken = check_sizes(sizes) or _check_cut(row_count, ranks, size)
     if batching is not None and (lengths is None or len(lengths) != row_count):
         given = 0 if lengths is None else len(lengths)

@@ -9,7 +9,7 @@ A reader asks once, on a connection that it keeps open as long as it reads:
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -31,6 +31,6 @@ class SlabReference:
     extent: Extent
     number: int
     socket_name: str
-    secret: bytes
+    secret: bytes = field(repr=False)
     host: str
     pid: int

@@ -70,7 +70,7 @@ class SlabRoom:
             )
         self._budget_bytes = budget_bytes
         self._keep = keep
-        self._put_count = self._made_count = 0
+        self._put_count = self._made_count = self._pledged_bytes = 0
         self._slabs: list[_Slab] = []
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._lock = threading.Lock()  # around the slabs' states; never held across I/O
@@ -98,23 +98,36 @@ class SlabRoom:
                 return found.buffer
             for each in free:
                 self._slabs.remove(each)
-            held = sum(each.slab.size_bytes for each in self._slabs)
+            held = self._pledged_bytes + sum(each.slab.size_bytes for each in self._slabs)
             number, self._made_count = self._made_count, self._made_count + 1
+            need = round_up(size_bytes, ALIGNMENT_BYTES)
+            fits = held + need <= self._budget_bytes
+            self._pledged_bytes += need if fits else 0
         _let_go(free)
-        need = round_up(size_bytes, ALIGNMENT_BYTES)
-        if held + need > self._budget_bytes:
+        if not fits:
             raise PoolFullError(
                 f"a payload needs {need} bytes, and {held} of the budget of {self._budget_bytes} "
                 f"are lent or read: give budget_bytes for {self._keep + 1} payloads, and one more "
                 "for each that students hold beyond their step",
                 facts={"need": need, "held": held, "budget": self._budget_bytes},
             )
-        slab = WriterSlab(f"{self._socket_name}-{number}", need)
-        extent = Extent(slab_id=slab.slab_id, offset_bytes=0, size_bytes=need, slot=0, generation=0)
-        room = np.frombuffer(slab.room(extent), dtype=np.uint8)
-        made = _Slab(number=number, slab=slab, buffer=room, is_written=True)
-        with self._lock:
-            self._slabs.append(made)
+        return self._make(number, need)
+
+    def _make(self, number: int, need: int) -> Bytes:
+        """Return the room of a slab that is new; its bytes are pledged, and no longer so after."""
+        made = None
+        try:
+            slab = WriterSlab(f"{self._socket_name}-{number}", need)
+            extent = Extent(
+                slab_id=slab.slab_id, offset_bytes=0, size_bytes=need, slot=0, generation=0
+            )
+            room = np.frombuffer(slab.room(extent), dtype=np.uint8)
+            made = _Slab(number=number, slab=slab, buffer=room, is_written=True)
+        finally:
+            with self._lock:
+                self._pledged_bytes -= need
+                if made is not None:
+                    self._slabs.append(made)
         return made.buffer
 
     def put(self, description: PayloadDescription, buffer: Bytes) -> SlabReference:

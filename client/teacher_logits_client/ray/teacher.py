@@ -18,9 +18,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
-from teacher_logits.digest import row_digest
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.grid import is_whole
 from teacher_logits_client.ray.descriptions import (
@@ -37,18 +34,24 @@ from teacher_logits_client.ray.flat import (
     top_k_specs,
 )
 from teacher_logits_client.ray.rooms import DeferredPayload, ObjectRoom
+from teacher_logits_client.ray.row_tokens import tokens_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from types import TracebackType
+
+    import torch
 
     from teacher_logits.layout import ElementType
+    from teacher_logits_client.ray.descriptions import RowTokens
     from teacher_logits_client.ray.rooms import Room
 
 
 class DeferredDraft:
     """Room for one payload, to be written into; ``seal`` puts it, and takes the tensors away.
 
-    A tensor that was kept views room which the next payload will be written into.
+    As a context manager it is discarded at the end of its block, unless it was sealed. A tensor
+    that was kept views room which the next payload will be written into.
     """
 
     def __init__(self, teacher: DeferredTeacher, columns: tuple[FlatColumn, ...]) -> None:
@@ -59,6 +62,17 @@ class DeferredDraft:
         self._id_range: tuple[int, int] | None = None
         self.tensors = column_views(self._buffer, columns)
         """``topk_logits`` and ``topk_indices``, [N,S,K], of the types that were asked for."""
+
+    def __enter__(self) -> DeferredDraft:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.discard()
 
     def check(self) -> None:
         """Look at every value and id now, so that ``seal`` need not.
@@ -96,7 +110,7 @@ class DeferredDraft:
             step=step,
             rows=rows,
             id_range=self._id_range,
-            row_digests=digests_of(input_ids, lengths),
+            tokens=tokens_of(input_ids, lengths),
         )
         source = None
         if self._teacher.is_representative:
@@ -167,19 +181,16 @@ class DeferredTeacher:
                 step=step,
                 rows=rows,
                 id_range=id_range,
-                row_digests=digests_of(input_ids, lengths),
+                tokens=tokens_of(input_ids, lengths),
             )
             return DeferredPayload(description=told, source=None)
-        draft = DeferredDraft(self, columns)
-        try:
+        with DeferredDraft(self, columns) as draft:
             check_holds_ids(draft.tensors[INDICES].dtype, id_range, tensors[INDICES])
             for name, place in draft.tensors.items():
-                place.copy_(tensors[name])
+                place.copy_(tensors[name].detach())
             return draft.seal(
                 step=step, rows=rows, input_ids=input_ids, lengths=lengths, id_range=id_range
             )
-        finally:
-            draft.discard()
 
     def describe(
         self,
@@ -188,7 +199,7 @@ class DeferredTeacher:
         step: int,
         rows: Sequence[int],
         id_range: tuple[int, int] | None,
-        row_digests: tuple[bytes, ...] | None,
+        tokens: RowTokens | None,
     ) -> PayloadDescription:
         """Return what is said of this worker's payload.
 
@@ -203,37 +214,20 @@ class DeferredTeacher:
                 "different: give the global index of each, from 0 on",
                 facts={"rows": held, "told": len(told), "different": len(set(told))},
             )
-        if row_digests is not None and len(row_digests) != held:
+        if tokens is not None and len(tokens.digests) != held:
             raise PayloadInvalidError(
-                f"a payload of {held} rows was given tokens of {len(row_digests)}",
-                facts={"rows": held, "token_rows": len(row_digests)},
+                f"a payload of {held} rows was given tokens of {len(tokens.digests)}",
+                facts={"rows": held, "token_rows": len(tokens.digests)},
+            )
+        if not is_whole(step):
+            raise PayloadInvalidError(
+                f"step is {step!r}: give a whole number", facts={"step": repr(step)}
             )
         return PayloadDescription(
-            step=step,
+            step=int(step),
             data_parallel_rank=self._rank,
             rows=tuple(int(row) for row in told),
             columns=columns,
             id_range=id_range,
-            row_digests=row_digests,
+            tokens=tokens,
         )
-
-
-def digests_of(
-    input_ids: torch.Tensor | None, lengths: torch.Tensor | None
-) -> tuple[bytes, ...] | None:
-    """Return the digest of each row's tokens, padding left out, or None where none are given.
-
-    Raises:
-        PayloadInvalidError: there are not as many lengths as rows, or they reach beyond them.
-    """
-    if input_ids is None:
-        return None
-    ids = input_ids.detach().to("cpu", torch.int32)
-    counts = [ids.shape[1]] * len(ids) if lengths is None else [int(each) for each in lengths]
-    if len(counts) != len(ids) or not all(0 <= each <= ids.shape[1] for each in counts):
-        raise PayloadInvalidError(
-            f"tokens of shape {tuple(ids.shape)} have {len(counts)} lengths up to "
-            f"{max(counts, default=0)}: give one a row, within it",
-            facts={"shape": str(tuple(ids.shape)), "lengths": len(counts)},
-        )
-    return tuple(row_digest(row[:n].numpy()) for row, n in zip(ids, counts, strict=True))

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -179,3 +180,21 @@ def test_the_deferred_way_is_taken_only_where_rows_are_the_same(
     assert agreed.path is Path.MATERIALISED or agreed.student_rows == agreed.teacher_rows
     for rows in (agreed.student_rows, agreed.teacher_rows):
         assert sorted(row for each in rows for row in each) == list(range(size * chunks))
+
+
+def test_lengths_may_be_a_tensor() -> None:
+    packed = plan(student=PACKED, teacher=PACKED)
+
+    assert agree(replace(packed, lengths=torch.tensor(LENGTHS))) == agree(packed)  # type: ignore[arg-type]
+
+
+def test_a_row_without_tokens_is_a_row_where_none_is_batched_by_length() -> None:
+    assert agree(plan(lengths=[0] * 8)).reason is None
+    with pytest.raises(GridMismatchError, match="not_positive"):
+        agree(plan(lengths=[0] * 8, student=PACKED, teacher=PACKED))
+
+
+@pytest.mark.parametrize("lengths", [[], [1] * 7, [1] * 9])
+def test_lengths_are_one_a_row(lengths: list[int]) -> None:
+    with pytest.raises(GridMismatchError, match="lengths_missing"):
+        agree(plan(lengths=lengths))

@@ -159,8 +159,17 @@ def test_minus_infinity_is_a_logit() -> None:
         {"topk_logits": torch.zeros(N, 0, K), "topk_indices": torch.zeros(N, 0, K).long()},
         {"topk_logits": torch.zeros(N, S, K), "topk_indices": torch.zeros(N, S, K)},
         {"topk_logits": torch.zeros(N, S, K).double(), "topk_indices": torch.zeros(N, S, K).long()},
+        {"topk_logits": [[[1.0]]], "topk_indices": torch.zeros(1, 1, 1).long()},
     ],
-    ids=["one is missing", "shapes differ", "two axes", "empty", "ids of floats", "doubles"],
+    ids=[
+        "one is missing",
+        "shapes differ",
+        "two axes",
+        "empty",
+        "ids of floats",
+        "doubles",
+        "a list",
+    ],
 )
 def test_a_payload_is_of_two_tensors_of_one_shape(tensors: dict[str, torch.Tensor]) -> None:
     with pytest.raises(PayloadInvalidError):
@@ -294,19 +303,71 @@ def test_something_else_than_a_payload_is_named() -> None:
         attach(batch(), told())
 
 
-def test_tokens_are_compared_up_to_each_rows_length() -> None:
-    tokens = torch.arange(N * S).view(N, S)
-    lengths = torch.tensor([2, 3])
-    flat = put(told(), input_ids=tokens, lengths=lengths)
-    assert flat.description.row_digests == (row_digest([0, 1]), row_digest([3, 4, 5]))
+TOKENS = torch.arange(N * S).view(N, S)
+LENGTHS = torch.tensor([2, 3])
 
-    padded = tokens.clone()
+
+def test_tokens_are_compared_up_to_each_rows_length() -> None:
+    flat = put(told(), input_ids=TOKENS, lengths=LENGTHS)
+    assert flat.description.tokens is not None
+    assert flat.description.tokens.digests == (row_digest([0, 1]), row_digest([3, 4, 5]))
+
+    padded = TOKENS.clone()
     padded[0, 2] = 99
-    attach({"input_ids": padded, "input_lengths": lengths}, flat)
-    other = tokens + torch.tensor([[0], [1]])
+    attach({"input_ids": padded, "input_lengths": LENGTHS}, flat)
+    attach({"input_ids": padded}, flat)
+    other = TOKENS + torch.tensor([[0], [1]])
     with pytest.raises(AlignmentError, match="row 1 of the batch") as refusal:
-        attach({"input_ids": other, "input_lengths": lengths}, flat)
+        attach({"input_ids": other, "input_lengths": LENGTHS}, flat)
     assert refusal.value.facts["row"] == 1
+
+
+def test_rows_of_another_length_are_refused() -> None:
+    flat = put(told(), input_ids=TOKENS, lengths=LENGTHS)
+
+    with pytest.raises(AlignmentError, match="has 3"):
+        attach({"input_ids": TOKENS, "input_lengths": torch.tensor([3, 3])}, flat)
+
+
+def test_a_teacher_without_lengths_is_compared_by_all_that_it_had() -> None:
+    flat = put(told(), input_ids=TOKENS)
+
+    attach({"input_ids": TOKENS, "input_lengths": LENGTHS}, flat)
+    padded = TOKENS.clone()
+    padded[0, 2] = 99
+    with pytest.raises(AlignmentError):
+        attach({"input_ids": padded, "input_lengths": LENGTHS}, flat)
+
+
+@pytest.mark.parametrize("lengths", [[2], [2, 4], [-1, 2]])
+def test_lengths_are_one_a_row_and_within_it(lengths: list[int]) -> None:
+    with pytest.raises(PayloadInvalidError, match="one a row, within it"):
+        put(told(), input_ids=TOKENS, lengths=torch.tensor(lengths))
+
+
+@pytest.mark.parametrize("step", [1.0, "1", None, True])
+def test_a_step_is_a_whole_number(step: object) -> None:
+    with pytest.raises(PayloadInvalidError, match="whole number"):
+        put(told(), step=step)
+
+
+def test_a_tensor_with_a_gradient_leaves_none_behind() -> None:
+    tensors = told()
+    tensors["topk_logits"].requires_grad_()
+
+    assert not put(tensors).views()["topk_logits"].requires_grad
+
+
+def test_a_draft_is_discarded_at_the_end_of_its_block() -> None:
+    by = teacher()
+    with by.reserve(
+        shape=(N, S, K), value_type=ElementType.FLOAT32, id_type=ElementType.INT32
+    ) as draft:
+        pass
+    assert isinstance(by.room, OwnRoom)
+    assert by.room.back == 1
+    with pytest.raises(PayloadInvalidError, match="reserve another"):
+        draft.seal(step=1, rows=range(N))
 
 
 DESCRIBED = put(told()).description
