@@ -44,12 +44,14 @@ class Teacher:
 
     def prepare(self, path: str) -> None:
         """Have the step where the path needs it."""
-        if path == "slabs":
-            self._slabs = SlabRoom(budget_bytes=2 * 12 * self._told["topk_logits"].numel())
         if path not in ("views", "slabs"):
             return
+        if self._slabs is None:
+            self._slabs = SlabRoom(budget_bytes=3 * 12 * self._told["topk_logits"].numel())
         teacher = DeferredTeacher(
-            data_parallel_rank=self._rank, vocabulary_size=VOCABULARY, room=self._slabs
+            data_parallel_rank=self._rank,
+            vocabulary_size=VOCABULARY,
+            room=self._slabs if path == "slabs" else None,
         )
         self._draft = teacher.reserve(
             shape=self._shape, value_type=ElementType.FLOAT32, id_type=ElementType.INT64
@@ -59,11 +61,10 @@ class Teacher:
         self._draft.check()
 
     def put_away(self) -> None:
-        """Have nothing but the step again."""
+        """Have nothing but the step again, and the slab that it was put into."""
         self._draft = None
         if self._slabs is not None:
-            self._slabs.close()
-        self._slabs = None
+            self._slabs.retire()
 
     def materialised(self) -> dict[str, torch.Tensor]:
         """Return the tensors, through the driver."""

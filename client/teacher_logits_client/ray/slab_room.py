@@ -3,12 +3,14 @@
 The worker writes into a slab (``slab``), and lends its descriptor to whom it gave the reference,
 over a Unix socket that has no file. Who frees what:
 
-    the worker dies    its slabs go when the last student lets go of them; nothing is left behind
+    the worker dies    its slabs go when no student views them; nothing is left behind. A map that a
+                       student kept for the next payload goes when it opens another worker's
     a student reads    its connection stays open as long as a tensor views the slab, and the slab is
                        not written into again before the kernel says that the connection ended
-    nobody reads       a slab is written into again once ``keep`` payloads were put after its own
+    nobody reads       a slab is written into again once ``keep`` payloads were put after its own,
+                       or all were retired
 
-    free --take--> written --put--> lent --keep others put, and no reader--> free
+    free --take--> written --put--> lent --keep others put or retired, and no reader--> free
 
 Promises: room is taken from the system here and now, so that a full machine is an error and no
 killed process. Refuses room beyond its budget, a reader of another user, and one that comes when
@@ -70,7 +72,7 @@ class SlabRoom:
             )
         self._budget_bytes = budget_bytes
         self._keep = keep
-        self._put_count = self._made_count = self._pledged_bytes = 0
+        self._put_count = self._retired_count = self._made_count = self._pledged_bytes = 0
         self._slabs: list[_Slab] = []
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._lock = threading.Lock()  # around the slabs' states; never held across I/O
@@ -161,6 +163,11 @@ class SlabRoom:
         with self._lock:
             found.is_written = False
 
+    def retire(self) -> None:
+        """Free what was put so far as soon as nobody has it open, whatever ``keep`` says."""
+        with self._lock:
+            self._retired_count = self._put_count
+
     def is_read(self) -> bool:
         """Say whether a reader has something open."""
         with self._lock:
@@ -181,7 +188,8 @@ class SlabRoom:
     def _is_free(self, each: _Slab) -> bool:
         if each.is_written or each.readers:
             return False
-        return each.put_at is None or each.put_at < self._put_count - self._keep
+        gone = max(self._retired_count, self._put_count - self._keep)
+        return each.put_at is None or each.put_at < gone
 
     def _start_writing(self, each: _Slab) -> None:
         """Bar readers: from here on a reference to what lay here is refused."""

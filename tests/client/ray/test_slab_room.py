@@ -20,6 +20,7 @@ from teacher_logits.errors import (
     PoolFullError,
     SlabOpenError,
 )
+from teacher_logits_client.ray import slab_reading
 from teacher_logits_client.ray.opening import open_payload
 from teacher_logits_client.ray.slab_reading import open_slab
 from teacher_logits_client.ray.slab_references import SlabReference
@@ -108,6 +109,47 @@ def test_a_payload_that_was_written_over_is_refused(room: SlabRoom) -> None:
 
     with pytest.raises(PayloadRetiredError, match="keep"):
         read(old)
+
+
+def test_a_slab_is_mapped_once_for_all_of_its_payloads(room: SlabRoom) -> None:
+    """And shows each as it was put, whatever was done to the one before."""
+    places = set()
+    for step in range(1, 9):
+        view = read(put(room, float(step)))
+        assert torch.equal(view, torch.full(SHAPE, float(step)))
+        view.mul_(-1)
+        places.add(view.data_ptr())
+        del view
+        await_true(lambda: not room.is_read(), "its reader's end was not heard")
+    assert len(places) == 2
+
+
+def test_two_readers_of_a_payload_have_a_map_each(room: SlabRoom) -> None:
+    payload = put(room, 1.0)
+    first, second = read(payload), read(payload)
+    first.add_(1)
+
+    assert torch.equal(second, torch.full(SHAPE, 1.0))
+
+
+def test_a_map_goes_when_its_owner_has_closed_the_slab(room: SlabRoom) -> None:
+    gone = SlabRoom(budget_bytes=SIZE)
+    payload = put(gone, 1.0)
+    name = reference_of(payload).socket_name
+    read(payload)
+    assert any(name in key for key in slab_reading._idle)
+    gone.close()
+    read(put(room, 1.0))
+
+    assert not any(name in key for key in slab_reading._idle)
+
+
+def test_a_retired_payload_keeps_no_room_that_nobody_reads(room: SlabRoom) -> None:
+    numbers = set()
+    for step in range(1, 5):
+        numbers.add(reference_of(put(room, float(step))).number)
+        room.retire()
+    assert numbers == {0}
 
 
 def test_a_slab_that_is_read_is_not_written_into(room: SlabRoom) -> None:
@@ -206,6 +248,8 @@ def test_what_is_open_outlives_a_killed_owner_and_nothing_else_does(room: SlabRo
         owner.kill()
 
     assert held[: 4 * 64].view(np.float32).tolist() == [1.0] * 64
+    del held
+    assert not any(name in key for key in slab_reading._idle)
     with pytest.raises(SlabOpenError, match=f"process {owner.pid}"):
         open_slab(reference)
 
