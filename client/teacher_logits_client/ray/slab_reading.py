@@ -75,8 +75,9 @@ def _give_back(key: _Key, mapping: mmap.mmap, address: int, line: socket.socket)
 
 def _is_hung_up(line: socket.socket) -> bool:
     """Say whether the owner is gone; it says nothing more on a line otherwise."""
+    line.setblocking(False)
     try:
-        return not line.recv(1, socket.MSG_DONTWAIT)
+        return not line.recv(1)
     except BlockingIOError:
         return False
     except OSError:
