@@ -208,7 +208,8 @@ class DeferredTeacher:
         """
         held = columns[0].shape[0]
         told = tuple(rows)
-        if not all(is_whole(row) and row >= 0 for row in told) or len(set(told)) != held:
+        are_rows = all(is_whole(row) and row >= 0 for row in told)
+        if not are_rows or len(told) != held or len(set(told)) != held:
             raise PayloadInvalidError(
                 f"a payload of {held} rows was told {len(told)} of them, {len(set(told))} "
                 "different: give the global index of each, from 0 on",

@@ -176,7 +176,7 @@ def test_a_payload_is_of_two_tensors_of_one_shape(tensors: dict[str, torch.Tenso
         put(tensors)
 
 
-@pytest.mark.parametrize("rows", [(0,), (0, 0), (0, -1), (0, 1, 2), (0, 1.0)])
+@pytest.mark.parametrize("rows", [(0,), (0, 0), (0, 0, 1), (0, -1), (0, 1, 2), (0, 1.0)])
 def test_every_row_is_told_its_place_in_the_batch(rows: tuple[int, ...]) -> None:
     with pytest.raises(PayloadInvalidError, match="global index"):
         put(told(), rows=rows)
