@@ -170,7 +170,10 @@ def _check_box(box: ShardBox) -> None:
 
 
 def _check_tiled(
-    pieces: Sequence[Piece], size: tuple[int, int, int], shards: Sequence[ShardBox], wanted: ShardBox
+    pieces: Sequence[Piece],
+    size: tuple[int, int, int],
+    shards: Sequence[ShardBox],
+    wanted: ShardBox,
 ) -> None:
     """Refuse pieces that do not cover each cell of the slice once.
 

@@ -37,7 +37,9 @@ def moved(plan: ShardPlan, shards: list[ShardBox]) -> dict[Cell, list[Cell]]:
 
 def cuts(draw: st.DrawFn, length: int) -> list[range]:
     inner = draw(st.sets(st.integers(1, max(1, length - 1)), max_size=3))
-    return [range(a, b) for a, b in pairwise(sorted({0, length, *(i for i in inner if i < length)}))]
+    return [
+        range(a, b) for a, b in pairwise(sorted({0, length, *(i for i in inner if i < length)}))
+    ]
 
 
 @st.composite
@@ -139,7 +141,7 @@ def test_two_shards_that_share_a_corner_are_refused_with_that_corner() -> None:
     ]
     wanted = ShardBox(rows=range(2), positions=(range(8),), ids=range(4))
 
-    with pytest.raises(PayloadConflictError, match="positions 4 to 4 .* are in cp 0 and in cp 1"):
+    with pytest.raises(PayloadConflictError, match=r"positions 4 to 4 .* are in cp 0 and in cp 1"):
         plan_shards(boxes, wanted)
 
 

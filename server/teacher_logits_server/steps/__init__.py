@@ -14,12 +14,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from teacher_logits_server.steps.changes import ChangeLog
-from teacher_logits_server.steps.parts import Claim, Part, Seat, Stage, Step
+from teacher_logits_server.steps.parts import Part, Seat, Stage, Step
 from teacher_logits_server.steps.retired import GivenUpSteps, RetiredSteps, retired_error
 from teacher_logits_server.steps.seats import Seats
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from teacher_logits_server.steps.claims import Claim
 
 
 class Steps:
