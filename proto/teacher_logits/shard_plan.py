@@ -16,8 +16,9 @@ one shard is a view of it.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise, product
+from itertools import accumulate, islice, pairwise, product
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import PayloadConflictError, PayloadInvalidError
@@ -125,13 +126,16 @@ def _goes_on(piece: Piece, source: range, target: range) -> bool:
 
 def _runs(held: Sequence[range], wanted: Sequence[range]) -> Iterator[tuple[range, range]]:
     """Yield where positions that both have stand there and here, counted over all runs."""
-    theirs, mine = _starts(held), _starts(wanted)
-    for (run, start), (own, first) in product(
-        zip(held, theirs, strict=True), zip(wanted, mine, strict=True)
-    ):
-        both = _common(run, own)
-        if both:
-            yield _shifted(both, start - run.start), _shifted(both, first - own.start)
+    mine = sorted(
+        (run.start, run.stop, at) for run, at in zip(wanted, _starts(wanted), strict=True) if run
+    )
+    stops = [stop for _, stop, _ in mine]
+    for run, start in zip(held, _starts(held), strict=True):
+        for first, stop, at in islice(mine, bisect_right(stops, run.start), None):
+            if first >= run.stop:
+                break
+            both = range(max(run.start, first), min(run.stop, stop))
+            yield _shifted(both, start - run.start), _shifted(both, at - first)
 
 
 def _starts(runs: Sequence[range]) -> list[int]:

@@ -1,12 +1,10 @@
 """Steps: what one teacher has of each step, who may have it, and when it ends.
 
-Pure. Publishers reserve and seal its parts (``parts``), students' readers consume it
-(``seats``).
+Pure. Publishers reserve and seal its parts (``parts``), students' readers consume it (``seats``).
 
 Promises: a step is had whole or not at all; it is retired when every reader of every
 admitted student has consumed it, or when ``keep_steps`` says so, and a retired step never
-comes back while anybody is there. What follows for payloads is told once, by
-``changes``.
+comes back while anybody is there. What follows for payloads is told once, by ``changes``.
 """
 
 from __future__ import annotations
