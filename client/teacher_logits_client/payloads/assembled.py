@@ -123,11 +123,13 @@ class AssembledPart(RowPart):
 
     def __getitem__(self, kind: Kind) -> torch.Tensor:
         made = self._made.get(kind)
-        if made is None:
-            self.payload.column(kind)
-            self._made |= self._make(kind)
-            made = self._made[kind]
-        return made
+        if made is not None:
+            return made
+        self.payload.column(kind)
+        found = self._make(kind)
+        if self.is_copy:  # a view is its payload's to keep, which counts those that are left
+            self._made |= found
+        return found[kind]
 
     def __iter__(self) -> Iterator[Kind]:
         return iter(column.kind for column in self.payload.columns)

@@ -62,6 +62,7 @@ class Part(RowPart):
         self.row_count = row_count
         self._columns = columns
         self._is_whole = row_count == payload.row_count
+        self._runs: bytes | None = None
         self._start, self._stop = self._place()
         if not 0 <= self._start <= self._stop <= payload.position_count:
             raise PayloadInvalidError(
@@ -81,6 +82,12 @@ class Part(RowPart):
         Raises:
             PayloadInvalidError: naming both places.
         """
+        if self._runs is not None and self._runs != self._raw_runs():
+            raise PayloadInvalidError(
+                f"{self._run_kind.value} of payload {self.payload.payload_id} have changed between "
+                "its announcement and its seal",
+                facts={"payload_id": self.payload.payload_id},
+            )
         if self._is_whole:
             return  # its place follows from no offset
         was, now = (self._start, self._stop), self._place()
@@ -98,10 +105,10 @@ class Part(RowPart):
         Raises:
             PayloadInvalidError: they are not of as many positions as the row has.
         """
-        parted = self.payload.part is not None and self.payload.part.sequence_parts > 1
-        kind = ColumnKind.ROW_RUNS if parted else ColumnKind.ROW_WINDOWS
+        kind = self._run_kind
         width = self.payload.column(kind).shape[1]
-        numbers = self._columns.raw(kind).cast("i")
+        self._runs = self._raw_runs()
+        numbers = memoryview(self._runs).cast("i")
         offsets = self._columns.raw(ColumnKind.ROW_OFFSETS).cast("q")
         found = []
         for row in range(self.first, self.first + self.row_count):
@@ -116,6 +123,16 @@ class Part(RowPart):
             runs = zip(own[::2], own[1::2], strict=True)
             found.append([range(start, start + length) for start, length in runs if length])
         return found
+
+    @property
+    def _run_kind(self) -> ColumnKind:
+        """What says which positions of its rows it has."""
+        part = self.payload.part
+        is_parted = part is not None and part.sequence_parts > 1
+        return ColumnKind.ROW_RUNS if is_parted else ColumnKind.ROW_WINDOWS
+
+    def _raw_runs(self) -> bytes:
+        return bytes(self._columns.raw(self._run_kind))
 
     def _place(self) -> tuple[int, int]:
         offsets = self._columns.raw(ColumnKind.ROW_OFFSETS).cast("q")

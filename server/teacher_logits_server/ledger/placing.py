@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from teacher_logits.payload import Extent, Payload
     from teacher_logits_server.publishers import Published
     from teacher_logits_server.publishers.drafts import Draft
+    from teacher_logits_server.steps.parts import Part
 
 
 class Placing(Publishing):
@@ -67,6 +68,7 @@ class Placing(Publishing):
             try:
                 _check_counts(draft.payload, bad_row_count=0, valid_count=valid_count)
                 self._check_place(draft, extent, host_copy=False)
+                check_siblings(published, published.steps.part_of(payload_id), valid_count)
             except TeacherLogitsError:
                 self._end_reservation(published, payload_id)
                 raise
@@ -118,6 +120,17 @@ class Placing(Publishing):
         published.steps.abandon(payload_id)
         self._end_draft(payload_id)
         self._carry_out(published)
+
+
+def check_siblings(published: Published, part: Part | None, valid_count: int | None) -> None:
+    """Refuse another count of positions than those have that hold other ids at the same ones.
+
+    Raises:
+        PayloadConflictError: naming both counts.
+    """
+    step = published.steps.find(part.claim.step) if part is not None else None
+    if part is not None and step is not None and part.repeat is None:
+        step.check_count(part, valid_count)
 
 
 def _check_counts(payload: Payload, *, bad_row_count: int, valid_count: int | None) -> None:

@@ -19,7 +19,7 @@ from teacher_logits.errors import (
     PayloadInvalidError,
     TeacherLogitsError,
 )
-from teacher_logits_server.ledger.placing import Placing
+from teacher_logits_server.ledger.placing import Placing, check_siblings
 from teacher_logits_server.lending.registry import Sealed
 from teacher_logits_server.lending.rooms import pinned
 from teacher_logits_server.steps.parts import Stage
@@ -107,7 +107,7 @@ class Sealing(Placing):
             try:
                 self._check_seal(draft, extent, bad_row_count, valid_count)
                 self._check_place(draft, extent, host_copy=host_copy)
-                _check_siblings(published, part, valid_count)
+                check_siblings(published, part, valid_count)
                 if part is not None and part.repeat is not None:
                     _check_repeat(part, digest, part.digest or repeated_digest, valid_count)
             except TeacherLogitsError:
@@ -191,13 +191,6 @@ class Sealing(Placing):
         if not draft.streams:
             self._mail.note_freed(draft.session_id, payload_id)
             self._news.mail.add(draft.session_id)
-
-
-def _check_siblings(published: Published, part: Part | None, valid_count: int | None) -> None:
-    """Refuse another count of positions than those have that hold other ids at the same ones."""
-    step = published.steps.find(part.claim.step) if part is not None else None
-    if part is not None and step is not None and part.repeat is None:
-        step.check_count(part, valid_count)
 
 
 def _not_comparable(part: Part) -> PayloadConflictError:

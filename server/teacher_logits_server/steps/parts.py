@@ -202,8 +202,9 @@ class Step:
         """
         claim, width = part.claim, part.claim.grid.vocabulary_parts
         for shard, other in self.parts.items():
-            is_beside = shard // width == claim.shard // width and other.is_sealed
-            if is_beside and not other.is_lost and other.valid_count != valid_count:
+            is_beside = shard // width == claim.shard // width and shard != claim.shard
+            is_known = other.is_sealed or other.is_announced
+            if is_beside and is_known and not other.is_lost and other.valid_count != valid_count:
                 raise conflict(
                     claim,
                     f"counts {other.valid_count} of their positions by the loss_mask of shard "
