@@ -158,7 +158,7 @@ def part_of(profile: Sharded) -> ShardPart | None:
 def columns_of_rank(profile: Sharded) -> range:
     """Return the columns of the head that a publisher's logits have, padding included."""
     model = profile.model_grid
-    if model is None or part_grid(profile).vocabulary_parts == 1:
+    if model is None or ShardedBy.VOCABULARY not in profile.sharded_by:
         return range(profile.head_rows)
     width = _width(profile, model)
     start = model.tensor_parallel_rank * width

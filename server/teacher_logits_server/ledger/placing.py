@@ -10,7 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import PayloadInvalidError, TeacherLogitsError
+from teacher_logits.errors import (
+    PayloadConflictError,
+    PayloadInvalidError,
+    TeacherLogitsError,
+)
 from teacher_logits_server.ledger.publishing import Publishing
 from teacher_logits_server.lending.runs import runs_of
 
@@ -68,12 +72,15 @@ class Placing(Publishing):
             try:
                 _check_counts(draft.payload, bad_row_count=0, valid_count=valid_count)
                 self._check_place(draft, extent, host_copy=False)
-                check_siblings(published, published.steps.part_of(payload_id), valid_count)
             except TeacherLogitsError:
                 self._end_reservation(published, payload_id)
                 raise
-            draft.extent, draft.valid_count = extent, valid_count
             part = published.steps.part_of(payload_id)
+            try:
+                check_siblings(published, part, valid_count)
+            except PayloadConflictError:
+                return  # its seal is told
+            draft.extent, draft.valid_count = extent, valid_count
             if part is not None and part.announce(valid_count):
                 published.steps.changes.decided.append(part.claim.step)
                 self._carry_out(published)

@@ -79,7 +79,7 @@ def _check_vocabulary(profile: TeacherProfile) -> list[Violation]:
             )
         )
     columns = columns_of_rank(profile)
-    if part_grid(profile).vocabulary_parts > 1 and columns.start >= profile.vocabulary_size:
+    if columns.start >= profile.vocabulary_size:
         violations.append(
             _refused(
                 f"this rank's columns are {columns.start} to {columns.stop - 1}, and the ids end "
