@@ -141,6 +141,24 @@ def shard_of(profile: Sharded) -> int:
     return (rank * grid.sequence_parts + sequence) * grid.vocabulary_parts + vocabulary
 
 
+def is_shard(profile: Sharded) -> bool:
+    """Say whether a rank is to publish: not one that holds a copy of another's part, or no ids.
+
+    Of ranks that hold the same, as tensor-parallel ones do where the vocabulary is not divided,
+    the first publishes.
+    """
+    grid, model = part_grid(profile), profile.model_grid
+    if model is None:
+        return True
+    if columns_of_rank(profile).start >= profile.vocabulary_size:
+        return False
+    by_vocabulary = ShardedBy.VOCABULARY in profile.sharded_by
+    is_copy = (grid.sequence_parts == 1 and model.context_parallel_rank > 0) or (
+        not by_vocabulary and model.tensor_parallel_rank > 0
+    )
+    return not is_copy
+
+
 def part_of(profile: Sharded) -> ShardPart | None:
     """Return which part of its rows a publisher writes; None where it writes all of them."""
     grid, model = part_grid(profile), profile.model_grid

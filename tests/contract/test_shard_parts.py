@@ -19,6 +19,7 @@ from teacher_logits.shard_parts import (
     ShardedBy,
     ShardPart,
     columns_of_rank,
+    is_shard,
     part_grid,
     part_of,
     runs_of_part,
@@ -77,11 +78,7 @@ def test_the_ranks_that_hold_ids_are_the_shards_each_once(
     tp, cp = group
     profiles = ranks(sharded_by, dp=dp, tp=tp, cp=cp, ids=ids, head=ids + padding)
     grid = part_grid(profiles[0])
-    writers = [p for p in profiles if columns_of_rank(p).start < ids]
-    if grid.sequence_parts == 1 and cp > 1:  # context-parallel ranks say the same then
-        writers = [p for p in writers if p.model_grid and p.model_grid.context_parallel_rank == 0]
-    if grid.vocabulary_parts == 1 and tp > 1:
-        writers = [p for p in writers if p.model_grid and p.model_grid.tensor_parallel_rank == 0]
+    writers = [profile for profile in profiles if is_shard(profile)]
 
     assert sorted(map(shard_of, writers)) == list(range(dp * grid.count))
     assert [grid.rank_of(shard_of(p)) for p in writers] == [p.data_parallel_rank for p in writers]
@@ -95,6 +92,7 @@ def test_the_ranks_that_hold_ids_are_the_shards_each_once(
         if part is not None
         for each in range(part.first_id, part.stop_id)
     ]
+    assert all(columns_of_rank(p).stop <= ids + padding for p in writers)
     assert sorted(held) == list(product(range(grid.sequence_parts), range(ids)))
 
 

@@ -14,6 +14,7 @@ import torch
 
 from teacher_logits.errors import PayloadInvalidError, TeacherLogitsError
 from teacher_logits.shard_plan import ShardBox, ShardPlan, plan_shards
+from teacher_logits_client.rows.shard_assembly import assemble_shards
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,17 +30,14 @@ _ONE = range(1)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Places:
-    """Where whole rows' positions come from. Of rows [N]: ``offsets`` int64 [N+1] and ``windows``
-    int32 [N,2]; of each part, ``sources`` are the positions that are taken from it and ``targets``
-    where they go, int64; a ``sources`` None is all of them, in order.
+    """Where the positions of whole rows [N] come from.
+
+    ``offsets`` int64 [N+1] and ``windows`` int32 [N,2] are those of whole rows.
     """
 
     offsets: torch.Tensor
     windows: torch.Tensor
-    sources: tuple[torch.Tensor | None, ...]
-    targets: tuple[torch.Tensor, ...]
-    #: The part that holds all positions as they are wanted; None where they are copied.
-    viewed: int | None
+    plan: ShardPlan
 
     @property
     def position_count(self) -> int:
@@ -49,21 +47,16 @@ class Places:
     @property
     def is_view(self) -> bool:
         """Whether one part holds all positions as they are wanted."""
-        return self.viewed is not None
+        return self.plan.is_view
 
     def place(self, tensors: Sequence[torch.Tensor], *, device: torch.device) -> torch.Tensor:
         """Return a column [P,...] over the positions of whole rows, out of each part's [Pc,...].
 
         A view of the one part that holds them all, where there is one.
         """
-        if self.viewed is not None:
-            return tensors[self.viewed]
-        shape = (self.position_count, *tensors[0].shape[1:])
-        out = torch.empty(shape, dtype=tensors[0].dtype, device=device)
-        for tensor, source, target in zip(tensors, self.sources, self.targets, strict=True):
-            taken = tensor if source is None else tensor[source.to(tensor.device)]
-            out.index_copy_(0, target.to(device), taken.to(device))
-        return out
+        # One row, and one entry where a plan has ids.
+        boxes = [each.to(device).unsqueeze(0).unsqueeze(2) for each in tensors]
+        return assemble_shards(self.plan, boxes).squeeze(2).squeeze(0)
 
 
 def places_of(columns: Sequence[Sequence[Part]]) -> Places:
@@ -80,24 +73,12 @@ def places_of(columns: Sequence[Sequence[Part]]) -> Places:
     windows = [_window(runs) for runs in zip(*held, strict=True)]
     plan = _plan(held, windows, [column[0] for column in columns])
     offsets = [0, *accumulate(len(window) for window in windows)]
-    counts = [sum(len(run) for runs in shard for run in runs) for shard in held]
-    found = [_indices(plan, at, count) for at, count in enumerate(counts)]
     firsts = [[window.start, len(window)] for window in windows]
     return Places(
         offsets=torch.tensor(offsets),
         windows=torch.tensor(firsts, dtype=torch.int32).view(-1, 2),
-        sources=tuple(source for source, _ in found),
-        targets=tuple(target for _, target in found),
-        viewed=_viewed(plan, counts),
+        plan=plan,
     )
-
-
-def _viewed(plan: ShardPlan, counts: Sequence[int]) -> int | None:
-    """Return the part that is the rows: of which all is one piece of it, and it has no other."""
-    if not plan.is_view:
-        return None
-    at = plan.pieces[0].shard
-    return at if counts[at] == plan.size[1] else None
 
 
 def _plan(held: Sequence[Runs], windows: Sequence[range], shards: Sequence[Part]) -> ShardPlan:
@@ -160,26 +141,6 @@ def _aligned(column: Sequence[Part]) -> Runs:
             facts={"row": number},
         )
     return runs
-
-
-def _indices(plan: ShardPlan, at: int, count: int) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """Return which positions of a part are taken, None for all in order, and where they go."""
-    pieces = sorted(
-        (p for p in plan.pieces if p.shard == at), key=lambda p: p.source_positions.start
-    )
-    sources = _spread([p.source_positions for p in pieces])
-    targets = _spread([p.positions for p in pieces])
-    is_all = len(sources) == count and torch.equal(sources, torch.arange(count))
-    return None if is_all else sources, targets
-
-
-def _spread(runs: Sequence[range]) -> torch.Tensor:
-    """Return the numbers of some runs, one behind the other, int64."""
-    starts = torch.tensor([run.start for run in runs], dtype=torch.int64)
-    lengths = torch.tensor([len(run) for run in runs], dtype=torch.int64)
-    before = lengths.cumsum(0) - lengths
-    total = int(lengths.sum())
-    return (starts - before).repeat_interleave(lengths) + torch.arange(total)
 
 
 def _text(runs: Sequence[range]) -> str:

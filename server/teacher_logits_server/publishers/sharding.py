@@ -18,7 +18,14 @@ from teacher_logits import grid
 from teacher_logits.errors import Violation
 from teacher_logits.layout import ColumnKind, ElementType
 from teacher_logits.selection_rules import TopK
-from teacher_logits.shard_parts import BY_SEQUENCE, ShardedBy, columns_of_rank, part_grid, shard_of
+from teacher_logits.shard_parts import (
+    BY_SEQUENCE,
+    ShardedBy,
+    columns_of_rank,
+    is_shard,
+    part_grid,
+    shard_of,
+)
 
 if TYPE_CHECKING:
     from teacher_logits.profiles import TeacherProfile
@@ -49,10 +56,13 @@ def shard_taken(profile: TeacherProfile, standing: Standing) -> Violation:
     """Return the rule that a publisher breaks whose shard another one publishes."""
     shard, grid = shard_of(profile), part_grid(profile)
     own = "model_grid= ranks" if grid.count > 1 else "data_parallel_rank="
+    copies = (
+        "" if is_shard(profile) else "; this rank holds a copy, and need not publish (is_shard)"
+    )
     return Violation(
         rule="shard_taken",
         message=f"shard {grid.text_of(shard)} of teacher {profile.teacher_id!r} is published by "
-        f"{standing.text}: end that one first, or give each publisher its own {own}",
+        f"{standing.text}: end that one first, or give each publisher its own {own}{copies}",
         facts={"shard": shard, **standing.facts},
     )
 
