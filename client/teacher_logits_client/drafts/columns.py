@@ -172,6 +172,11 @@ class DraftColumns:
             self.touched.fill_(True)
         else:
             self._mark(rows)
+        self._describe(rows)
+
+    def _describe(self, rows: DraftRows) -> None:
+        """Write what describes the rows."""
+        found = self.by_kind
         found[Kind.ROW_OFFSETS].copy_(rows.offsets)
         found[Kind.ROW_WINDOWS].copy_(rows.windows)
         if rows.held is not None:

@@ -56,9 +56,7 @@ def shard_taken(profile: TeacherProfile, standing: Standing) -> Violation:
     """Return the rule that a publisher breaks whose shard another one publishes."""
     shard, grid = shard_of(profile), part_grid(profile)
     own = "model_grid= ranks" if grid.count > 1 else "data_parallel_rank="
-    copies = (
-        "" if is_shard(profile) else "; this rank holds a copy, and need not publish (is_shard)"
-    )
+    copies = "" if is_shard(profile) else "; this rank holds a copy, which is not published"
     return Violation(
         rule="shard_taken",
         message=f"shard {grid.text_of(shard)} of teacher {profile.teacher_id!r} is published by "
