@@ -81,6 +81,7 @@ class AssembledPart(RowPart):
         #: Of each context-parallel part, its tensor-parallel ones.
         self._columns = [list(group) for _, group in groupby(self._shards, lambda s: _place(s)[0])]
         self.row_count = shards[0].row_count
+        _check_alike(self._shards)
         _check_all_there(self._columns)
         self._places = places_of(self._columns)
         self._merges = len(self._columns[0]) > 1
@@ -181,6 +182,35 @@ def _place(shard: Part) -> tuple[int, int]:
 def _worst(statuses: tuple[int, ...]) -> int:
     """Return the worst of some statuses: the smaller, the worse, and OK is best."""
     return min((each for each in statuses if each != RowStatus.OK), default=int(RowStatus.OK))
+
+
+def _check_alike(shards: Sequence[Part]) -> None:
+    """Refuse parts of which some say other things than others, or in other types."""
+    first = shards[0].payload
+    for payload in (shard.payload for shard in shards[1:]):
+        for what, mine, theirs in (
+            ("top_k", first.top_k, payload.top_k),
+            ("temperatures", first.temperatures, payload.temperatures),
+            ("vocabulary_size", first.vocabulary_size, payload.vocabulary_size),
+            ("selection", first.selection, payload.selection),
+            ("columns", _entries_of(first), _entries_of(payload)),
+        ):
+            if mine != theirs:
+                raise PayloadInvalidError(
+                    f"payloads {first.payload_id} and {payload.payload_id} are parts of the same "
+                    f"rows, and have {what} {mine} and {theirs}: all ranks of a teacher write "
+                    "alike",
+                    facts={"what": what, "first": str(mine)[:200], "other": str(theirs)[:200]},
+                )
+
+
+def _entries_of(payload: Payload) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return what each position, or row, has of each column."""
+    return {
+        each.kind.value: (each.element_type.value, each.shape[1:])
+        for each in payload.columns
+        if each.kind is not Kind.ROW_RUNS
+    }
 
 
 def _check_all_there(columns: Sequence[Sequence[Part]]) -> None:

@@ -110,6 +110,12 @@ class Part(RowPart):
         self._runs = self._raw_runs()
         numbers = memoryview(self._runs).cast("i")
         offsets = self._columns.raw(ColumnKind.ROW_OFFSETS).cast("q")
+        if self._is_whole and self._stop - self._start != self.payload.position_count:
+            raise PayloadInvalidError(
+                f"payload {self.payload.payload_id} has {self.payload.position_count} positions, "
+                f"and its row_offsets speak of {self._stop - self._start}",
+                facts={"positions": self.payload.position_count},
+            )
         found = []
         for row in range(self.first, self.first + self.row_count):
             own = numbers[row * width : (row + 1) * width].tolist()

@@ -25,18 +25,20 @@ if TYPE_CHECKING:
     from teacher_logits.payload import Payload
 
 
-def written(
+def written(profile: tl.TeacherProfile, logits: torch.Tensor, **given: object) -> Part:
+    """What a student reads of a rank that selects from its part of the logits [N,S,V]."""
+    return part_over(*written_bytes(profile, logits, **given))
+
+
+def written_bytes(
     profile: tl.TeacherProfile,
     logits: torch.Tensor,
     *,
     ids: object,
     lengths: object = None,
     windows: object = None,
-) -> Part:
-    """What a student reads of a rank that selects from its part of the logits [N,S,V].
-
-    Bad rows are masked.
-    """
+) -> tuple[Payload, bytearray]:
+    """The payload of such a rank and its bytes. Bad rows are masked."""
     given = Given(
         input_ids=ids,  # type: ignore[arg-type]
         lengths=lengths,  # type: ignore[arg-type]
@@ -60,7 +62,7 @@ def written(
         check_open=lambda: None,
     ).select(own_logits(profile, logits))
     finish(columns, rows, payload, mask=True)
-    return part_over(payload, data)
+    return payload, data
 
 
 def part_over(payload: Payload, data: bytearray) -> Part:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,24 +11,27 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.client.payloads import shard_rig
-from tests.client.payloads.shard_rig import written
+from tests.client.payloads.shard_rig import part_over, written, written_bytes
 from tests.client.publishing.sharded import (
     HEAD,
     LENGTHS,
     ROWS,
     VOCABULARY,
     WIDTH,
+    a_student,
     ids_of,
     logits_of,
     ranks,
     whole_teacher,
 )
+from tests.foreign import foreign
 
-from teacher_logits.errors import AlignmentError, PayloadInvalidError
+from teacher_logits.errors import AlignmentError, PayloadInvalidError, TeacherLogitsError
 from teacher_logits.layout import ColumnKind as Kind
 from teacher_logits.layout import RowStatus
 from teacher_logits.shard_parts import part_grid
 from teacher_logits_client.payloads.assembled import AssembledPart, assemble
+from teacher_logits_client.payloads.step_guards import check_shape
 
 if TYPE_CHECKING:
     from teacher_logits_client.payloads.row_columns import Part
@@ -54,6 +58,12 @@ def shards(
 def whole(**given: object) -> Part:
     rows: dict[str, object] = {"ids": ids_of(0), "lengths": LENGTHS, **given}
     return written(whole_teacher("teacher"), logits_of(0), **rows)
+
+
+WRITTEN = [
+    written_bytes(profile, logits_of(0), ids=ids_of(0), lengths=LENGTHS)
+    for profile in ranks(whole_teacher("teacher"), "zigzag", "vocabulary", tensor=2, context=2)
+]
 
 
 @st.composite
@@ -186,6 +196,28 @@ def _written_packed(profile: object, logits: torch.Tensor, rows: list[list[int]]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shard_rig, "own_logits", lambda _, __: logits)
         return written(profile, logits_of(0), ids=rows)  # type: ignore[arg-type]
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 1 << 32))
+def test_parts_of_another_make_are_put_together_or_refused_by_the_tree(seed: int) -> None:
+    dice = random.Random(seed)
+    parts = [part_over(payload, data) for payload, data in WRITTEN]
+    for _ in range(20):
+        at = dice.randrange(len(parts))
+        payload, data = WRITTEN[at]
+        found = foreign(dice, payload, bytes(data))
+        if found is None:
+            continue
+        try:
+            check_shape(found.payload, a_student("teacher"))
+            strange = part_over(found.payload, found.data)
+            (whole_rows,) = assemble([*parts[:at], strange, *parts[at + 1 :]])
+            whole_rows.look_again()
+            for kind in whole_rows:
+                assert len(whole_rows[kind]) in (ROWS, ROWS + 1, whole_rows.payload.position_count)
+        except TeacherLogitsError:
+            continue
 
 
 @pytest.mark.parametrize("lost", range(4))

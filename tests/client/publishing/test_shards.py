@@ -251,6 +251,33 @@ def test_the_same_part_again_is_fine_and_other_bytes_are_refused(
             publish(publishers[:1], 0, logits_of(1))
 
 
+def test_a_part_alone_is_not_read_as_if_it_were_the_rows(client: tl.Client, name: str) -> None:
+    profiles = ranks(whole_teacher(name), "vocabulary", tensor=2)
+    with (
+        opened(client, profiles) as publishers,
+        client.open_session(a_student(name)) as session,
+    ):
+        with reserve(publishers[0], 0) as draft:
+            draft.select(own_logits(publishers[0].profile, logits_of(0)))
+
+        with pytest.raises(PayloadInvalidError, match="holds a part of its rows"):
+            session.acquire(payload_id=draft.payload_id)
+
+
+def test_streams_may_be_encoded_part_by_part(
+    client: tl.Client, name: str, whole: list[Read]
+) -> None:
+    profiles = ranks(whole_teacher(name), "zigzag", "vocabulary", tensor=2, context=2)
+    student = a_student(
+        name, transports=("stream",), value_codecs=("uint8",), id_codecs=("planes24",)
+    )
+    with opened(client, profiles) as publishers, client.open_session(student) as session:
+        publish(publishers, 0, logits_of(0), loss_mask=MASK)
+        found = Read.of(session, 0)
+
+    assert torch.equal(found.columns["topk_ids"], whole[0].columns["topk_ids"])
+
+
 def test_one_publisher_a_part(client: tl.Client, name: str) -> None:
     profiles = ranks(whole_teacher(name), "zigzag", context=2)
     with opened(client, profiles):
