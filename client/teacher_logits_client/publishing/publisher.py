@@ -125,7 +125,8 @@ class Publisher:
         """Claim rows of a step and wait for room to write them.
 
         N rows are given in the step's order; padding rows of a partial last batch may stand
-        behind them or be left out.
+        behind them or be left out. They are whole rows on each rank of a teacher that divides them
+        (``sharded_by``): the draft then holds this rank's part, and takes its own logits.
 
         Args:
             step: from 0 to 2**62 - 1.

@@ -191,7 +191,6 @@ def _missing(published: Published, drafts: Drafts, number: int) -> int:
         for shard, member in published.members.items()
         if member.writer_id not in ("", SERVER_WRITER)
     }
-    return waiting + sum(
-        shard not in local and (step is None or step.lacks(shard))
-        for shard in range(published.shard_count)
-    )
+    shards = range(published.shard_count)
+    lacking = shards if step is None else step.lacking(shards)
+    return waiting + sum(shard not in local for shard in lacking)

@@ -57,7 +57,7 @@ class Steps:
 
     def lowest_without(self, shard: int) -> int:
         """Return the lowest step that still needs a shard, else the one that comes next for it."""
-        lacking = (step.number for step in self._open() if step.lacks(shard))
+        lacking = (step.number for step in self._open() if step.lacking((shard,)))
         own = (step.number for step in self._steps.values() if shard in step.claimed)
         coming = max(self._highest_complete, *own, -1) + 1
         return min((*lacking, *self._given_up), default=coming)

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import ProducerLostError
+from teacher_logits.shard_parts import UNDIVIDED
 from teacher_logits_server.steps.claims import Claim, conflict, rows_text
 
 if TYPE_CHECKING:
@@ -140,15 +141,20 @@ class Step:
         """Whether some of it is reserved or there to be read."""
         return bool(self.claimed)
 
-    def lacks(self, shard: int) -> bool:
-        """Say whether a shard is still to be reserved, and rows are left for it."""
-        claimed = self.claimed
-        if shard in claimed:
-            return False
-        if self.claimed_rows < self.real_rows:
-            return True
-        claims = [self.parts[each].claim for each in claimed]
-        return any(claim.rank == claim.grid.rank_of(shard) for claim in claims)
+    def lacking(self, shards: Iterable[int]) -> list[int]:
+        """Return which of some shards are still to be reserved, and have rows left for them.
+
+        Those that divide rows with a shard that is reserved have these rows.
+        """
+        claims = {shard: self.parts[shard].claim for shard in self.claimed}
+        has_room = self.claimed_rows < self.real_rows
+        ranks = {claim.rank for claim in claims.values()}
+        grid = next((claim.grid for claim in claims.values()), UNDIVIDED)
+        return [
+            shard
+            for shard in shards
+            if shard not in claims and (has_room or grid.rank_of(shard) in ranks)
+        ]
 
     def claims_of(self, session_id: str) -> Iterator[tuple[Claim, bool]]:
         """Yield what a session reserved of it, and whether that is sealed and still there."""
@@ -213,9 +219,9 @@ class Step:
 
     def lacking_text(self, shard_count: int, grid: PartGrid) -> str:
         """Say which shards of a step of ``shard_count`` shards are not there to be read."""
-        sealed = {part.claim.shard for part in self.sealed}
+        sealed, claimed = {part.claim.shard for part in self.sealed}, set(self.claimed)
         written = [shard for shard in self.claimed if shard not in sealed]
-        absent = [shard for shard in range(shard_count) if shard not in self.claimed]
+        absent = [shard for shard in range(shard_count) if shard not in claimed]
         text = f"{self.sealed_rows} of its {self.real_rows} rows are sealed"
         for shards, what in ((written, "being written"), (absent, "not reserved")):
             if shards and self.sealed_rows < self.real_rows:

@@ -121,6 +121,15 @@ def publish(
             tl.select_top_k(own_logits(publisher.profile, logits), out=draft)
 
 
+def publish_row_by_row(publishers: Sequence[Publisher], step: int, logits: torch.Tensor) -> None:
+    """Publish a step of every rank, each of whose forward passes takes one row."""
+    for publisher in publishers:
+        own = own_logits(publisher.profile, logits)
+        with reserve(publisher, step) as draft:
+            for part in draft.micro_batches(1):
+                tl.select_top_k(own[part.index], out=part)
+
+
 @contextmanager
 def opened(
     client: tl.Client, profiles: Sequence[tl.TeacherProfile], **given: object

@@ -20,6 +20,7 @@ from tests.client.publishing.sharded import (
     opened,
     own_logits,
     publish,
+    publish_row_by_row,
     ranks,
     reserve,
     whole_teacher,
@@ -188,7 +189,7 @@ def test_each_rank_of_a_student_reads_its_own_rows_of_all_parts(
             )
             for rank in range(2)
         ]
-        publish(publishers, 0, logits_of(0))
+        publish_row_by_row(publishers, 0, logits_of(0))
         for rank, session in enumerate(sessions):
             rows = slice(2 * rank, 2 * rank + 2)
             positions = slice(offsets[rows.start], offsets[rows.stop])

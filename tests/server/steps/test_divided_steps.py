@@ -92,7 +92,7 @@ def test_a_part_is_lacked_until_it_is_reserved_though_its_rows_are_claimed() -> 
     step = step_of(steps)
 
     assert step.claimed_rows == ROWS
-    assert [step.lacks(shard) for shard in range(4)] == [False, True, True, True]
+    assert step.lacking(range(4)) == [1, 2, 3]
     assert steps.lowest_without(2) == 0
 
 
