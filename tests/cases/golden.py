@@ -114,7 +114,6 @@ def pad_cases(name: str) -> list[PadCase]:
     ]
 
 
-<<<<<<< HEAD
 def dp_shard_cases(name: str) -> list[DpShardCase]:
     return [
         DpShardCase(
@@ -129,39 +128,11 @@ def dp_shard_cases(name: str) -> list[DpShardCase]:
             rows_per_shard=line.get("rows_per_shard", []),
             micro_batch_indices=line.get("micro_batch_indices", []),
             micro_batch_lengths=line.get("micro_batch_lengths", []),
-=======
-@dataclass(frozen=True, kw_only=True)
-class PlanCase:
-    """What upstream plans for one student rank: its shards, and which part of each goes where."""
-
-    id: str
-    tag: str
-    student_cp: int
-    student_cp_rank: int
-    full_seq_len: int
-    full_vocab_size: int
-    shards: list[dict[str, Any]]
-    plan: list[dict[str, Any]]
-
-
-def plan_cases(name: str) -> list[PlanCase]:
-    return [
-        PlanCase(
-            id=line["id"],
-            tag=f"tp{line['teacher_tp']}-cp{line['teacher_cp']}-student-cp{line['student_cp']}",
-            student_cp=line["student_cp"],
-            student_cp_rank=line["student_cp_rank"],
-            full_seq_len=line["full_seq_len"],
-            full_vocab_size=line["full_vocab_size"],
-            shards=line["shards"],
-            plan=line["plan"],
->>>>>>> shards
         )
         for line in map(json.loads, _lines(name))
     ]
 
 
-<<<<<<< HEAD
 def handle_cases(name: str) -> list[HandleCase]:
     return [
         HandleCase(
@@ -190,8 +161,36 @@ def _batching(line: dict[str, Any]) -> SequencePacking | DynamicBatching | None:
     return None
 
 
-=======
->>>>>>> shards
+@dataclass(frozen=True, kw_only=True)
+class PlanCase:
+    """What upstream plans for one student rank: its shards, and which part of each goes where."""
+
+    id: str
+    tag: str
+    student_cp: int
+    student_cp_rank: int
+    full_seq_len: int
+    full_vocab_size: int
+    shards: list[dict[str, Any]]
+    plan: list[dict[str, Any]]
+
+
+def plan_cases(name: str) -> list[PlanCase]:
+    return [
+        PlanCase(
+            id=line["id"],
+            tag=f"tp{line['teacher_tp']}-cp{line['teacher_cp']}-student-cp{line['student_cp']}",
+            student_cp=line["student_cp"],
+            student_cp_rank=line["student_cp_rank"],
+            full_seq_len=line["full_seq_len"],
+            full_vocab_size=line["full_vocab_size"],
+            shards=line["shards"],
+            plan=line["plan"],
+        )
+        for line in map(json.loads, _lines(name))
+    ]
+
+
 def arrays(name: str, group: str) -> dict[str, np.ndarray]:
     """The fields of one group of an .npz file, without the group's name."""
     with np.load(FOLDER / name) as file:
