@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from teacher_logits.errors import ConfigError, EngineError, TeacherLogitsError
 from teacher_logits_server.engines.model_files import find_model, find_tokenizer
+from teacher_logits_server.replica_settings import RAY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,10 +35,8 @@ if TYPE_CHECKING:
 
 BUILT_IN = {
     "transformers": "teacher_logits_server.engines.transformers:from_config",
-    "ray": "teacher_logits_server.replicas.engine:from_config",
+    RAY: "teacher_logits_server.replicas.engine:from_config",
 }
-RAY = "ray"
-"""The engine whose replicas run another one."""
 _NEEDS = {"transformers": ("torch", "transformers"), RAY: ("ray",)}
 MAX_WORDS = 300
 """Most characters of somebody else's error that a message of ours repeats."""
