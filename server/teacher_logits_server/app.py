@@ -19,14 +19,15 @@ from teacher_logits.errors import TeacherLogitsError
 from teacher_logits_server import logs
 from teacher_logits_server.engines import check_settings, make_engine
 from teacher_logits_server.readiness import Readiness, announce, retract
-from teacher_logits_server.server import Server, in_thread
+from teacher_logits_server.server import Server
+from teacher_logits_server.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from teacher_logits.device_memory import DeviceMemory
     from teacher_logits_server.config import ServerConfig
-    from teacher_logits_server.engines import Engine
+    from teacher_logits_server.engines.passes import ServedEngine
 
 T = TypeVar("T")
 
@@ -92,7 +93,7 @@ async def _start(server: Server, config: ServerConfig) -> Readiness:
     return await server.start()
 
 
-def _load_engine(config: ServerConfig) -> Engine | None:
+def _load_engine(config: ServerConfig) -> ServedEngine | None:
     """Make the engine, if one is wanted. The sockets are ours by now, and so is a ready file that
     lies there."""
     retract(config)
@@ -157,7 +158,7 @@ class EmbeddedServer:
 
 
 @contextmanager
-def serve_in_thread(config: ServerConfig, engine: Engine | None) -> Iterator[EmbeddedServer]:
+def serve_in_thread(config: ServerConfig, engine: ServedEngine | None) -> Iterator[EmbeddedServer]:
     """Run a server in a thread of this process, whose clients may then read ``local``.
 
     Without an engine it serves published teachers alone. Yields once it is ready. Leaving stops

@@ -14,13 +14,13 @@ import socket
 from typing import TYPE_CHECKING
 
 from teacher_logits import __version__, keys
-from teacher_logits.errors import ConfigError, EngineError, TeacherLogitsError
+from teacher_logits.errors import ConfigError
 from teacher_logits.profiles import NodeHints, TeacherProfile
 from teacher_logits.transport import Transport
 from teacher_logits_server.broker import Broker
-from teacher_logits_server.engines import words_of
 from teacher_logits_server.engines.device import engine_device
-from teacher_logits_server.engines.probe import probe_causality
+from teacher_logits_server.engines.passes import PassEngine
+from teacher_logits_server.engines.probe import probe_engine
 from teacher_logits_server.exporters.cuda_ipc import CudaIpcExporter
 from teacher_logits_server.exporters.local import LocalExporter
 from teacher_logits_server.exporters.shared_memory import SharedMemoryExporter
@@ -38,9 +38,11 @@ if TYPE_CHECKING:
     from teacher_logits.clock import Clock
     from teacher_logits.device_memory import DeviceMemory
     from teacher_logits.terms import Check
+    from teacher_logits.views import ReplicaView
     from teacher_logits_server.config import ServerConfig
-    from teacher_logits_server.engines import Engine, EngineProfile
+    from teacher_logits_server.engines import EngineProfile
     from teacher_logits_server.engines.device import EngineDevice
+    from teacher_logits_server.engines.passes import ServedEngine
     from teacher_logits_server.exporters import Exporter, SlabExporter
 
 _log = logging.getLogger(__name__)
@@ -62,7 +64,7 @@ class Core:
         self,
         *,
         config: ServerConfig,
-        engine: Engine | None,
+        engine: ServedEngine | None,
         clock: Clock,
         broker_path: str,
         device_memory: DeviceMemory | None = None,
@@ -78,7 +80,11 @@ class Core:
         self.offered = frozenset(config.transports)
         if not broker_path:
             self.offered -= {Transport.SHARED_MEMORY, Transport.CUDA_IPC}
-        checks = () if engine is None else (probe(engine),)
+        self.passes = engine if isinstance(engine, PassEngine) else None
+        checks: tuple[Check, ...] = ()
+        if engine is not None:
+            # One that computes elsewhere was probed there.
+            checks = (engine.check if isinstance(engine, PassEngine) else probe_engine(engine),)
         # Behind the probe, which has had the teacher take what it works with.
         self.device = None if engine is None else self._find_device(config, device_memory)
         self.slabs = ServerSlabs(epoch=epoch, device=self.device)
@@ -171,6 +177,8 @@ class Core:
         """
         if self.scorer is not None:
             self.scorer.stop()
+        if self.passes is not None:
+            self.passes.close()
         self.slabs.close()
         self.foreign.close()
 
@@ -181,12 +189,29 @@ class Core:
             threads["scorer"] = self.scorer.healthy
         if self.broker is not None:
             threads["broker"] = self.broker.is_alive
+        if self.passes is not None:
+            threads["replicas"] = self.passes.is_alive
         return threads
+
+    def replicas(self) -> tuple[ReplicaView, ...]:
+        """Describe the replicas of the teacher, if it runs in some."""
+        return () if self.passes is None else self.passes.replicas()
+
+    def health(self) -> dict[str, str | bool]:
+        """Return what the health is made of, for the log."""
+        facts: dict[str, str | bool] = {**self.threads()}
+        if self.passes is not None:
+            states = [each.state for each in self.replicas()]
+            facts["ready"] = f"{states.count('ready')} of {len(states)} replicas"
+            why = self.passes.refusal
+            facts["reason"] = "" if why is None else why.message
+        return facts
 
     @property
     def is_healthy(self) -> bool:
-        """Whether every thread lives."""
-        return all(self.threads().values())
+        """Whether every thread lives, and the teacher can compute."""
+        able = self.passes is None or self.passes.refusal is None
+        return able and all(self.threads().values())
 
     @property
     def is_idle(self) -> bool:
@@ -199,27 +224,6 @@ class Core:
             if queue.waiting_requests or queue.running_requests:
                 return False
         return not self.ledger.lease_count()
-
-
-def probe(engine: Engine) -> Check:
-    """Probe a teacher's causality, which is also the first that is asked of an engine.
-
-    Raises:
-        AlignmentError: it is not causal.
-        EngineError: it failed, or its logits have another shape than its profile says.
-    """
-    try:
-        return probe_causality(engine)
-    except TeacherLogitsError:
-        raise
-    except Exception as error:
-        raise EngineError(
-            f"engine {engine.profile.name} failed on the first rows it was tried with "
-            f"({words_of(error)}): mend it; `logits(rows)` yields tensors "
-            f"[positions, {engine.profile.head_rows}], as its profile says; --log-level debug "
-            "shows where",
-            facts={"engine": engine.profile.name, "error": type(error).__name__},
-        ) from error
 
 
 def own_device(config: ServerConfig, device: EngineDevice) -> OwnDevice:

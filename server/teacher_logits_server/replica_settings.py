@@ -1,5 +1,7 @@
 """What a server is told of the replicas of its teacher; a group of ``settings``."""
 
+# ruff: noqa: RUF009 - `_set` makes a dataclass field, which is no shared default
+
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -14,13 +14,14 @@ room that was given back in between is not touched.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from teacher_logits_server.engines.answers import fill
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from teacher_logits.errors import TeacherLogitsError
     from teacher_logits.terms import Check
@@ -48,13 +49,14 @@ class Outcome:
 
     ``error`` is what the engine raised on them together; it is ``final`` where trying them again,
     each alone, is of no use. ``scores`` has one entry a part where they are still to be written;
-    it is empty where they are, or where nobody wanted them any more.
+    it is empty where they are. Of what is ``unwanted`` nothing was written: nobody waits for it.
     """
 
     parts: tuple[Part, ...]
     error: Exception | None = None
     final: bool = False
     scores: tuple[Scores, ...] = ()
+    unwanted: bool = False
 
 
 class Passes(Protocol):
@@ -68,9 +70,7 @@ class Passes(Protocol):
     def refusal(self) -> TeacherLogitsError | None:
         """Why nothing can be computed at present; None where it can."""
 
-    def start(
-        self, parts: Sequence[Part], *, wanted: Callable[[], bool], deadline: float
-    ) -> None:
+    def start(self, parts: Sequence[Part], *, wanted: Callable[[], bool], deadline: float) -> None:
         """Have the rows of some answers computed together.
 
         More than there is room for wait their turn. ``wanted`` may be asked on any thread; from
@@ -124,9 +124,7 @@ class OneAtATime:
         """See ``Passes``."""
         return None
 
-    def start(
-        self, parts: Sequence[Part], *, wanted: Callable[[], bool], deadline: float
-    ) -> None:
+    def start(self, parts: Sequence[Part], *, wanted: Callable[[], bool], deadline: float) -> None:
         """See ``Passes``; computed by ``outcomes``."""
         self._started.append((tuple(parts), wanted))
 
@@ -136,11 +134,12 @@ class OneAtATime:
             return []
         parts, wanted = self._started.popleft()
         try:
-            while wanted() and not fill(self._engine, parts, wanted=wanted):
-                pass
+            while wanted():
+                if fill(self._engine, parts, wanted=wanted):
+                    return [Outcome(parts=parts)]
         except Exception as error:
             return [Outcome(parts=parts, error=error)]
-        return [Outcome(parts=parts)]
+        return [Outcome(parts=parts, unwanted=True)]
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Do nothing: whoever asks for outcomes is the one that computes them."""
@@ -149,6 +148,17 @@ class OneAtATime:
 def passes_of(engine: ServedEngine) -> Passes:
     """Return what the scorer gives an engine's passes to."""
     return engine if isinstance(engine, PassEngine) else OneAtATime(engine)
+
+
+@contextmanager
+def closed_on_failure(engine: ServedEngine | None) -> Iterator[None]:
+    """Close an engine that computes elsewhere if what follows fails; others need no closing."""
+    try:
+        yield
+    except BaseException:
+        if isinstance(engine, PassEngine):
+            engine.close()
+        raise
 
 
 def is_for(answer: Answer | None, part: Part) -> bool:

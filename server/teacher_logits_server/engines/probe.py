@@ -15,13 +15,19 @@ import random
 from array import array
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import AlignmentError, PayloadInvalidError
+from teacher_logits.errors import (
+    AlignmentError,
+    EngineError,
+    PayloadInvalidError,
+    TeacherLogitsError,
+)
 from teacher_logits.layout import ElementType, top_k_columns
 from teacher_logits.payload_room import HostRoom
 from teacher_logits.selection.causality import CausalityProbe, Verdict, causality_verdict, worst
 from teacher_logits.selection_rules import TopK
 from teacher_logits.terms import Check
 from teacher_logits.terms import Verdict as CheckVerdict
+from teacher_logits_server.engines import words_of
 from teacher_logits_server.engines.answers import Answer, Part, fill
 from teacher_logits_server.engines.keepers import TopKKeeper, Wanted
 from teacher_logits_server.engines.requests import read_request
@@ -87,6 +93,27 @@ def probe_causality(engine: Engine) -> Check:
             f"and beside others by {beside_gap:.1e}"
         ),
     )
+
+
+def probe_engine(engine: Engine) -> Check:
+    """Probe a teacher's causality, which is also the first that is asked of an engine.
+
+    Raises:
+        AlignmentError: it is not causal.
+        EngineError: it failed, or its logits have another shape than its profile says.
+    """
+    try:
+        return probe_causality(engine)
+    except TeacherLogitsError:
+        raise
+    except Exception as error:
+        raise EngineError(
+            f"engine {engine.profile.name} failed on the first rows it was tried with "
+            f"({words_of(error)}): mend it; `logits(rows)` yields tensors "
+            f"[positions, {engine.profile.head_rows}], as its profile says; --log-level debug "
+            "shows where",
+            facts={"engine": engine.profile.name, "error": type(error).__name__},
+        ) from error
 
 
 def _refuse_padding(engine_name: str, gap: float, least_effect: float) -> AlignmentError:

@@ -254,7 +254,8 @@ class Dispatch:
             at = min(places, key=lambda number: (self._work[number].tokens, number))
             attempt = next(self._attempts)
             self._work[at].send(attempt, given, now)
-            instructions.append(Send(attempt=attempt, replica=at, pieces=given.pieces))
+            life = self._lives[at].life
+            instructions.append(Send(attempt=attempt, replica=at, life=life, pieces=given.pieces))
         return instructions
 
     def _open(self) -> list[int]:

@@ -16,10 +16,11 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Send:
-    """Have a replica compute a pass; its answer is told by ``attempt``."""
+    """Have a life of a replica compute a pass; its answer is told by ``attempt``."""
 
     attempt: int
     replica: int
+    life: int
     pieces: tuple[Piece, ...]
 
 

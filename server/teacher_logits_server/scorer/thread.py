@@ -2,12 +2,11 @@
 
     submit -> queue -> room in a slab -> a pass of the engine -> sealed and leased -> future
 
-Passes run one at a time on this thread, or several at once elsewhere (``engines.passes``); what
-comes of them is written, sealed and leased here.
+Passes run one at a time on this thread, or several at once elsewhere (``engines.passes``).
 
 Promises: a job that was cancelled, or whose deadline came, gives its place back at once and
-its room when the thread is next free of a pass. A job that finds no room waits for it till its deadline.
-A job fails alone: where a pass of several fails, each is tried by itself. The engine's own
+its room when the thread is next free. A job that finds no room waits for it till its deadline. A
+job fails alone: where a pass of several fails, each is tried by itself. The engine's own
 words go to the log. The thread outlives every ``Exception``; should it die all the same,
 ``healthy`` says so. At the end of a program that has not stopped its server, a thread inside
 torch would take the process with it: it is stopped first, behind the pass under way.
@@ -119,8 +118,7 @@ class Scorer:
             PayloadInvalidError: it can never be scored; nothing was computed.
             PoolFullError: no pool of this size can hold its payload, or too many jobs wait.
             SessionExpiredError, EpochChangedError: the session has ended.
-            DrainingError: the scorer takes no more jobs.
-            EngineError: likewise; or nothing can be computed at present.
+            DrainingError, EngineError: the scorer takes no more jobs, or none at present.
         """
         future = self._queue.join(job)
         if future is not None:
@@ -213,6 +211,8 @@ class Scorer:
     def _settle(self, outcome: Outcome) -> None:
         """Write what a pass came to, and publish what is complete with it."""
         parts = [(self._under_way.pop(part), part) for part in outcome.parts]
+        if outcome.unwanted:
+            return
         if outcome.error is not None:
             self._recover([each for each in parts if is_for(each[0].answer, each[1])], outcome)
             return
@@ -241,7 +241,9 @@ class Scorer:
             return
         for work, part in parts:
             _LOG.error(
-                "the teacher failed on request %s of session %s", *reversed(work.key), exc_info=error
+                "the teacher failed on request %s of session %s",
+                *reversed(work.key),
+                exc_info=error,
             )
             if outcome.final and isinstance(error, TeacherLogitsError):
                 self._end(work, error)

@@ -20,10 +20,12 @@ from teacher_logits.wire.views import reclaimed_to_wire, server_view_to_wire
 from teacher_logits_server.broker.peers import is_stopped
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from grpc.aio import ServicerContext
 
     from teacher_logits.clock import Clock
-    from teacher_logits.views import Reclaimed, SessionView
+    from teacher_logits.views import Reclaimed, ReplicaView, SessionView
     from teacher_logits_server.ledger import Ledger
     from teacher_logits_server.scorer import Scorer
     from teacher_logits_server.services.publishing import PublisherCalls
@@ -46,6 +48,7 @@ class OperatorService(stubs.OperatorServiceServicer):
     Args:
         publishing: hears of seals before a publisher's session is ended by force.
         scorer: None where the server has no engine.
+        replicas: those of its engine, as they are when it is called.
     """
 
     def __init__(
@@ -55,11 +58,13 @@ class OperatorService(stubs.OperatorServiceServicer):
         publishing: PublisherCalls,
         scorer: Scorer | None,
         clock: Clock,
+        replicas: Callable[[], tuple[ReplicaView, ...]] = tuple,
     ) -> None:
         self._ledger = ledger
         self._publishing = publishing
         self._scorer = scorer
         self._clock = clock
+        self._replicas = replicas
         self._started_at = clock.now()
 
     async def Inspect(
@@ -81,6 +86,7 @@ class OperatorService(stubs.OperatorServiceServicer):
             steps=held.steps,
             registered=held.registered,
             queue=_NO_QUEUE if self._scorer is None else self._scorer.queue(),
+            replicas=self._replicas(),
         )
         return server_view_to_wire(view)
 
