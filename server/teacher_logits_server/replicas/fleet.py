@@ -21,7 +21,7 @@ from teacher_logits import keys
 from teacher_logits_server.replicas.actor import WATCH, ReplicaActor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
     from ray.actor import ActorHandle
@@ -48,11 +48,14 @@ if TYPE_CHECKING:
     class ActorClass(Protocol):
         """What makes them."""
 
-        def options(self, **options: object) -> ActorClass:
-            """Return one that makes them with some options."""
-
         def remote(self) -> Handle:
             """Make one."""
+
+    class Decorate(Protocol):
+        """``ray.remote``, as it is used here."""
+
+        def __call__(self, **options: object) -> Callable[[type], ActorClass]:
+            """Return what makes an actor of a class, with these options."""
 
 
 T = TypeVar("T")
@@ -83,8 +86,8 @@ class Fleet:
                 self._places, placement_group_bundle_index=replica
             ),
         }
-        actor = cast("ActorClass", ray.remote(ReplicaActor)).options(**options)
-        self._actors[life] = actor.remote()
+        make = cast("Decorate", ray.remote)(**options)
+        self._actors[life] = make(ReplicaActor).remote()
         return _future(self._actors[life].load.remote(self._config))
 
     def watch(self, life: int) -> Future[None]:

@@ -136,7 +136,9 @@ class TestDeath:
 
 
 class TestNobodyLeft:
-    def test_when_all_are_down_what_waits_fails_with_the_reason_and_so_does_what_comes(self) -> None:
+    def test_when_all_are_down_what_waits_fails_with_the_reason_and_so_does_what_comes(
+        self,
+    ) -> None:
         dispatch = table()
         lives = {}
         for number in (0, 1):
