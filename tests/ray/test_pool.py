@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import random
@@ -16,6 +17,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
+from ray.util import list_named_actors
+from tests import forked
 from tests.server.replicas.teacher import DIE, HOLD, MOST, RAISE, Teacher
 
 from teacher_logits import keys
@@ -26,6 +30,7 @@ from teacher_logits.layout import ElementType
 from teacher_logits.profiles import PROTOCOL_VERSION, StudentProfile, TeacherProfile
 from teacher_logits.selection_rules import Nucleus, Sampled
 from teacher_logits.transport import Transport
+from teacher_logits_client import connect, testing
 from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.ledger import Ledger
 from teacher_logits_server.replicas.engine import ReplicaEngine, from_config
@@ -148,7 +153,7 @@ def engine(cluster: Cluster, folder: Path) -> Iterator[ReplicaEngine]:
     made = from_config(config_of(cluster, folder))
     yield made
     made.close()
-    assert until(lambda: living_actors() == 0)
+    assert until(lambda: not actors("teacher"))
 
 
 @pytest.fixture
@@ -184,10 +189,12 @@ def held(folder: Path, count: int = 1) -> list[int]:
     return [int(each.name.partition("-")[2]) for each in folder.glob("held-*")]
 
 
-def living_actors() -> int:
-    from ray.util.state import list_actors
-
-    return sum(each.state == "ALIVE" for each in list_actors())
+def actors(teacher_id: str) -> list[str]:
+    """The replicas of a teacher that there are in the cluster, whoever started them."""
+    named = list_named_actors(all_namespaces=True)
+    return [
+        each["name"] for each in named if each["name"].startswith(f"teacher-logits/{teacher_id}/")
+    ]
 
 
 def rows(seed: int, count: int = 6) -> list[list[int]]:
@@ -286,46 +293,50 @@ class TestEnds:
         assert "did not answer" in engine.replicas()[view.number].reason
 
 
-class TestRefusals:
-    def test_more_than_the_cluster_has_is_refused_in_time_with_what_is_free(
-        self, cluster: Cluster, folder: Path
-    ) -> None:
-        config = config_of(cluster, folder, replicas=3, replica_cpus=2.0)
-        with pytest.raises(ConfigError, match="no room for them") as raised:
-            from_config(replace(config, replica_start=timedelta(seconds=0.2)))
-        assert raised.value.facts["flag"] == "--replicas"
-        assert raised.value.facts["asked"] == "6 CPU, 0 GPU"
-        assert "of 4 CPU" in raised.value.message
+def test_more_than_the_cluster_has_is_refused_in_time_with_what_is_free(
+    cluster: Cluster, folder: Path
+) -> None:
+    config = config_of(cluster, folder, replicas=3, replica_cpus=2.0)
+    with pytest.raises(ConfigError, match="no room for them") as raised:
+        from_config(replace(config, replica_start=timedelta(seconds=0.2)))
+    assert raised.value.facts["flag"] == "--replicas"
+    assert raised.value.facts["asked"] == "6 CPU, 0 GPU"
+    assert "of 4 CPU" in raised.value.message
 
-    def test_a_teacher_that_does_not_load_is_refused_with_the_replica_and_its_words(
-        self, cluster: Cluster, folder: Path
-    ) -> None:
-        config = config_of(cluster, folder, replicas=1, replica_engine=f"{TEACHER}:fail")
-        with pytest.raises(EngineError, match=r"replica 0 on .*no weights in"):
-            from_config(config)
 
-    def test_an_engine_that_is_not_there_is_refused_by_its_flag(
-        self, cluster: Cluster, folder: Path
-    ) -> None:
-        config = config_of(cluster, folder, replicas=1, replica_engine="nowhere.at_all:make")
-        with pytest.raises(ConfigError, match="leads to no engine") as raised:
-            from_config(config)
-        assert raised.value.facts["flag"] == "--replica-engine"
-
-    def test_replicas_that_loaded_different_teachers_are_refused_with_the_difference(
-        self, cluster: Cluster, folder: Path
-    ) -> None:
-        config = config_of(cluster, folder, replica_engine=f"{TEACHER}:make_moody")
-        with pytest.raises(ConfigError, match=r"different teachers \(revision '\d+' and '\d+'\)"):
-            from_config(config)
-
-    def test_one_that_loads_for_ever_is_refused_in_time(
-        self, cluster: Cluster, folder: Path
-    ) -> None:
-        config = config_of(cluster, folder, replicas=1, replica_engine=f"{TEACHER}:never")
-        with pytest.raises(ConfigError, match="had not loaded") as raised:
-            from_config(replace(config, replica_start=timedelta(seconds=1)))
-        assert raised.value.facts["flag"] == "--replica-start"
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 0), (signal.SIGKILL, -9)], ids=["drained", "killed"]
+)
+def test_a_server_scores_by_replicas_shows_them_and_leaves_none_behind(
+    cluster: Cluster, folder: Path, tmp_path: Path, number: int, code: int
+) -> None:
+    settings = tmp_path / "server.yaml"
+    settings.write_text(
+        f"engine: ray\nreplica_engine: {TEACHER}:make\nreplica_cpus: 0.5\n"
+        f"teacher_id: own\nray_address: {cluster.address}\n"
+    )
+    profile = StudentProfile(
+        teacher_id="own",
+        batch_grid=BatchGrid(global_batch_size=1, data_parallel_size=1, micro_batch_size=1),
+        top_k=4,
+    )
+    with testing.serve(folder, config=settings, start_timeout=PATIENCE) as server:
+        assert server.readiness["replicas"] == 1
+        with connect(server.address) as client, client.open_session(profile) as session:
+            assert session.transport == Transport.SHARED_MEMORY
+            future = session.score(torch.tensor([[1, 2, 3]]))
+            with future.result(timeout=PATIENCE) as payload:
+                assert len(payload.columns["topk_ids"]) == 3
+        done = forked.run(
+            [sys.executable, "-m", "teacher_logits", "inspect", server.address, "--json"],
+            timeout=PATIENCE,
+        )
+        [replica] = json.loads(done.stdout)["replicas"]
+        assert (replica["state"], replica["restarts"]) == ("ready", 0)
+        assert len(actors("own")) == 1
+        os.kill(server.pid, number)
+        assert server.wait(PATIENCE) == code
+    assert until(lambda: not actors("own"))
 
 
 def test_an_address_where_no_cluster_is_is_refused_within_seconds() -> None:

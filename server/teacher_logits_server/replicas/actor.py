@@ -76,7 +76,7 @@ class ReplicaActor:
                 )
             check = probe_engine(engine)
         except TeacherLogitsError as error:
-            return Refused(error=error, host_name=socket.gethostname())
+            return Refused(error=_of_replicas(error), host_name=socket.gethostname())
         except Exception as error:
             said = EngineError(f"the teacher did not load: {words_of(error)}")
             return Refused(error=said, host_name=socket.gethostname())
@@ -102,6 +102,14 @@ class ReplicaActor:
     def stay(self) -> None:
         """Never return."""
         threading.Event().wait()
+
+
+def _of_replicas(error: TeacherLogitsError) -> TeacherLogitsError:
+    """Return what an engine's making is refused with, naming the flag that was given."""
+    if error.facts.get("flag") != "--engine":
+        return error
+    flag = "--replica-engine"
+    return type(error)(error.message.replace("--engine", flag), facts={**error.facts, "flag": flag})
 
 
 def of_a_replica(config: ServerConfig) -> ServerConfig:

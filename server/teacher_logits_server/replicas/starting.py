@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
@@ -26,6 +26,7 @@ from teacher_logits_server.replicas.fleet import Fleet
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from concurrent.futures import Future
 
     from ray.util.placement_group import PlacementGroup
 
@@ -61,10 +62,7 @@ def start_replicas(config: ServerConfig, clock: Clock) -> Started:
         raise
     fleet = Fleet(config, connection=connection, places=places)
     try:
-        loaded = _load_all(config, fleet, clock, give_up)
-        for number, each in enumerate(loaded):
-            if why := difference(loaded[0].profile, each.profile):
-                raise _disagree(number, loaded[0], each, why)
+        loaded = load_all(config, fleet, clock=clock, give_up=give_up)
     except BaseException:
         fleet.close()
         raise
@@ -110,10 +108,21 @@ def _text(resources: dict[str, float]) -> str:
     return ", ".join(f"{resources.get(name, 0):g} {name}" for name in _RESOURCES)
 
 
-def _load_all(
-    config: ServerConfig, fleet: Fleet, clock: Clock, give_up: float
+class Beginning(Protocol):
+    """What starts an actor; a ``Fleet``."""
+
+    def begin(self, replica: int, life: int) -> Future[Loaded | Refused]:
+        """Start one; the future brings what it has loaded."""
+
+
+def load_all(
+    config: ServerConfig, fleet: Beginning, *, clock: Clock, give_up: float
 ) -> tuple[Loaded, ...]:
-    """Load them all, and return what each has; the first that fails ends it."""
+    """Load them all, and return what each has: one teacher. The first that fails ends it.
+
+    Raises:
+        TeacherLogitsError: as ``start_replicas``.
+    """
     futures = [fleet.begin(number, number) for number in range(config.replicas)]
     left = dict(zip(futures, range(config.replicas), strict=True))
     while left:
@@ -131,7 +140,11 @@ def _load_all(
             result = future.result()
             if isinstance(result, Refused):
                 raise refusal_of(result, number)
-    return tuple(each for each in (f.result() for f in futures) if isinstance(each, Loaded))
+    loaded = tuple(each for each in (f.result() for f in futures) if isinstance(each, Loaded))
+    for number, each in enumerate(loaded):
+        if why := difference(loaded[0].profile, each.profile):
+            raise _disagree(number, loaded[0], each, why)
+    return loaded
 
 
 def _late(config: ServerConfig, numbers: Sequence[int]) -> ConfigError:

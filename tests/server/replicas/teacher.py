@@ -28,6 +28,8 @@ DIE, RAISE, HOLD, NAN = 59, 58, 57, 56
 """Tokens at which it ends its process, raises, waits, or says NaN."""
 MOST = 56
 """Tokens below are harmless."""
+SHORT = 8
+"""Tokens of a row that is heeded; longer ones are the probe's, of any tokens."""
 
 
 class Teacher:
@@ -48,8 +50,7 @@ class Teacher:
         """Yield a row at a time."""
         for row in rows:
             tokens = row.token_ids.tolist()
-            # Longer ones are the probe's, of any tokens.
-            own = set(tokens) if len(tokens) <= 8 else set()
+            own = set(tokens) if len(tokens) <= SHORT else set()
             self._heed(own)
             places = torch.arange(HEAD_ROWS, dtype=torch.float32)
             state, said = torch.zeros(HEAD_ROWS), []

@@ -90,10 +90,7 @@ def parts_of(answer: Answer, borders: list[int]) -> list[Part]:
     """An answer's rows in parts."""
     rows = answer.request.row_count
     edges = sorted({0, rows, *(border for border in borders if border < rows)})
-    return [
-        Part(answer=answer, first_row=a, row_count=b - a)
-        for a, b in pairwise(edges)
-    ]
+    return [Part(answer=answer, first_row=a, row_count=b - a) for a, b in pairwise(edges)]
 
 
 def by_replica(parts: list[Part]) -> None:
