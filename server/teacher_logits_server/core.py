@@ -209,8 +209,8 @@ class Core:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether every thread lives, and the teacher can compute."""
-        able = self.passes is None or self.passes.refusal is None
+        """Whether every thread lives and, of a teacher in replicas, at least one is ready."""
+        able = self.passes is None or any(each.state == "ready" for each in self.replicas())
         return able and all(self.threads().values())
 
     @property

@@ -13,13 +13,15 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from concurrent.futures import Future
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ray.exceptions import RayTaskError
 
 from teacher_logits.clock import MonotonicClock
+from teacher_logits.errors import EngineError
 from teacher_logits_server.engines.passes import Outcome
 from teacher_logits_server.replicas.actor import Refused
 from teacher_logits_server.replicas.dispatch import Dispatch
@@ -45,7 +47,6 @@ from teacher_logits_server.replicas.views import view_replicas
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from concurrent.futures import Future
 
     from teacher_logits.clock import Clock
     from teacher_logits.errors import TeacherLogitsError
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from teacher_logits_server.replicas.starting import Started
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class ReplicaEngine:
@@ -107,6 +109,8 @@ class ReplicaEngine:
     @property
     def refusal(self) -> TeacherLogitsError | None:
         """See ``Passes``."""
+        if not (self._closed or self._thread.is_alive()):
+            return EngineError("the replicas' thread died: restart the server; its log says why")
         with self._lock:
             reason = self._table.refusal
         return None if reason is None else nobody_up(reason)
@@ -136,6 +140,8 @@ class ReplicaEngine:
 
     def close(self) -> None:
         """See ``PassEngine``."""
+        if self._closed:
+            return
         self._closed = True
         self._todo.put(None)
         self._thread.join()
@@ -176,21 +182,27 @@ class ReplicaEngine:
             self._fleet.end(told.life)
         else:
             _log.info("replica starts anew", extra={"facts": _facts(told)})
-            future = self._fleet.begin(told.replica, told.life)
-            future.add_done_callback(partial(self._on_loaded, told.replica, told.life))
+            loaded = partial(self._on_loaded, told.replica, told.life)
+            self._call(lambda: self._fleet.begin(told.replica, told.life), loaded)
 
     def _send(self, told: Send) -> None:
         with self._lock:
             given = [self._parts[piece.key] for piece in told.pieces]
-        packed = [pack(part) for part, _ in given]
-        future = None
-        if any(wanted() for _, wanted in given):
-            future = self._fleet.score(told.life, packed)
-            if future is None:
-                return  # that life has ended, which the table knows
-            future.add_done_callback(partial(self._on_scored, told, packed))
-        else:
+        if not any(wanted() for _, wanted in given):
             self._answered(told, unwanted=True)
+            return
+        packed = [pack(part) for part, _ in given]
+        scored = partial(self._on_scored, told, packed)
+        self._call(lambda: self._fleet.score(told.life, packed), scored)
+
+    def _call(self, call: Callable[[], Future[T]], then: Callable[[Future[T]], None]) -> None:
+        """Call a replica; what cannot even be called comes to the same as what fails."""
+        try:
+            future = call()
+        except Exception as error:
+            future = Future()
+            future.set_exception(error)
+        future.add_done_callback(then)
 
     def _over(self, pieces: Sequence[Piece], **outcome: object) -> None:
         with self._lock:

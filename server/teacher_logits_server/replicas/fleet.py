@@ -94,10 +94,13 @@ class Fleet:
         """Return a future that fails when a life ends."""
         return _future(self._actors[life].stay.remote())
 
-    def score(self, life: int, parts: Sequence[PackedPart]) -> Future[Bytes | str] | None:
-        """Have a pass computed; None where that life has ended."""
-        actor = self._actors.get(life)
-        return None if actor is None else _future(actor.score.remote(list(parts)))
+    def score(self, life: int, parts: Sequence[PackedPart]) -> Future[Bytes | str]:
+        """Have a pass computed.
+
+        Raises:
+            KeyError: that life has ended.
+        """
+        return _future(self._actors[life].score.remote(list(parts)))
 
     def end(self, life: int) -> None:
         """End a life, if it has not ended."""
