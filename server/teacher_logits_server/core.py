@@ -37,7 +37,6 @@ from teacher_logits_server.slabs import ServerSlabs
 if TYPE_CHECKING:
     from teacher_logits.clock import Clock
     from teacher_logits.device_memory import DeviceMemory
-    from teacher_logits.terms import Check
     from teacher_logits.views import ReplicaView
     from teacher_logits_server.config import ServerConfig
     from teacher_logits_server.engines import EngineProfile
@@ -81,10 +80,7 @@ class Core:
         if not broker_path:
             self.offered -= {Transport.SHARED_MEMORY, Transport.CUDA_IPC}
         self.passes = engine if isinstance(engine, PassEngine) else None
-        checks: tuple[Check, ...] = ()
-        if engine is not None:
-            # One that computes elsewhere was probed there.
-            checks = (engine.check if isinstance(engine, PassEngine) else probe_engine(engine),)
+        checks = () if engine is None else (probe_engine(engine),)
         # Behind the probe, which has had the teacher take what it works with.
         self.device = None if engine is None else self._find_device(config, device_memory)
         self.slabs = ServerSlabs(epoch=epoch, device=self.device)

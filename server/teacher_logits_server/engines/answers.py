@@ -137,6 +137,11 @@ class Part:
         starts = self.answer.request.position_starts
         return range(starts[self.first_row], starts[self.first_row + self.row_count])
 
+    @property
+    def token_count(self) -> int:
+        """Tokens that the engine gets for the rows."""
+        return sum(self.answer.request.computed_tokens()[self.first_row :][: self.row_count])
+
 
 def fill(engine: Engine, parts: Sequence[Part], *, wanted: Callable[[], bool]) -> bool:
     """Run an engine once over the rows of some answers and write what it says.

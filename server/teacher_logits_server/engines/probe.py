@@ -30,6 +30,7 @@ from teacher_logits.terms import Verdict as CheckVerdict
 from teacher_logits_server.engines import words_of
 from teacher_logits_server.engines.answers import Answer, Part, fill
 from teacher_logits_server.engines.keepers import TopKKeeper, Wanted
+from teacher_logits_server.engines.passes import PassEngine
 from teacher_logits_server.engines.requests import read_request
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from teacher_logits.selection import Selection
     from teacher_logits_server.engines import Engine
+    from teacher_logits_server.engines.passes import ServedEngine
 
 CHECK_NAME = "causality"
 ROW_TOKENS = 16
@@ -95,13 +97,17 @@ def probe_causality(engine: Engine) -> Check:
     )
 
 
-def probe_engine(engine: Engine) -> Check:
+def probe_engine(engine: ServedEngine) -> Check:
     """Probe a teacher's causality, which is also the first that is asked of an engine.
+
+    One that computes elsewhere was probed there.
 
     Raises:
         AlignmentError: it is not causal.
         EngineError: it failed, or its logits have another shape than its profile says.
     """
+    if isinstance(engine, PassEngine):
+        return engine.check
     try:
         return probe_causality(engine)
     except TeacherLogitsError:

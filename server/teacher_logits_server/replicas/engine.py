@@ -4,7 +4,8 @@
     Ray's threads     answered, ended, loaded -> table ---------+--> the replicas' own thread,
     this thread       deadlines -> table -----------------------+    which obeys them
 
-The table has one short lock, never held across a call to Ray. Nothing here computes or writes
+The table has one short lock, never held across a call to Ray; what it says is queued under that
+lock, so that it is obeyed in its order. Nothing here computes or writes
 into an answer: that is the replicas' and the scorer's.
 """
 
@@ -14,6 +15,7 @@ import logging
 import queue
 import threading
 from concurrent.futures import Future
+from dataclasses import asdict
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, TypeVar
@@ -117,7 +119,7 @@ class ReplicaEngine:
 
     def start(self, parts: Sequence[Part], *, wanted: Callable[[], bool], deadline: float) -> None:
         """See ``Passes``."""
-        pieces = [Piece(key=next(self._keys), tokens=_tokens(part)) for part in parts]
+        pieces = [Piece(key=next(self._keys), tokens=part.token_count) for part in parts]
         with self._lock:
             for piece, part in zip(pieces, parts, strict=True):
                 self._parts[piece.key] = part, wanted
@@ -168,7 +170,8 @@ class ReplicaEngine:
             return self._todo.get(timeout=patience)
         except queue.Empty:
             with self._lock:
-                return self._table.tick(self._clock.now())
+                self._todo.put(self._table.tick(self._clock.now()))
+            return self._todo.get()
 
     def _obey(self, told: Instruction) -> None:
         if isinstance(told, Send):
@@ -178,10 +181,10 @@ class ReplicaEngine:
         elif isinstance(told, Fail):
             self._over(told.pieces, error=lost_rows(told), final=True)
         elif isinstance(told, Kill):
-            _log.warning("replica ended, which does not answer", extra={"facts": _facts(told)})
+            _log.info("replica is ended", extra={"facts": asdict(told)})
             self._fleet.end(told.life)
         else:
-            _log.info("replica starts anew", extra={"facts": _facts(told)})
+            _log.info("replica starts anew", extra={"facts": asdict(told)})
             loaded = partial(self._on_loaded, told.replica, told.life)
             self._call(lambda: self._fleet.begin(told.replica, told.life), loaded)
 
@@ -230,27 +233,28 @@ class ReplicaEngine:
     def _answered(self, sent: Send, **outcome: object) -> None:
         with self._lock:
             used, todo = self._table.answered(sent.attempt, now=self._clock.now())
+            self._todo.put(todo)
         if used:
             self._over(sent.pieces, **outcome)
-        self._todo.put(todo)
         self._changed()
 
     def _died(self, replica: int, life: int, error: BaseException) -> None:
         why = words_of_end(error)
         with self._lock:
             todo = self._table.died(replica, life, reason=why, now=self._clock.now())
+            if todo:
+                self._todo.put([Kill(replica=replica, life=life), *todo])
         if todo:
             facts = {"replica": replica, "life": life, "reason": why}
             _log.warning("replica ended", extra={"facts": facts})
-        self._todo.put([Kill(replica=replica, life=life), *todo] if todo else [])
-        self._changed()
+            self._changed()
 
     def _watch(self, replica: int, life: int) -> None:
         def on_end(future: Future[None]) -> None:
             if not self._closed and (error := future.exception()) is not None:
                 self._died(replica, life, error)
 
-        self._fleet.watch(life).add_done_callback(on_end)
+        self._call(lambda: self._fleet.watch(life), on_end)
 
     def _on_loaded(self, replica: int, life: int, future: Future[Loaded | Refused]) -> None:
         if self._closed:
@@ -271,12 +275,12 @@ class ReplicaEngine:
             else:
                 self._loaded[replica] = result
                 todo = self._table.started(replica, life, now=now)
+            self._todo.put(todo)
         if why:
             facts = {"replica": replica, "life": life, "reason": why}
             _log.error("replica did not start", extra={"facts": facts})
         else:
             self._watch(replica, life)
-        self._todo.put(todo)
         self._changed()
 
 
@@ -291,11 +295,3 @@ def from_config(config: ServerConfig) -> ReplicaEngine:
         start=config.replica_start.total_seconds(), answer=config.replica_patience.total_seconds()
     )
     return ReplicaEngine(start_replicas(config, clock), patience=patience, clock=clock)
-
-
-def _tokens(part: Part) -> int:
-    return sum(part.answer.request.computed_tokens()[part.first_row :][: part.row_count])
-
-
-def _facts(told: Kill | Instruction) -> dict[str, int]:
-    return {"replica": getattr(told, "replica", -1), "life": getattr(told, "life", -1)}
