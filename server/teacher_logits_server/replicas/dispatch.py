@@ -94,7 +94,9 @@ class Dispatch:
     """The passes of one engine, over replicas that are all ready when it is made."""
 
     def __init__(self, *, replica_count: int, patience: Patience) -> None:
-        self._lives = [Replica(number) for number in range(replica_count)]
+        self._lives = [
+            Replica(number, first_pause=patience.pause) for number in range(replica_count)
+        ]
         self._work = [_Work() for _ in range(replica_count)]
         self._patience = patience
         self._waiting: deque[_Pass] = deque()

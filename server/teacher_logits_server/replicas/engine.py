@@ -241,13 +241,13 @@ class ReplicaEngine:
     def _died(self, replica: int, life: int, error: BaseException) -> None:
         why = words_of_end(error)
         with self._lock:
+            if not self._table.replica(replica).is_in(life):
+                return  # it was told before
             todo = self._table.died(replica, life, reason=why, now=self._clock.now())
-            if todo:
-                self._todo.put([Kill(replica=replica, life=life), *todo])
-        if todo:
-            facts = {"replica": replica, "life": life, "reason": why}
-            _log.warning("replica ended", extra={"facts": facts})
-            self._changed()
+            self._todo.put([Kill(replica=replica, life=life), *todo])
+        facts = {"replica": replica, "life": life, "reason": why}
+        _log.warning("replica ended", extra={"facts": facts})
+        self._changed()
 
     def _watch(self, replica: int, life: int) -> None:
         def on_end(future: Future[None]) -> None:

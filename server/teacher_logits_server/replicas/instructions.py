@@ -61,7 +61,11 @@ Instruction: TypeAlias = Send | Fail | Drop | Kill | Start
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long a replica may take, in seconds: to start, and to answer behind a deadline."""
+    """How long a replica may take, in seconds: to start, and to answer behind a deadline.
+
+    ``pause`` is the first that is made before a start; each one after it is twice as long.
+    """
 
     start: float
     answer: float
+    pause: float = 1.0

@@ -32,7 +32,7 @@ class Replica:
     should have been. ``reason`` is why its last life ended, or its last start came to nothing.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, *, first_pause: float) -> None:
         self.number = number
         self.life = number
         self.state = State.READY
@@ -42,6 +42,7 @@ class Replica:
         self._has_life = True
         self._start_at = 0.0
         self._failures = 0
+        self._first_pause = first_pause
         self._unheard: set[int] = set()
 
     def is_in(self, life: int) -> bool:
@@ -73,12 +74,12 @@ class Replica:
             self.start_failed(reason, now)
             return
         self._end(State.STARTING, reason)
-        self._start_at = now + _pause(self._failures - 1)
+        self._start_at = now + self._pause(self._failures - 1)
 
     def start_failed(self, reason: str, now: float) -> None:
         """Note that a life did not come to be."""
         self._end(State.DOWN, reason)
-        self._start_at = now + _pause(self._failures)
+        self._start_at = now + self._pause(self._failures)
 
     def begin(self, life: int, now: float) -> None:
         """Begin a new life."""
@@ -123,7 +124,8 @@ class Replica:
         self._failures += 1
         self._unheard.clear()
 
-
-def _pause(failures: int) -> float:
-    """Return the seconds before a start, behind so many ends without an answer before."""
-    return min(LONGEST_PAUSE_SECONDS, 2.0 ** (failures - 1)) if failures > 0 else 0.0
+    def _pause(self, failures: int) -> float:
+        """Return the seconds before a start, behind so many ends without an answer before."""
+        if failures < 1:
+            return 0.0
+        return min(LONGEST_PAUSE_SECONDS, self._first_pause * 2.0 ** min(failures - 1, 32))
