@@ -71,6 +71,7 @@ async def _serve(config: ServerConfig, device_memory: DeviceMemory | None) -> in
         await asyncio.wait([starting])
         return EXIT_BY_SIGNAL + signals.last
     readiness = starting.result()
+    signals.listen()  # Ray's handler, which an engine may have brought, prints a stack
     try:
         announce(readiness, config)
         await signals.wait()
@@ -114,6 +115,10 @@ class _Signals:
         self.last = 0
         self._unheard = 0
         self._came = asyncio.Event()
+        self.listen()
+
+    def listen(self) -> None:
+        """Have signals told here; again, where a library has put a handler of its own before."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)

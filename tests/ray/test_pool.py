@@ -276,17 +276,6 @@ class TestEnds:
         os.kill(gone.pid, signal.SIGKILL)
         assert until(lambda: engine.replicas()[0].restarts > gone.restarts)
 
-    def test_rows_that_end_every_replica_fail_after_the_second_and_take_no_others_along(
-        self, pool: Service, here: Service
-    ) -> None:
-        session, ours = pool.session(), here.session()
-        futures = [pool.submit(session, [row]) for row in ([1, 2], [DIE], [3, 4], [5, 6])]
-        with pytest.raises(EngineError, match="ended 2 times while they had these rows"):
-            futures[1].result(PATIENCE)
-        for at, row in ((0, [1, 2]), (2, [3, 4]), (3, [5, 6])):
-            lease = futures[at].result(PATIENCE)
-            assert pool.payload(session, lease) == here.scored(ours, [row])
-
     def test_one_that_hangs_is_shown_and_then_started_anew(
         self, pool: Service, engine: ReplicaEngine, folder: Path
     ) -> None:
@@ -297,6 +286,17 @@ class TestEnds:
         [view] = [each for each in engine.replicas() if each.pid == stuck]
         assert until(lambda: engine.replicas()[view.number].restarts > view.restarts)
         assert "did not answer" in engine.replicas()[view.number].reason
+
+    def test_rows_that_end_every_replica_fail_after_the_second_and_take_no_others_along(
+        self, pool: Service, here: Service
+    ) -> None:
+        session, ours = pool.session(), here.session()
+        futures = [pool.submit(session, [row]) for row in ([1, 2], [DIE], [3, 4], [5, 6])]
+        with pytest.raises(EngineError, match="ended 2 times while they had these rows"):
+            futures[1].result(PATIENCE)
+        for at, row in ((0, [1, 2]), (2, [3, 4]), (3, [5, 6])):
+            lease = futures[at].result(PATIENCE)
+            assert pool.payload(session, lease) == here.scored(ours, [row])
 
 
 def test_more_than_the_cluster_has_is_refused_in_time_with_what_is_free(
@@ -342,6 +342,7 @@ def test_a_server_scores_by_replicas_shows_them_and_leaves_none_behind(
         assert len(actors("own")) == 1
         os.kill(server.pid, number)
         assert server.wait(PATIENCE) == code
+        assert "SIGTERM received" not in server.log_text()  # a stack, by Ray's own handler
     assert until(lambda: not actors("own"))
 
 
