@@ -26,7 +26,7 @@ from teacher_logits import keys
 from teacher_logits.clock import MonotonicClock
 from teacher_logits.errors import ConfigError, DeadlinePassedError, EngineError
 from teacher_logits.grid import BatchGrid
-from teacher_logits.layout import ElementType
+from teacher_logits.layout import ColumnKind, ElementType
 from teacher_logits.profiles import PROTOCOL_VERSION, StudentProfile, TeacherProfile
 from teacher_logits.selection_rules import Nucleus, Sampled
 from teacher_logits.transport import Transport
@@ -108,11 +108,13 @@ class Service:
             )
         )
 
-    def payload(self, session_id: str, lease: LeaseTerms) -> bytes:
+    def payload(self, session_id: str, lease: LeaseTerms) -> dict[ColumnKind, bytes]:
         with self.ledger.pin(session_id, lease.lease_id) as pinned:
-            return bytes(self.slabs.room(pinned.extent))[: pinned.payload.size_bytes]
+            room = self.slabs.room(pinned.extent)
+            columns = pinned.payload.columns
+            return {each.kind: bytes(room[each.offset_bytes : each.end_bytes]) for each in columns}
 
-    def scored(self, session_id: str, rows: Sequence[Sequence[int]]) -> bytes:
+    def scored(self, session_id: str, rows: Sequence[Sequence[int]]) -> dict[ColumnKind, bytes]:
         return self.payload(session_id, self.submit(session_id, rows).result(PATIENCE))
 
 

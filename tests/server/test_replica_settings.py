@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from datetime import timedelta
 
 import pytest
 
 from teacher_logits.errors import ConfigError
-from teacher_logits_server import engines
 from teacher_logits_server.cli import read_config
 from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.engines import check_settings
@@ -66,9 +66,9 @@ def test_an_amount_is_a_number_that_is_not_negative(text: str) -> None:
 def test_ray_that_is_not_installed_is_refused_with_the_extra_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = engines.importlib.util.find_spec
+    found = importlib.util.find_spec
     monkeypatch.setattr(
-        engines.importlib.util, "find_spec", lambda name: None if name == "ray" else found(name)
+        importlib.util, "find_spec", lambda name: None if name == "ray" else found(name)
     )
     with pytest.raises(ConfigError, match=r"install teacher-logits\[ray\]"):
         check_settings(ServerConfig(engine="ray"))
