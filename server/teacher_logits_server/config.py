@@ -7,7 +7,7 @@ environment is read here alone, by ``default_address`` and ``runtime_folder``.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 
 from teacher_logits.addresses import UNIX, Address, check_path, read_address
@@ -18,10 +18,12 @@ from teacher_logits.locality import ModelGrid, model_sizes
 from teacher_logits.socket_path import default_socket_path, socket_folder
 from teacher_logits.transport import Transport
 from teacher_logits_server.flags import Setting, settings_of
+from teacher_logits_server.named_teachers import about, check_names, configs_of
 from teacher_logits_server.readers import SIZE, size_setting, span_setting
 from teacher_logits_server.settings import (
     KIB,
     MIB,
+    OF_A_TEACHER,
     SERVABLE,
     LimitSettings,
     ListenSettings,
@@ -58,11 +60,20 @@ class ServerConfig(
         _check_device_pool(self)
         _check_numbers(self)
         _check_times(self)
+        _check_teachers(self)
 
     @property
     def engine_name(self) -> str:
         """The engine that computes the server's own teacher; empty where it has none."""
         return self.engine or (DEFAULT_ENGINE if self.model else "")
+
+    def of_each_teacher(self) -> tuple[ServerConfig, ...]:
+        """Return settings for each teacher of the server's own: what those above say is of it.
+
+        That of ``model`` or ``engine`` comes first, where there is one.
+        """
+        first = (replace(self, teachers=()),) if self.engine_name else ()
+        return (*first, *configs_of(self, self.teachers, OF_A_TEACHER))
 
     def check_teacher_flags(self) -> None:
         """Refuse what is said of a teacher where there is none of the server's own.
@@ -72,7 +83,8 @@ class ServerConfig(
         """
         for name, default, _ in settings_of(TeacherSettings):
             value = getattr(self, name)
-            if value != default and not self.engine_name:
+            of_none = name not in ("teachers", "teacher_id") and self.teachers
+            if value != default and not self.engine_name and not of_none:
                 raise _refuse(
                     name,
                     _sizes(value) if isinstance(value, BatchGrid | ModelGrid) else value,
@@ -179,6 +191,25 @@ def _check_teacher(config: ServerConfig) -> None:
         too_small = check_sizes(model_sizes(config.model_grid, side="teacher"))
         if too_small:
             raise _refuse("model_grid", _sizes(config.model_grid), too_small[0].message)
+
+
+def _check_teachers(config: ServerConfig) -> None:
+    """Refuse named teachers that the server cannot have together."""
+    if not config.teachers:
+        return
+    each = config.of_each_teacher()
+    check_names([own.teacher_id for own in each])
+    for own in each:
+        with about(own.teacher_id):
+            if not own.engine_name:
+                raise _refuse("teachers", own.teacher_id, "a model or an engine is missing")
+            if own.pool_size_bytes > config.pool_size_bytes:
+                rule = f"is a share of the server's {size_setting(config.pool_size_bytes)}, no more"
+                raise _refuse("pool_size_bytes", own.pool_size_bytes, rule)
+    devices = sorted({own.device for own in each})
+    if config.device_pool_size_bytes and len(devices) > 1:
+        rule = f"is memory of one device, and teachers are on {', '.join(devices)}: leave it out"
+        raise _refuse("device_pool_size_bytes", config.device_pool_size_bytes, rule)
 
 
 def _check_device_pool(config: ServerConfig) -> None:

@@ -1,6 +1,8 @@
-"""The core: everything that stands behind the services, made once the teacher is loaded.
+"""The core: everything that stands behind the services, made once the teachers are loaded.
 
-A server without an engine has no scorer; its teachers are those that are published.
+Each teacher that the server runs has a scorer of its own, with its own thread and queue, so that
+none waits for another. A server without an engine has none; its teachers are those that are
+published.
 
 It owns what it makes and gives all of it back in ``hang_up`` and ``close``: threads, sockets,
 memory, and the server's entry in the table of this process.
@@ -28,6 +30,8 @@ from teacher_logits_server.exporters.stream import StreamExporter
 from teacher_logits_server.foreign import ForeignSlabs
 from teacher_logits_server.ledger import Ledger
 from teacher_logits_server.lending.own_device import OwnDevice
+from teacher_logits_server.named_teachers import about
+from teacher_logits_server.publishers.engines import EngineTeacher
 from teacher_logits_server.readers import size_setting
 from teacher_logits_server.scorer import Scorer
 from teacher_logits_server.services.line import LineDesk
@@ -35,12 +39,15 @@ from teacher_logits_server.services.publishing import PublisherCalls
 from teacher_logits_server.slabs import ServerSlabs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from teacher_logits.clock import Clock
     from teacher_logits.device_memory import DeviceMemory
     from teacher_logits.terms import Check
     from teacher_logits_server.config import ServerConfig
     from teacher_logits_server.engines import Engine, EngineProfile
     from teacher_logits_server.engines.device import EngineDevice
+    from teacher_logits_server.engines.served import ServedTeacher
     from teacher_logits_server.exporters import Exporter, SlabExporter
 
 _log = logging.getLogger(__name__)
@@ -50,11 +57,12 @@ SPARE_LINES = 64
 
 
 class Core:
-    """Slabs, ledger, scorer, exporters and broker of one server.
+    """Slabs, ledger, scorers, exporters and broker of one server.
 
     Args:
+        teachers: those that the server runs itself.
         broker_path: where the broker is to listen, claimed already; empty for no broker.
-        device_memory: the driver of the engine's device, where it is to write there; the
+        device_memory: the driver of the engines' device, where they are to write there; the
             machine's own where None.
     """
 
@@ -62,12 +70,12 @@ class Core:
         self,
         *,
         config: ServerConfig,
-        engine: Engine | None,
+        teachers: Sequence[ServedTeacher],
         clock: Clock,
         broker_path: str,
         device_memory: DeviceMemory | None = None,
     ) -> None:
-        """Put the parts together and probe the teacher, if there is one: as long as that takes.
+        """Put the parts together and probe each teacher: as long as that takes.
 
         Raises:
             AlignmentError: the teacher's answer for a position depends on later tokens.
@@ -78,29 +86,36 @@ class Core:
         self.offered = frozenset(config.transports)
         if not broker_path:
             self.offered -= {Transport.SHARED_MEMORY, Transport.CUDA_IPC}
-        checks = () if engine is None else (probe(engine),)
-        # Behind the probe, which has had the teacher take what it works with.
-        self.device = None if engine is None else self._find_device(config, device_memory)
+        engines = [_try(each, of_several=len(teachers) > 1) for each in teachers]
+        self.profiles = tuple(each.profile for each in engines)
+        # Behind the probes, which have had the teachers take what they work with.
+        self.device = None
+        if teachers:  # all on one device, where device memory is to be written
+            self.device = self._find_device(teachers[0].config, device_memory)
         self.slabs = ServerSlabs(epoch=epoch, device=self.device)
         local = LocalExporter(epoch=epoch, slabs=self.slabs)
         self.ledger = Ledger(
             epoch=epoch,
             limits=config,
-            teacher=None if engine is None else describe_teacher(config, engine.profile),
+            engines=engines,
             clock=clock,
             slots=self.slabs,
             offered=self.offered,
             local_secret=local.secret,
-            extra_checks=checks,
         )
         if self.device is not None:
             self.ledger.add_device(own_device(config, self.device))
             self.device.on_freed(self.ledger.memory_freed)
-        self.scorer: Scorer | None = None
-        if engine is not None:
-            self.scorer = Scorer(
-                engine=engine, ledger=self.ledger, slabs=self.slabs, config=config, clock=clock
+        self.scorers = {
+            each.teacher_id: Scorer(
+                engine=each.engine,
+                ledger=self.ledger,
+                slabs=self.slabs,
+                config=each.config,
+                clock=clock,
             )
+            for each in teachers
+        }
         self._make_exporters(config, local)
         self.broker = self._make_broker(config, broker_path, clock) if broker_path else None
 
@@ -152,8 +167,8 @@ class Core:
         """
         if self.broker is not None:
             self.broker.start()
-        if self.scorer is not None:
-            self.scorer.start()
+        for scorer in self.scorers.values():
+            scorer.start()
         for exporter in self.exporters:
             exporter.start()
 
@@ -165,20 +180,18 @@ class Core:
             self.broker.stop()
 
     def close(self) -> None:
-        """End the scorer and give the memory back, once all calls have ended.
+        """End the scorers and give the memory back, once all calls have ended.
 
-        What the teacher is computing is waited for.
+        What the teachers are computing is waited for.
         """
-        if self.scorer is not None:
-            self.scorer.stop()
+        for scorer in self.scorers.values():
+            scorer.stop()
         self.slabs.close()
         self.foreign.close()
 
     def threads(self) -> dict[str, bool]:
         """Return which threads there are, and whether each lives."""
-        threads = {}
-        if self.scorer is not None:
-            threads["scorer"] = self.scorer.healthy
+        threads = {f"scorer of {name}": each.healthy for name, each in self.scorers.items()}
         if self.broker is not None:
             threads["broker"] = self.broker.is_alive
         return threads
@@ -194,11 +207,20 @@ class Core:
 
         Registered payloads that nobody has leased do not count.
         """
-        if self.scorer is not None:
-            queue = self.scorer.queue()
+        for scorer in self.scorers.values():
+            queue = scorer.queue()
             if queue.waiting_requests or queue.running_requests:
                 return False
         return not self.ledger.lease_count()
+
+
+def _try(teacher: ServedTeacher, *, of_several: bool) -> EngineTeacher:
+    with about(teacher.teacher_id, of_several=of_several):
+        return EngineTeacher(
+            profile=describe_teacher(teacher.config, teacher.engine.profile),
+            checks=(probe(teacher.engine),),
+            pool_size_bytes=teacher.config.pool_size_bytes,
+        )
 
 
 def probe(engine: Engine) -> Check:
@@ -233,7 +255,7 @@ def own_device(config: ServerConfig, device: EngineDevice) -> OwnDevice:
 
 
 def describe_teacher(config: ServerConfig, engine: EngineProfile) -> TeacherProfile:
-    """Return the profile of the server's own teacher."""
+    """Return the profile of one of the server's own teachers."""
     return TeacherProfile(
         teacher_id=config.teacher_id,
         revision=engine.revision,

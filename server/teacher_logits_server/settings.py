@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING
 from teacher_logits.transport import Transport
 from teacher_logits_server import readers
 from teacher_logits_server.flags import setting as _set
+from teacher_logits_server.flags import settings_of
+from teacher_logits_server.named_teachers import NAMED
 
 if TYPE_CHECKING:
     from teacher_logits.grid import BatchGrid
     from teacher_logits.locality import ModelGrid
+    from teacher_logits_server.named_teachers import NamedTeacher
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 
@@ -90,6 +93,14 @@ class TeacherSettings:
         "and returns an engine",
     )
     teacher_id: str = _set("teacher", "--teacher-id", readers.NAME, "name that students ask for")
+    teachers: tuple[NamedTeacher, ...] = _set(
+        (),
+        "--teacher",
+        NAMED,
+        "one more teacher and its name, several times if wanted: a model, or an engine as "
+        "module:function; it has the settings below, but for what a file says of it (teachers:)",
+        repeated=True,
+    )
     dtype: str = _set(
         "auto",
         "--dtype",
@@ -272,3 +283,15 @@ GROUPS = (
     TimeSettings,
     OutputSettings,
 )
+
+OF_A_TEACHER = (
+    *(
+        name
+        for name, _, _ in settings_of(TeacherSettings)
+        if name not in ("teachers", "teacher_id", "threads", "device_pool_size_bytes")
+    ),
+    "pool_size_bytes",
+    "max_batch_tokens",
+    "max_waiting_requests",
+)
+"""What each of several teachers may have of its own; the rest is the server's."""
