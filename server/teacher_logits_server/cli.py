@@ -21,6 +21,7 @@ from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.flags import Setting, settings_of
 from teacher_logits_server.named_teachers import KEY, read_mapping
 from teacher_logits_server.settings import GROUPS, OF_A_TEACHER
+from teacher_logits_server.yaml_file import read_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -172,8 +173,7 @@ def _from_file(path: str) -> dict[str, object]:
 
 def _load(path: str) -> dict[object, object]:
     try:
-        with open(path, encoding="utf-8") as file:
-            document = yaml.safe_load(file)
+        document = read_yaml(path)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(
             f"--config {path} cannot be read: {error}", facts={"flag": "--config", "path": path}

@@ -81,16 +81,19 @@ class ServerConfig(
         Raises:
             ConfigError: naming the flag, and the one that gives a teacher.
         """
-        for name, default, _ in settings_of(TeacherSettings):
+        rule = (
+            "is said of the server's own teacher, and without --model or --engine it has none and "
+            "serves what is published; give one, or leave this out"
+        )
+        said = settings_of(TeacherSettings)
+        if self.teachers:  # who have the other settings
+            rule = "names the teacher of --model or --engine, and neither is given: give one"
+            said = ((n, default, each) for n, default, each in said if n == "teacher_id")
+        for name, default, _ in said:
             value = getattr(self, name)
-            of_none = name not in ("teachers", "teacher_id") and self.teachers
-            if value != default and not self.engine_name and not of_none:
-                raise _refuse(
-                    name,
-                    _sizes(value) if isinstance(value, BatchGrid | ModelGrid) else value,
-                    "is said of the server's own teacher, and without --model or --engine it has "
-                    "none and serves what is published; give one, or leave this out",
-                )
+            if value != default and not self.engine_name:
+                text = _sizes(value) if isinstance(value, BatchGrid | ModelGrid) else value
+                raise _refuse(name, text, rule)
 
     @property
     def addresses(self) -> tuple[Address, ...]:

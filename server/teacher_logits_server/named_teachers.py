@@ -79,6 +79,7 @@ def read_mapping(
         try:
             made.append(_read_entry(name, entry, options, where=f"{where}: {name}", read=read))
         except ConfigError as error:
+            error.facts["teacher_id"] = name
             wrong.append(error)
     raise_all(wrong)
     return tuple(made)
@@ -96,22 +97,17 @@ def _read_entry(
         try:
             return read_named(f"{name}={entry}")
         except ValueError as error:
-            raise _refuse(f"{where}: {error}", teacher_id=name) from None
+            raise _refuse(f"{where}: {error}") from None
     if not isinstance(entry, dict):
         raise _refuse(
-            f"{where}: a model or a mapping of settings is expected, such as `model: ./Qwen3-8B`",
-            teacher_id=name,
+            f"{where}: a model or a mapping of settings is expected, such as `model: ./Qwen3-8B`"
         )
     given = [(str(key).replace("-", "_"), value) for key, value in entry.items()]
     keys = [key for key, _ in given]
     twice = sorted({key for key in keys if keys.count(key) > 1})
     if twice:
-        raise _refuse(f"{where}: {', '.join(twice)} is given twice", teacher_id=name)
-    try:
-        _check_known(keys, options, where=where)
-    except ConfigError as error:
-        error.facts["teacher_id"] = name
-        raise
+        raise _refuse(f"{where}: {', '.join(twice)} is given twice")
+    _check_known(keys, options, where=where)
     settings = {}
     for key, value in given:
         field, setting = options[key]

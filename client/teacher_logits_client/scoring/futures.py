@@ -18,6 +18,8 @@ from teacher_logits_client.forks import refuse_to_travel
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
+    import torch
+
     from teacher_logits_client.calls.pending import PendingLease
     from teacher_logits_client.payloads import LeasedPayload
     from teacher_logits_client.rows import RowBatch
@@ -113,6 +115,24 @@ class ScoreFuture:
         self._pending.when_done(tell)
         yield from scored.__await__()
         return self.result()
+
+    @property
+    def windows(self) -> torch.Tensor:
+        """What was asked for: the first position and the count of each row, int64 [N,2]."""
+        return self._batch.windows
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until ``result`` would not have to wait for the teacher; return whether it is so.
+
+        ``timeout`` is in seconds; without one, the request's own deadline counts.
+        """
+        self._answers.check_here()
+        return self._pending.wait(timeout)
+
+    def has_failed(self) -> bool:
+        """Whether the request has ended without a payload."""
+        self._answers.check_here()
+        return self._failure is not None or self._pending.has_failed()
 
     def done(self) -> bool:
         """Whether ``result`` would not have to wait for the teacher."""
