@@ -106,18 +106,18 @@ class Core:
         if self.device is not None:
             self.ledger.add_device(own_device(config, self.device))
             self.device.on_freed(self.ledger.memory_freed)
-        self.scorers = {
-            each.teacher_id: Scorer(
-                engine=each.engine,
-                ledger=self.ledger,
-                slabs=self.slabs,
-                config=each.config,
-                clock=clock,
-            )
-            for each in teachers
-        }
+        self.scorers = {each.teacher_id: self._make_scorer(each, clock) for each in teachers}
         self._make_exporters(config, local)
         self.broker = self._make_broker(config, broker_path, clock) if broker_path else None
+
+    def _make_scorer(self, teacher: ServedTeacher, clock: Clock) -> Scorer:
+        return Scorer(
+            engine=teacher.engine,
+            ledger=self.ledger,
+            slabs=self.slabs,
+            config=teacher.config,
+            clock=clock,
+        )
 
     def _find_device(
         self, config: ServerConfig, memory: DeviceMemory | None

@@ -30,4 +30,5 @@ def read_yaml(path: str) -> object:
         OSError, UnicodeDecodeError, yaml.YAMLError: it cannot be read, or has a key twice.
     """
     with open(path, encoding="utf-8") as file:
-        return yaml.load(file, _Loader)
+        document: object = _Loader(file).get_single_data()
+    return document

@@ -203,7 +203,7 @@ class RoutedPayload:
             return parts[0].targets
         like = parts[0].targets
         for name in self.failures:
-            unknown = nothing_known(self._asked.futures[name].windows, like)
+            unknown = nothing_known(self._asked.futures[name].asked.windows, like)
             parts.append(Part(targets=unknown, rows=self.rows[name]))
         return merge_targets(parts)
 

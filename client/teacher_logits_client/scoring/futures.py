@@ -18,8 +18,6 @@ from teacher_logits_client.forks import refuse_to_travel
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-    import torch
-
     from teacher_logits_client.calls.pending import PendingLease
     from teacher_logits_client.payloads import LeasedPayload
     from teacher_logits_client.rows import RowBatch
@@ -117,9 +115,9 @@ class ScoreFuture:
         return self.result()
 
     @property
-    def windows(self) -> torch.Tensor:
-        """What was asked for: the first position and the count of each row, int64 [N,2]."""
-        return self._batch.windows
+    def asked(self) -> RowBatch:
+        """The rows that were sent."""
+        return self._batch
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until ``result`` would not have to wait for the teacher; return whether it is so.
