@@ -1,5 +1,6 @@
 """Openers: the bytes of a lease, over real slabs and real (and really broken) streams."""
 
+import ctypes
 import gc
 import mmap
 import os
@@ -44,7 +45,7 @@ from teacher_logits_client.fallback import (
     pause_before_resuming,
 )
 from teacher_logits_client.line import PassedSlab
-from teacher_logits_client.openers import maps, pages
+from teacher_logits_client.openers import maps, page_map, pages
 from teacher_logits_client.openers.buffers import BufferPool
 from teacher_logits_client.openers.local import LocalOpener
 from teacher_logits_client.openers.own import OwnPayload
@@ -478,8 +479,18 @@ class TestManyThreads:
         other.slab.close()
 
 
-class TestPages:
-    """A private map over a file of known bytes."""
+class TestDirtiedPages:
+    """A private map over a file of known bytes; a kernel that finds them, and one that cannot."""
+
+    @pytest.fixture(autouse=True, scope="class", params=["scanned", "read"])
+    @classmethod
+    def kernel(cls, request: pytest.FixtureRequest) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            if request.param == "read":
+                patch.setattr(page_map, "_SCAN", 0)  # a call that no kernel knows
+            else:
+                patch.setattr(page_map, "_read", lambda *_: pytest.skip("Linux before 6.7"))
+            yield
 
     @given(dirtied=st.sets(st.integers(0, 39)))
     def test_exactly_the_dirtied_pages_are_dropped(self, dirtied: set[int]) -> None:
@@ -508,10 +519,29 @@ class TestPages:
         assert bytes(opened.buffer) == b"a" * 2000 * PAGE
         writer.slab.close()
 
+    def test_what_is_found_of_too_many_runs_ends_where_the_range_ends(self) -> None:
+        writer = Writer(pages=1200)
+        writer.lease(bytes(1200 * PAGE))
+        room = SharedMemoryOpener(writer.pass_slab).open(
+            writer.lease(b"a" * 1200 * PAGE), until=NEVER
+        )
+        for page in range(1, 1200, 2):
+            room.buffer[page * PAGE] = ord("!")
+        address = ctypes.addressof(ctypes.c_char.from_buffer(room.buffer))
+
+        runs = page_map.own_pages(address, 1199 * PAGE)
+
+        assert len(runs) <= page_map.MOST_RUNS
+        assert runs[0][0] == address + PAGE
+        assert sum(runs[-1]) <= address + 1199 * PAGE
+        assert all(size > 0 for _, size in runs)
+
+
+class TestPages:
     def test_without_a_page_map_all_pages_are_dropped(
         self, writer: Writer, opener: SharedMemoryOpener, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(pages, "_PAGE_MAP", "/nowhere")
+        monkeypatch.setattr(page_map, "PAGE_MAP", "/nowhere")
         opened = opener.open(writer.lease(b"a" * 2 * PAGE), until=NEVER)
         opened.buffer[PAGE] = ord("!")
 
