@@ -20,9 +20,11 @@ from teacher_logits.__main__ import main
 from teacher_logits.errors import (
     DeadlinePassedError,
     EngineError,
+    LeaseLostError,
     PayloadInvalidError,
     PoolFullError,
     RequestInvalidError,
+    SessionExpiredError,
     SessionRefusedError,
     UnknownTeacherError,
 )
@@ -191,6 +193,42 @@ def test_r30_rows_of_one_teacher_are_its_own_payload(router: tl.TeacherRouter) -
         (payload,) = answer.payloads.values()
 
         assert answer.targets is payload.targets
+
+
+def test_r30_sessions_with_profiles_of_their_own_make_one_batch_of_the_widest(
+    several: Several,
+) -> None:
+    opened = several.client.open_session
+    narrow = opened(a_profile(teacher_id="t4", top_k=2))
+    wide = opened(a_profile(teacher_id="t5", top_k=6))
+    with tl.TeacherRouter({narrow: "a", wide: ("b", "c")}) as router:
+        with router.score(RAGGED, tags=["b", "a", "c"]).result() as answer:
+            present = answer.targets.present.sum(1).tolist()
+            assert answer.targets.topk_ids.shape == (12, 6)
+        twice = opened(a_profile(teacher_id="t5"))
+        with twice, pytest.raises(RequestInvalidError, match=r"with one teacher \(t5, t5\)"):
+            tl.TeacherRouter({wide: "b", twice: "c"})
+
+    assert present == [*[6] * 8, 2, *[6] * 3]
+    with pytest.raises(SessionExpiredError):
+        narrow.score(RAGGED)
+
+
+def test_r30_a_profile_that_names_a_teacher_itself_is_refused(several: Several) -> None:
+    with pytest.raises(RequestInvalidError, match=r"names teacher 't0', and the router asks t1"):
+        tl.TeacherRouter.open(several.client, a_profile(teacher_id="t0"), ["t1"])
+
+
+def test_r30_what_is_taken_out_ends_with_the_answer(router: tl.TeacherRouter) -> None:
+    with router.score(RAGGED, tags=["tag-t0", "tag-t2", "tag-t2"]).result() as answer:
+        first = answer.targets
+
+        assert answer.targets is first
+        with pytest.raises(PayloadInvalidError, match=r"teacher 't0': .* no temperature 3"):
+            answer.targets_at(3.0)
+    with pytest.raises(LeaseLostError, match="several teachers is closed"):
+        _ = answer.targets
+    answer.close()
 
 
 def test_r30_a_row_with_a_tag_that_nobody_has_is_refused_before_anything_is_sent(
