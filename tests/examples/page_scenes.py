@@ -246,6 +246,7 @@ SCENES: dict[str, Callable[[House], AbstractContextManager[dict[str, object]]]] 
     "parity = tl.compare_with_reference": of_a_session,
     "from teacher_logits_client.trainers import nemo_rl": of_a_session,
     "tags_of = ": of_several,
+    "from teacher_logits_client.data_plane.jagged": of_a_session,
     "with client.open_session": of_published,
     "teacher = tl.TeacherProfile": of_a_publisher,
     "loss_sum, count = ": of_losses,
