@@ -1,5 +1,6 @@
 """Tags: which teacher has which rows."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +23,12 @@ def test_each_row_is_one_teachers_in_order(tags: list[str]) -> None:
 
 def test_ids_alone_are_tags_themselves() -> None:
     assert Tags(["math", "code"]).split(["code"], row_count=1) == {"code": [0]}
+
+
+def test_a_column_of_a_trainers_batch_is_taken_as_it_is() -> None:
+    column = np.array(["mbpp", "aime"], dtype=object)
+
+    assert TAGS.split(column, row_count=2) == {"math": [1], "code": [0]}  # type: ignore[arg-type]
 
 
 def test_a_tag_that_nobody_has_is_refused_with_those_there_are() -> None:
