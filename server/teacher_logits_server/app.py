@@ -19,7 +19,8 @@ from teacher_logits.errors import TeacherLogitsError
 from teacher_logits_server import logs
 from teacher_logits_server.engines.served import check_teachers, load_teachers, served_by
 from teacher_logits_server.readiness import Readiness, announce, retract
-from teacher_logits_server.server import Server, in_thread
+from teacher_logits_server.server import Server
+from teacher_logits_server.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -55,7 +55,7 @@ def serve(argv: Sequence[str]) -> int:
         TeacherLogitsError: the server did not come up; of a ``ConfigError`` the flag is named.
     """
     config = read_config(argv)
-    if any(":" in each.engine for each in config.of_each_teacher()):
+    if any(":" in f"{each.engine}{each.replica_engine}" for each in config.of_each_teacher()):
         # As `python -m` has it; last, so that nothing there can stand in for what is installed.
         sys.path.append(os.getcwd())
     from teacher_logits_server import app  # grpc: not for `--help`

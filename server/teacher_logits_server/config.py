@@ -19,7 +19,9 @@ from teacher_logits.socket_path import default_socket_path, socket_folder
 from teacher_logits.transport import Transport
 from teacher_logits_server.flags import Setting, settings_of
 from teacher_logits_server.named_teachers import about, check_names, configs_of
+from teacher_logits_server.ray_settings import RaySettings
 from teacher_logits_server.readers import SIZE, size_setting, span_setting
+from teacher_logits_server.replica_settings import ReplicaSettings, broken_rule
 from teacher_logits_server.settings import (
     KIB,
     MIB,
@@ -44,7 +46,14 @@ MAX_CHUNK_BYTES = 4 * MIB - KIB
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig(
-    OutputSettings, TimeSettings, LimitSettings, MemorySettings, TeacherSettings, ListenSettings
+    OutputSettings,
+    TimeSettings,
+    LimitSettings,
+    RaySettings,
+    MemorySettings,
+    ReplicaSettings,
+    TeacherSettings,
+    ListenSettings,
 ):
     """Settings of one server. Sizes are bytes, spans ``timedelta``; ``None`` is "not said"."""
 
@@ -57,6 +66,8 @@ class ServerConfig(
         _check_types(self)
         _check_listen(self)
         _check_teacher(self)
+        if (broken := broken_rule(self)) is not None:
+            raise _refuse(*broken)
         _check_device_pool(self)
         _check_numbers(self)
         _check_times(self)

@@ -16,13 +16,13 @@ import socket
 from typing import TYPE_CHECKING
 
 from teacher_logits import __version__, keys
-from teacher_logits.errors import ConfigError, EngineError, TeacherLogitsError
+from teacher_logits.errors import ConfigError
 from teacher_logits.profiles import NodeHints, TeacherProfile
 from teacher_logits.transport import Transport
 from teacher_logits_server.broker import Broker
-from teacher_logits_server.engines import words_of
 from teacher_logits_server.engines.device import engine_device
-from teacher_logits_server.engines.probe import probe_causality
+from teacher_logits_server.engines.passes import PassEngine
+from teacher_logits_server.engines.probe import probe_engine
 from teacher_logits_server.exporters.cuda_ipc import CudaIpcExporter
 from teacher_logits_server.exporters.local import LocalExporter
 from teacher_logits_server.exporters.shared_memory import SharedMemoryExporter
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
     from teacher_logits.clock import Clock
     from teacher_logits.device_memory import DeviceMemory
-    from teacher_logits.terms import Check
+    from teacher_logits.views import ReplicaView
     from teacher_logits_server.config import ServerConfig
-    from teacher_logits_server.engines import Engine, EngineProfile
+    from teacher_logits_server.engines import EngineProfile
     from teacher_logits_server.engines.device import EngineDevice
     from teacher_logits_server.engines.served import ServedTeacher
     from teacher_logits_server.exporters import Exporter, SlabExporter
@@ -86,6 +86,9 @@ class Core:
         self.offered = frozenset(config.transports)
         if not broker_path:
             self.offered -= {Transport.SHARED_MEMORY, Transport.CUDA_IPC}
+        self.passes = {
+            each.teacher_id: each.engine for each in teachers if isinstance(each.engine, PassEngine)
+        }
         engines = [_try(each, of_several=len(teachers) > 1) for each in teachers]
         self.profiles = tuple(each.profile for each in engines)
         # Behind the probes, which have had the teachers take what they work with.
@@ -186,6 +189,8 @@ class Core:
         """
         for scorer in self.scorers.values():
             scorer.stop()
+        for passes in self.passes.values():
+            passes.close()
         self.slabs.close()
         self.foreign.close()
 
@@ -194,12 +199,32 @@ class Core:
         threads = {f"scorer of {name}": each.healthy for name, each in self.scorers.items()}
         if self.broker is not None:
             threads["broker"] = self.broker.is_alive
+        for name, passes in self.passes.items():
+            threads[f"replicas of {name}"] = passes.is_alive
         return threads
+
+    def replicas(self) -> tuple[ReplicaView, ...]:
+        """Describe the replicas of the teachers that run in some."""
+        return tuple(each for passes in self.passes.values() for each in passes.replicas())
+
+    def health(self) -> dict[str, str | bool]:
+        """Return what the health is made of, for the log."""
+        facts: dict[str, str | bool] = {**self.threads()}
+        for name, passes in self.passes.items():
+            states = [each.state for each in passes.replicas()]
+            facts[f"ready of {name}"] = f"{states.count('ready')} of {len(states)} replicas"
+            why = passes.refusal
+            facts[f"reason of {name}"] = "" if why is None else why.message
+        return facts
 
     @property
     def is_healthy(self) -> bool:
-        """Whether every thread lives."""
-        return all(self.threads().values())
+        """Whether every thread lives and, of each teacher in replicas, at least one is ready."""
+        able = all(
+            any(each.state == "ready" for each in passes.replicas())
+            for passes in self.passes.values()
+        )
+        return able and all(self.threads().values())
 
     @property
     def is_idle(self) -> bool:
@@ -218,30 +243,9 @@ def _try(teacher: ServedTeacher, *, of_several: bool) -> EngineTeacher:
     with about(teacher.teacher_id, of_several=of_several):
         return EngineTeacher(
             profile=describe_teacher(teacher.config, teacher.engine.profile),
-            checks=(probe(teacher.engine),),
+            checks=(probe_engine(teacher.engine),),
             pool_size_bytes=teacher.config.pool_size_bytes,
         )
-
-
-def probe(engine: Engine) -> Check:
-    """Probe a teacher's causality, which is also the first that is asked of an engine.
-
-    Raises:
-        AlignmentError: it is not causal.
-        EngineError: it failed, or its logits have another shape than its profile says.
-    """
-    try:
-        return probe_causality(engine)
-    except TeacherLogitsError:
-        raise
-    except Exception as error:
-        raise EngineError(
-            f"engine {engine.profile.name} failed on the first rows it was tried with "
-            f"({words_of(error)}): mend it; `logits(rows)` yields tensors "
-            f"[positions, {engine.profile.head_rows}], as its profile says; --log-level debug "
-            "shows where",
-            facts={"engine": engine.profile.name, "error": type(error).__name__},
-        ) from error
 
 
 def own_device(config: ServerConfig, device: EngineDevice) -> OwnDevice:

@@ -18,7 +18,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from teacher_logits.errors import ConfigError, TeacherLogitsError
+from teacher_logits_server.flags import settings_of
 from teacher_logits_server.readers import Reader
+from teacher_logits_server.replica_settings import ReplicaSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -30,7 +32,13 @@ C = TypeVar("C")
 FLAG = "--teacher"
 KEY = "teachers"
 """Of the mapping in a YAML file."""
-NEVER_SHARED = {"model": "", "engine": "", "teacher_id": "teacher", KEY: ()}
+NEVER_SHARED: dict[str, object] = {
+    "model": "",
+    "engine": "",
+    "teacher_id": "teacher",
+    KEY: (),
+    **{name: default for name, default, _ in settings_of(ReplicaSettings)},
+}
 """What is said of one teacher is not said of the others: the settings of none."""
 
 

@@ -16,10 +16,9 @@ import asyncio
 import logging
 import os
 import sys
-import threading
 from dataclasses import asdict
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from teacher_logits.addresses import Address, check_path, read_address
 from teacher_logits.clock import MonotonicClock
@@ -34,6 +33,7 @@ from teacher_logits_server.services.registry import RegistryService
 from teacher_logits_server.services.student import StudentService
 from teacher_logits_server.services.waiting import Waiting
 from teacher_logits_server.sockets import EVERYONE, OWNER_ONLY, SocketClaim
+from teacher_logits_server.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from teacher_logits_server.core import Core
     from teacher_logits_server.engines.served import ServedTeacher
     from teacher_logits_server.services.scoring import ScoringService
-
-T = TypeVar("T")
 
 SWEEP_INTERVAL = timedelta(milliseconds=500)
 DRAIN_POLL_SECONDS = 0.05
@@ -170,14 +168,17 @@ class Server:
         """Load the teachers and put the core together, on a thread of its own."""
         # Not before: it brings torch, and a server that is refused need not wait for that.
         from teacher_logits_server.core import Core
+        from teacher_logits_server.engines.passes import closed_on_failure
 
-        return Core(
-            config=self._config,
-            teachers=self._load(),
-            clock=self._clock,
-            broker_path=self._broker_path,
-            device_memory=self._device_memory,
-        )
+        teachers = self._load()
+        with closed_on_failure(*(each.engine for each in teachers)):
+            return Core(
+                config=self._config,
+                teachers=teachers,
+                clock=self._clock,
+                broker_path=self._broker_path,
+                device_memory=self._device_memory,
+            )
 
     @property
     def _broker_path(self) -> str:
@@ -204,7 +205,13 @@ class Server:
         )
         services.add_scoring(self._scoring)
         services.add_operator(
-            OperatorService(ledger=ledger, publishing=calls, scorers=scorers, clock=clock)
+            OperatorService(
+                ledger=ledger,
+                publishing=calls,
+                scorers=scorers,
+                clock=clock,
+                replicas=core.replicas,
+            )
         )
         if Transport.STREAM in self._config.transports:
             paths = [address.path for address in addresses if address.is_unix]
@@ -218,7 +225,7 @@ class Server:
             return
         healthy = core.is_healthy
         if not healthy and not self._is_sick:
-            _log.error("unhealthy", extra={"facts": core.threads()})
+            _log.error("unhealthy", extra={"facts": core.health()})
         self._is_sick = not healthy
         await endpoint.set_serving(healthy and not self._draining)
 
@@ -235,6 +242,7 @@ class Server:
             transports=tuple(sorted(transport.value for transport in core.offered)),
             epoch=core.ledger.epoch,
             pid=os.getpid(),
+            replicas=len(core.replicas()),
         )
         _log.info("ready", extra={"facts": asdict(readiness)})
         return readiness
@@ -254,41 +262,6 @@ def broker_path(config: ServerConfig, addresses: Sequence[Address]) -> str:
     else:
         path = os.path.join(runtime_folder(), f"port-{addresses[0].port}{BROKER_SUFFIX}")
     return check_path(path, what="--broker")
-
-
-async def in_thread(work: Callable[[], T], *, name: str) -> T:
-    """Run ``work`` on a daemon thread and return what it returns.
-
-    Unlike an executor's, the thread keeps no process from ending: a signal that comes while
-    a large model loads is obeyed at once.
-    """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        result, failure = None, None
-        try:
-            result = work()
-        except BaseException as error:
-            failure = error
-        try:
-            loop.call_soon_threadsafe(settle, result, failure)
-        except RuntimeError:
-            pass  # the loop is over, and with it whoever asked
-
-    thread = threading.Thread(target=run, name=f"teacher-logits-{name}", daemon=True)
-    thread.start()
-    result = await future
-    thread.join()
-    return result
 
 
 def log_addresses(addresses: Sequence[Address]) -> None:

@@ -17,6 +17,8 @@ from teacher_logits_server import readers
 from teacher_logits_server.flags import setting as _set
 from teacher_logits_server.flags import settings_of
 from teacher_logits_server.named_teachers import NAMED
+from teacher_logits_server.ray_settings import RaySettings
+from teacher_logits_server.replica_settings import ReplicaSettings
 
 if TYPE_CHECKING:
     from teacher_logits.grid import BatchGrid
@@ -88,9 +90,9 @@ class TeacherSettings:
         "",
         "--engine",
         readers.NAME,
-        "what computes the scores: transformers (meant where --model is given), or your own as "
-        "module:function, looked for in the current folder too, which is called with the config "
-        "and returns an engine",
+        "what computes the scores: transformers (meant where --model is given), ray, which is "
+        "several of another one (--replicas), or your own as module:function, looked for in the "
+        "current folder too, which is called with the config and returns an engine",
     )
     teacher_id: str = _set("teacher", "--teacher-id", readers.NAME, "name that students ask for")
     teachers: tuple[NamedTeacher, ...] = _set(
@@ -278,7 +280,9 @@ class OutputSettings:
 GROUPS = (
     ListenSettings,
     TeacherSettings,
+    ReplicaSettings,
     MemorySettings,
+    RaySettings,
     LimitSettings,
     TimeSettings,
     OutputSettings,
@@ -287,7 +291,8 @@ GROUPS = (
 OF_A_TEACHER = (
     *(
         name
-        for name, _, _ in settings_of(TeacherSettings)
+        for group in (TeacherSettings, ReplicaSettings)
+        for name, _, _ in settings_of(group)
         if name not in ("teachers", "teacher_id", "threads", "device_pool_size_bytes")
     ),
     "pool_size_bytes",

@@ -11,13 +11,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from teacher_logits.errors import ConfigError
-from teacher_logits_server.engines import Engine, check_settings, make_engine
+from teacher_logits_server.engines import check_settings, make_engine
+from teacher_logits_server.engines.passes import closed_on_failure
 from teacher_logits_server.named_teachers import about, raise_all
 
 if TYPE_CHECKING:
     from teacher_logits_server.config import ServerConfig
+    from teacher_logits_server.engines.passes import ServedEngine
 
-Engines: TypeAlias = "Engine | Mapping[str, Engine] | None"
+Engines: TypeAlias = "ServedEngine | Mapping[str, ServedEngine] | None"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -25,7 +27,7 @@ class ServedTeacher:
     """One of them. ``config`` is the server's, with what is said of this teacher alone."""
 
     config: ServerConfig
-    engine: Engine
+    engine: ServedEngine
 
     @property
     def teacher_id(self) -> str:
@@ -57,9 +59,12 @@ def load_teachers(config: ServerConfig) -> tuple[ServedTeacher, ...]:
     Raises:
         ConfigError, EngineError: one does not load; see ``make_engine``.
     """
-    loaded = []
+    loaded: list[ServedTeacher] = []
     for own in config.of_each_teacher():
-        with about(own.teacher_id, of_several=bool(config.teachers)):
+        with (
+            closed_on_failure(*(each.engine for each in loaded)),
+            about(own.teacher_id, of_several=bool(config.teachers)),
+        ):
             loaded.append(ServedTeacher(config=own, engine=make_engine(own)))
     return tuple(loaded)
 

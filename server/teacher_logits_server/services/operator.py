@@ -20,12 +20,12 @@ from teacher_logits.wire.views import reclaimed_to_wire, server_view_to_wire
 from teacher_logits_server.broker.peers import is_stopped
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from grpc.aio import ServicerContext
 
     from teacher_logits.clock import Clock
-    from teacher_logits.views import Reclaimed, SessionView
+    from teacher_logits.views import Reclaimed, ReplicaView, SessionView
     from teacher_logits_server.ledger import Ledger
     from teacher_logits_server.scorer import Scorer
     from teacher_logits_server.services.publishing import PublisherCalls
@@ -39,6 +39,7 @@ class OperatorService(stubs.OperatorServiceServicer):
     Args:
         publishing: hears of seals before a publisher's session is ended by force.
         scorers: of the server's own teachers, by their ids.
+        replicas: those of their engines, as they are when it is called.
     """
 
     def __init__(
@@ -48,11 +49,13 @@ class OperatorService(stubs.OperatorServiceServicer):
         publishing: PublisherCalls,
         scorers: Mapping[str, Scorer],
         clock: Clock,
+        replicas: Callable[[], tuple[ReplicaView, ...]] = tuple,
     ) -> None:
         self._ledger = ledger
         self._publishing = publishing
         self._scorers = scorers
         self._clock = clock
+        self._replicas = replicas
         self._started_at = clock.now()
 
     async def Inspect(
@@ -74,6 +77,7 @@ class OperatorService(stubs.OperatorServiceServicer):
             steps=held.steps,
             registered=held.registered,
             queue=sum_of([scorer.queue() for scorer in self._scorers.values()]),
+            replicas=self._replicas(),
         )
         return server_view_to_wire(view)
 

@@ -19,6 +19,7 @@ from teacher_logits.views import (
     QueueView,
     Reclaimed,
     RegisteredView,
+    ReplicaView,
     ServerView,
     SessionView,
     StepView,
@@ -123,6 +124,19 @@ FULL = ServerView(
                 used_bytes=6,
                 reader_count=2,
             ),
+        ),
+    ),
+    replicas=(
+        ReplicaView(
+            number=1,
+            state="unresponsive",
+            node_id="n0",
+            host_name="node",
+            pid=4712,
+            outstanding_passes=2,
+            outstanding_tokens=8192,
+            restarts=3,
+            reason="gone",
         ),
     ),
 )
