@@ -20,7 +20,8 @@ from teacher_logits_server import readers
 from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.flags import Setting, settings_of
 from teacher_logits_server.named_teachers import KEY, read_mapping
-from teacher_logits_server.settings import GROUPS, OF_A_TEACHER
+from teacher_logits_server.own_settings import OF_A_TEACHER
+from teacher_logits_server.settings import GROUPS
 from teacher_logits_server.yaml_file import read_yaml
 
 if TYPE_CHECKING:
