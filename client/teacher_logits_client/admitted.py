@@ -121,7 +121,8 @@ class Admitted:
         self._liveness.end()
         if not self._returner.wait(self._timeout):
             _log.warning(
-                "session %s: the server did not hear of its end within %s",
+                "session %s: its end took longer than %s: the server does not answer, or a "
+                "device hangs",
                 self.terms.session_id,
                 span_text(self._timeout),
             )

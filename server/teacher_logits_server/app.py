@@ -2,6 +2,7 @@
 
 first SIGTERM or SIGINT     drain: no new work, leases run out within --drain-grace; stop
 a second one                stop at once
+a teacher that hangs        is not waited for much beyond that grace
 one while the teacher loads stop at once
 """
 
@@ -11,6 +12,7 @@ import asyncio
 import logging
 import signal
 import threading
+import time
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
@@ -32,9 +34,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 EXIT_DRAINED = 0
-EXIT_LEASES_OUT = 3
+EXIT_NOT_DONE = 3
 EXIT_BY_SIGNAL = 128
 """Plus the signal's number: 130 for SIGINT, 143 for SIGTERM."""
+STOP_SECONDS = 10.0
+"""How long a stop may take at least, where the drain has left it less: memory is given back."""
 LAST_WORK_SECONDS = 1.0
 """How long a forced stop waits for what the teacher is computing."""
 
@@ -44,9 +48,9 @@ _log = logging.getLogger(__name__)
 def serve(config: ServerConfig, *, device_memory: DeviceMemory | None = None) -> int:
     """Serve until a signal comes, and return the process's exit code.
 
-    0: all leases came back; 3: the drain ran out of time with leases still out; 128 and the
-    signal's number: stopped at once. Configures the log; call it from the main thread.
-    ``device_memory`` as for ``core.Core``.
+    0: all leases came back; 3: the drain ran out of time with leases still out, or its teacher
+    still at work; 128 and the signal's number: stopped at once. Configures the log; call it from
+    the main thread. ``device_memory`` as for ``core.Core``.
 
     Raises:
         TeacherLogitsError: it did not come up.
@@ -74,14 +78,12 @@ async def _serve(config: ServerConfig, device_memory: DeviceMemory | None) -> in
     try:
         announce(readiness, config)
         await signals.wait()
+        give_up = time.monotonic() + config.drain_grace.total_seconds()
         draining = asyncio.create_task(server.drain())
         if not await signals.spare(draining):
             draining.cancel()
             return EXIT_BY_SIGNAL + signals.last
-        if not draining.result():
-            return EXIT_LEASES_OUT
-        await server.stop()
-        return EXIT_DRAINED
+        return await _stop(server, signals, give_up) if draining.result() else EXIT_NOT_DONE
     finally:
         await _stop_at_once(server)
         retract(config)
@@ -100,6 +102,22 @@ def _load(config: ServerConfig) -> tuple[ServedTeacher, ...]:
     return load_teachers(config)
 
 
+async def _stop(server: Server, signals: _Signals, give_up: float) -> int:
+    """Stop what has drained, and return the exit code.
+
+    The teacher may be at something that nobody waits for any more, or its device hang.
+    """
+    stopping = asyncio.create_task(server.stop())
+    seconds = max(STOP_SECONDS, give_up - time.monotonic())
+    if await signals.spare(stopping, seconds=seconds):
+        stopping.result()
+        return EXIT_DRAINED
+    if signals.has_urged:
+        return EXIT_BY_SIGNAL + signals.last
+    _log.warning("stopped with the teacher or its device still at work")
+    return EXIT_NOT_DONE
+
+
 async def _stop_at_once(server: Server) -> None:
     """Stop without waiting for calls, nor long for the teacher. Nothing, once it has stopped."""
     await asyncio.wait(
@@ -112,6 +130,8 @@ class _Signals:
 
     def __init__(self) -> None:
         self.last = 0
+        #: Whether one came while something was spared.
+        self.has_urged = False
         self._unheard = 0
         self._came = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -123,14 +143,15 @@ class _Signals:
         await self._came.wait()
         self._hear()
 
-    async def spare(self, work: asyncio.Task[T]) -> bool:
-        """Wait for ``work`` to be done; return False where a signal came before."""
+    async def spare(self, work: asyncio.Task[T], *, seconds: float | None = None) -> bool:
+        """Wait for ``work`` to be done; return False where a signal came before, or too late."""
         came = asyncio.create_task(self._came.wait())
         either: list[asyncio.Task[T] | asyncio.Task[bool]] = [work, came]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        came.cancel()
-        if not work.done():
+        await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if came.done() and not work.done():
+            self.has_urged = True
             self._hear()
+        came.cancel()
         return work.done()
 
     def _on_signal(self, number: int) -> None:

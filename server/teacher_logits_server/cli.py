@@ -20,7 +20,8 @@ from teacher_logits_server import readers
 from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.flags import Setting, settings_of
 from teacher_logits_server.named_teachers import KEY, read_mapping
-from teacher_logits_server.settings import GROUPS, OF_A_TEACHER
+from teacher_logits_server.own_settings import OF_A_TEACHER
+from teacher_logits_server.settings import GROUPS
 from teacher_logits_server.yaml_file import read_yaml
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ device, top_k, pool_size, ...); those of --teacher are added to them.
 
 SIGTERM or Ctrl-C drains: health says NOT_SERVING, no new work, leases run out within
 --drain-grace; a second one stops at once. Exit codes: 0 drained, 1 failed, 2 settings that
-cannot be served with, 3 stopped with leases still out, 130 or 143 stopped at once."""
+cannot be served with, 3 stopped with leases still out or the teacher still at work, 130 or 143
+stopped at once."""
 
 
 def serve(argv: Sequence[str]) -> int:

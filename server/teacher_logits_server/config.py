@@ -19,13 +19,13 @@ from teacher_logits.socket_path import default_socket_path, socket_folder
 from teacher_logits.transport import Transport
 from teacher_logits_server.flags import Setting, settings_of
 from teacher_logits_server.named_teachers import about, check_names, configs_of
+from teacher_logits_server.own_settings import OF_A_TEACHER
 from teacher_logits_server.ray_settings import RaySettings
 from teacher_logits_server.readers import SIZE, size_setting, span_setting
 from teacher_logits_server.replica_settings import ReplicaSettings, broken_rule
 from teacher_logits_server.settings import (
     KIB,
     MIB,
-    OF_A_TEACHER,
     SERVABLE,
     LimitSettings,
     ListenSettings,

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from teacher_logits.transport import Transport
 from teacher_logits_server import readers
 from teacher_logits_server.flags import setting as _set
-from teacher_logits_server.flags import settings_of
 from teacher_logits_server.named_teachers import NAMED
 from teacher_logits_server.ray_settings import RaySettings
 from teacher_logits_server.replica_settings import ReplicaSettings
@@ -287,16 +286,3 @@ GROUPS = (
     TimeSettings,
     OutputSettings,
 )
-
-OF_A_TEACHER = (
-    *(
-        name
-        for group in (TeacherSettings, ReplicaSettings)
-        for name, _, _ in settings_of(group)
-        if name not in ("teachers", "teacher_id", "threads", "device_pool_size_bytes")
-    ),
-    "pool_size_bytes",
-    "max_batch_tokens",
-    "max_waiting_requests",
-)
-"""What each of several teachers may have of its own; the rest is the server's."""

@@ -103,6 +103,10 @@ class Publishing(Desk):
         }
         return self.publisher.reserve(step, **asked)  # type: ignore[arg-type]
 
+    def reserve_within(self, step: int, seconds: float) -> None:
+        """Reserve with a deadline of one's own, and give it up again."""
+        self.reserve(step, timeout=seconds).abandon()
+
     def wait_free(self) -> None:
         """Wait until all that was published is read."""
         self.publisher.wait_free(timeout=PATIENCE_SECONDS)

@@ -6,6 +6,7 @@ never freed. A call is held at a gate, and let go after the other's end.
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from typing import TYPE_CHECKING, Any, cast
@@ -15,7 +16,7 @@ from tests.cuda.censuses import await_mapped
 from tests.cuda.node import Node, Terms
 from tests.cuda.workers import WorkerError
 from tests.fake_cuda.faulty import Fault, gate, is_held, let_go
-from tests.fake_cuda.log import still_open
+from tests.fake_cuda.log import leaked, still_open
 from tests.processes.test_fifty_steps import await_true
 from tests.stopping import stop
 
@@ -60,6 +61,13 @@ def refused_amid_the_open(student: Worker, shut: str) -> bool:
     """Whether a deadline has passed while the driver was at it, and not on the way there."""
     student.start("acquire_within", 0, 1.0)
     assert refused_with(student) == "DeadlinePassedError"
+    return is_held(shut)
+
+
+def refused_amid_the_reserve(publisher: Worker, step: int, shut: str) -> bool:
+    """The same of a publisher's room."""
+    publisher.start("reserve_within", step, 0.5)
+    assert refused_with(publisher) in ("PoolFullError", "DeadlinePassedError")
     return is_held(shut)
 
 
@@ -239,6 +247,21 @@ class TestAnOpenThatIsSlow:
         assert student.ask("read", 0) == ["cuda_ipc"]
 
 
+class TestACopyThatIsSlow:
+    def test_is_given_up_at_the_deadline_and_made_when_the_driver_has_come_back(
+        self, node: Node, shut: str
+    ) -> None:
+        publisher = node.publisher()
+        student = held_reader(node, shut, "record", after=0)
+        settings = {"prefetch": 0, "mode": "copy"}
+        student.ask("open_session", node.teaching, transports=("cuda_ipc",), settings=settings)
+        publisher.ask("publish", 0)
+        await_true(lambda: refused_amid_the_open(student, shut))
+        let_go(shut)
+        assert student.ask("read", 0) == ["cuda_ipc"]
+        await_true(lambda: not node.inspect().leases)
+
+
 class TestAPublishersDriver:
     @pytest.mark.parametrize("call", ["allocate", "copy_to_device", "export"])
     def test_that_hangs_costs_the_deadline_and_serves_who_comes_again(
@@ -256,6 +279,21 @@ class TestAPublishersDriver:
         student, _ = node.student(**ONLY_DEVICE)
         publisher.ask("publish", 0)
         assert student.ask("read", 0) == ["cuda_ipc"]
+
+    @pytest.mark.parametrize("call", ["allocate", "export"])
+    def test_that_hangs_over_a_slab_costs_the_deadline_and_the_slab_is_given_back(
+        self, node: Node, shut: str, call: str
+    ) -> None:
+        fault = Fault(call=call, hang=shut, after=AT_THE_SLAB, times=1)
+        publisher = node.publisher(spec=node.spec(faults=(fault,)))
+        steps = itertools.count()
+        await_true(lambda: refused_amid_the_reserve(publisher, next(steps), shut))
+        assert refused_amid_the_reserve(publisher, next(steps), shut)
+        let_go(shut)
+        await_true(lambda: len(leaked(node.log())) == 0)
+        student, _ = node.student(**ONLY_DEVICE)
+        publisher.ask("publish", last := next(steps))
+        assert student.ask("read", last) == ["cuda_ipc"]
 
     def test_that_answers_late_with_an_error_is_told_of(self, node: Node, shut: str) -> None:
         late = Fault(call="export", hang=shut, error=999, times=1)

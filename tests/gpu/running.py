@@ -51,6 +51,9 @@ STAGES = (
 SECONDS = 480.0
 """For all stages together, whatever becomes of each."""
 
+LAST_WORDS_SECONDS = 2.0
+"""How long a stage that was ended may take to be gone; nobody waits for it longer."""
+
 _AT = "at "
 
 NO_GPU = (
@@ -165,7 +168,7 @@ def _run(stage: Stage, argv: list[str], limit: Limits, begin: float) -> Numbers:
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        out, _ = process.communicate()
+        out = last_words(process)
         report: Numbers = {
             "result": "failed",
             "why": f"not done in {seconds:.0f} s of --seconds{_place(out)}",
@@ -176,6 +179,20 @@ def _run(stage: Stage, argv: list[str], limit: Limits, begin: float) -> Numbers:
     why = f": {report['why']}" if "why" in report else ""
     sys.stderr.write(f" {report['result']} ({report['seconds']} s){why}\n")
     return report
+
+
+def last_words(process: subprocess.Popen[str], *, within: float = LAST_WORDS_SECONDS) -> str:
+    """Return what a killed process has said, although it may not end.
+
+    Who hangs in a driver of the kernel's is not ended by any signal, and a descendant in a group of
+    its own may have the pipe as well.
+    """
+    try:
+        out, _ = process.communicate(timeout=within)
+    except subprocess.TimeoutExpired as still:
+        said = still.stdout or b""
+        return said.decode(errors="replace") if isinstance(said, bytes) else said
+    return out
 
 
 def _place(out: str) -> str:

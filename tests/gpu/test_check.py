@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -173,6 +175,22 @@ def test_a_stage_that_is_late_says_so_itself(
 def test_a_stage_that_is_ended_is_said_to_have_been_at_its_last_part() -> None:
     assert running._place("at cycles 1 of 9\nat cycles 2 of 9\n").endswith("at cycles 2 of 9")
     assert running._place("") == ""
+
+
+def test_a_stage_that_cannot_be_ended_is_not_waited_for() -> None:
+    """Here a child in a group of its own has its pipe; on a GPU it may hang in the kernel."""
+    script = "echo at sizes 2 of 9; setsid sh -c 'echo $$; exec sleep 600' & wait"
+    process = subprocess.Popen(
+        ["sh", "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    child = int([process.stdout.readline() for _ in range(2)][1])
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+        assert running.last_words(process, within=0.1) == ""
+    finally:
+        os.kill(child, signal.SIGKILL)
+        process.communicate()
 
 
 @pytest.mark.parametrize(

@@ -219,3 +219,20 @@ class TestStarting:
             ("math", 3),
             ("code", 5),
         ]
+
+
+class TestOfReplicas:
+    def test_one_may_run_in_replicas_and_another_not(self, tmp_path: Path) -> None:
+        config = from_file(
+            tmp_path, "teachers: {math: {engine: ray, model: ./a, replicas: 3}, code: ./b}"
+        )
+
+        math, code = config.of_each_teacher()
+        assert (math.engine_name, math.replicas) == ("ray", 3)
+        assert (code.engine_name, code.replicas) == ("transformers", 1)
+
+    def test_what_is_said_of_the_replicas_of_one_is_said_of_no_other(self) -> None:
+        flags = ["--engine", "ray", "--model", "./m", "--replicas", "3", "--teacher", "math=./a"]
+        first, math = cli.read_config(flags).of_each_teacher()
+
+        assert (first.replicas, math.replicas) == (3, 1)

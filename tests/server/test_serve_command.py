@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import asyncio
 import json
 import os
 import signal
@@ -13,12 +14,13 @@ import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import grpc
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from tests import forked
+from tests.processes.test_fifty_steps import await_true
 from tests.server.services.registry_rig import Wire, a_payload, a_student, a_teacher, bytes_of
 from tests.server.services.registry_rig import refused as called
 
@@ -38,9 +40,12 @@ from teacher_logits.v1 import teacher_logits_service_pb2 as messages
 from teacher_logits.v1 import teacher_logits_service_pb2_grpc as stubs
 from teacher_logits.v1.operator_service_pb2 import InspectRequest
 from teacher_logits.wire import student_to_wire
+from teacher_logits_server import app
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from teacher_logits_server.server import Server
 
 PATIENCE = 40.0
 
@@ -346,6 +351,22 @@ class TestSignals:
 
         assert not (tmp_path / "s").exists()
 
+    def test_a_second_one_stops_a_teacher_at_what_nobody_waits_for(self, tmp_path: Path) -> None:
+        """There is nothing to be drained, and the stop itself would wait for it."""
+        with ready(tmp_path, *unix(tmp_path), "--drain-grace", "1h") as (served, readiness):
+            with grpc.insecure_channel(str(readiness["address"])) as channel:
+                session_id, lease_id = lease_something(channel)
+                stubs.TeacherLogitsServiceStub(channel).ReleasePayload(
+                    messages.ReleasePayloadRequest(session_id=session_id, lease_id=lease_id),
+                    timeout=PATIENCE,
+                )
+                endless = start_scoring(channel, session_id, "r-2", 49)
+                await_work(channel)
+                endless.cancel()
+                served.process.send_signal(signal.SIGTERM)
+                await_true(lambda: "drained" in served.said())
+                assert served.terminate() == 128 + signal.SIGTERM
+
     def test_one_while_the_teacher_loads_is_obeyed_at_once(self, tmp_path: Path) -> None:
         gate = tmp_path / "gate"
         os.mkfifo(gate)
@@ -515,3 +536,19 @@ def test_a_second_server_that_is_refused_leaves_the_first_one_s_ready_file(
         assert json.loads(place.read_text("utf-8")) == readiness
         assert served.terminate() == 0
     assert not place.exists()
+
+
+def test_a_stop_that_hangs_is_given_up_when_the_drain_s_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such as in a device's driver, where memory is given back."""
+    monkeypatch.setattr(app, "STOP_SECONDS", 0.0)
+
+    class Hanging:
+        async def stop(self) -> None:
+            await asyncio.Event().wait()
+
+    async def stop() -> int:
+        return await app._stop(cast("Server", Hanging()), app._Signals(), give_up=0.0)
+
+    assert asyncio.run(stop()) == 3

@@ -25,7 +25,13 @@ from teacher_logits_client.drafts.checks import finish
 from teacher_logits_client.drafts.columns import DraftColumns, digest_of
 from teacher_logits_client.drafts.writing import DraftWriting
 from teacher_logits_client.forks import refuse_to_travel
-from teacher_logits_client.slabs.claims import ABANDON_SECONDS, DraftStage, Sealing, abandon
+from teacher_logits_client.slabs.claims import (
+    ABANDON_SECONDS,
+    DraftStage,
+    Sealing,
+    abandon,
+    lapsed,
+)
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -64,6 +70,8 @@ class Draft(DraftWriting):
         self._desk = desk
         self._owner = owner
         self._room: WriterRoom | None = granted.room
+        #: Whether it was given up, by whichever thread; a seal may be under way on another.
+        self._is_given_up = False
         #: What its seal says, as of its last check.
         self._sealing: Sealing | None = None
 
@@ -90,7 +98,8 @@ class Draft(DraftWriting):
             PayloadInvalidError: it was not fully written, holds bad rows, or values that cannot
                 be. The draft is abandoned.
             PayloadConflictError: its rows were sealed before, with other bytes.
-            ReservationLapsedError: it was abandoned, or its step was retired meanwhile.
+            ReservationLapsedError: it was abandoned, by another thread meanwhile perhaps, or its
+                step was retired.
             DeadlinePassedError: the server did not answer.
         """
         if self._stage is DraftStage.SEALED:
@@ -106,10 +115,16 @@ class Draft(DraftWriting):
         except BaseException:
             self.abandon()
             raise
+        if self._is_given_up:
+            raise lapsed(DraftStage.ABANDONED, payload_id=self.payload_id, step=self.step)
         # Before anything is sent, and whatever interrupts it: readers may be let in from here on.
         self._stage = DraftStage.DOUBTFUL
         try:
             self._desk.way.seal(self.payload.payload_id, sealing, until=until)
+            # Whoever closes a publisher abandons what another thread may be sealing just now: the
+            # server knows which of the two it heard first.
+            if self._is_given_up and not self._desk.way.abandon(self.payload_id, until=until):
+                raise lapsed(DraftStage.ABANDONED, payload_id=self.payload_id, step=self.step)
         except (DeadlinePassedError, ServerUnreachableError):
             self._desk.check()  # where the session has ended, that is the better thing to say
             raise
@@ -127,6 +142,7 @@ class Draft(DraftWriting):
         """
         if self._stage in (DraftStage.SEALED, DraftStage.ABANDONED) or not self._desk.is_here():
             return
+        self._is_given_up = True
         self._end(DraftStage.ABANDONED)
         seconds = ABANDON_SECONDS if timeout is None else check_timeout(timeout, what="abandon")
         try:
@@ -175,16 +191,17 @@ class Draft(DraftWriting):
 
     def _look(self) -> Sealing:
         """Return what its seal says, looked at anew where something was written since."""
-        if self._columns is None or self._room is None:
-            raise ValueError("an open draft has room")
-        if self._sealing is None or self._columns.bad_row_count is None:
-            bad = finish(self._columns, self._rows, self.payload, mask=self._mask_bad_rows)
-            self._room.settle()
+        columns, room = self._columns, self._room
+        if columns is None or room is None:  # another thread has abandoned it just now
+            raise lapsed(DraftStage.ABANDONED, payload_id=self.payload_id, step=self.step)
+        if self._sealing is None or columns.bad_row_count is None:
+            bad = finish(columns, self._rows, self.payload, mask=self._mask_bad_rows)
+            room.settle()
             self._sealing = Sealing(
                 columns=self.payload.columns,
                 bad_row_count=bad,
                 valid_count=self._rows.valid_count,
-                digest=digest_of(self.payload, self._room) if self.is_repeat else "",
+                digest=digest_of(self.payload, room) if self.is_repeat else "",
             )
         return self._sealing
 

@@ -150,7 +150,7 @@ class DraftColumns:
             logsumexp=(
                 found[Kind.LOGSUMEXP]
                 if Kind.LOGSUMEXP in found
-                else torch.empty(beside, device=device)
+                else torch.empty(beside, dtype=torch.float32, device=device)
             ),
             actual_logprob=found.get(Kind.ACTUAL_LOGPROB),
             status=torch.full((positions,), NOT_SELECTED, dtype=torch.uint8, device=device),

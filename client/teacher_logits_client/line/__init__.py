@@ -293,5 +293,6 @@ def _one_descriptor(reply: Reply) -> int:
     if len(reply.descriptors) != 1:
         count = len(reply.descriptors)
         reply.close()
-        raise SlabOpenError(f"the broker passed {count} descriptors where one was due")
+        why = "" if count else ": this process may have no more open (ulimit -n)"
+        raise SlabOpenError(f"the broker passed {count} descriptors where one was due{why}")
     return reply.descriptors.pop()

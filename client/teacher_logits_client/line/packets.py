@@ -23,7 +23,11 @@ _MAX_DESCRIPTORS = 4
 
 
 class Packet(NamedTuple):
-    """A packet, empty at the end of the connection. Whoever has it closes its descriptors."""
+    """A packet, empty at the end of the connection. Whoever has it closes its descriptors.
+
+    ``intact``: all of its data came. Of its descriptors those are missing that this process may not
+    have open.
+    """
 
     data: bytes
     descriptors: list[int]
@@ -111,8 +115,7 @@ def receive(connection: socket.socket) -> Packet:
     for level, kind, rights in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(rights[: len(rights) - len(rights) % descriptors.itemsize])
-    cut = bool(flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC))
-    return Packet(data, descriptors.tolist(), not cut)
+    return Packet(data, descriptors.tolist(), not flags & socket.MSG_TRUNC)
 
 
 def wait(connection: Connection, event: int, until: float) -> bool:

@@ -123,12 +123,12 @@ class VocabShard:
 
     def refuse(self, device: torch.device | None) -> None:
         """Say to the ranks that wait in ``maxima`` that this one has no part in it."""
-        none = torch.empty(0, device=device or usual_device(self._group))
+        none = torch.empty(0, dtype=torch.float32, device=device or usual_device(self._group))
         self._reduced([self._rank + 1.0], none)
 
     def _reduced(self, head: list[float], values: torch.Tensor) -> torch.Tensor:
-        given = torch.full((_HEAD + _ROOM,), -torch.inf, device=values.device)
-        given[: len(head)] = torch.tensor(head, device=values.device)
+        given = values.new_full((_HEAD + _ROOM,), -torch.inf, dtype=torch.float32)
+        given[: len(head)] = given.new_tensor(head)
         given[_HEAD : _HEAD + len(values)] = values
         dist.all_reduce(given, op=dist.ReduceOp.MAX, group=self._group)
         return given

@@ -92,7 +92,7 @@ def mean_squared_error(log_p: torch.Tensor, log_q: torch.Tensor) -> TermsAndSlop
     """The mean of (log q - log p)² over the categories that the teacher names, not the last."""
     named = log_p > -torch.inf
     named[:, -1] = False
-    share = named / named.sum(1, keepdim=True).clamp_min(1)
+    share = named.to(log_q.dtype) / named.sum(1, keepdim=True).clamp_min(1)
     error = torch.where(named, log_q - log_p, 0.0)
     return error.square() * share, 2 * share * error.masked_fill(error == -torch.inf, 0.0)
 

@@ -171,7 +171,8 @@ class OpenStep:
         ``loss_sum`` is undivided, a scalar or [B] with B bins, and ``count`` has the same shape.
         ``number`` is the micro batch's own on this rank. ``loss`` names which of several losses
         this is of. The scalar is the weighted sum, undivided too; of several losses, add them up
-        and call ``backward`` once. An evaluation leaves it.
+        and call ``backward`` once. An evaluation leaves it. Where the loss has parameters, a
+        ``backward`` that comes when the attempt is over raises ``StaleAttemptError``.
 
         Raises:
             StaleAttemptError: the attempt is over.
@@ -197,6 +198,9 @@ class OpenStep:
                 facts={"micro_batch": number, "step": self.step, "attempt": self.attempt},
             )
         tally.add(number, loss_sum, count)
+        if loss_sum.requires_grad and tally.loss.parameters:
+            # Its gradient would stay undivided, among those of whatever step is next.
+            loss_sum.register_hook(lambda _: self._check_open(f"backward of micro batch {number}"))
         return weighted_loss(tally.loss, loss_sum)
 
     def finish(self) -> StepReport:

@@ -8,6 +8,7 @@ in ``fallback``.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from teacher_logits.device_memory import DeviceError
@@ -74,6 +75,15 @@ class OpenedPayload(ColumnMemory, Protocol):
         Raises:
             OSError, DeviceError: it is not fit, and its room must not go back.
         """
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedLease:
+    """A lease with its memory, and how the bytes came."""
+
+    lease: LeaseTerms
+    memory: OpenedPayload
+    transport: Transport
 
 
 class Opener(Protocol):

@@ -3,8 +3,8 @@
 Nothing here is touched before a writer has device memory that this side wants: to start a driver
 takes memory on the device, and a process that has started one cannot fork children that use it.
 
-A driver may hang in a call. So those that a caller waits for before a deadline run on a thread of
-their own; what such a call brings too late is undone there.
+A driver may hang in a call. So those that a caller waits for run on threads of their own, each by a
+deadline (``driver_threads``).
 """
 
 from __future__ import annotations
@@ -12,25 +12,17 @@ from __future__ import annotations
 import glob
 import threading
 import time
-from concurrent.futures import Future, InvalidStateError
-from concurrent.futures import TimeoutError as NotYet
-from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from teacher_logits.clock import span_text
 from teacher_logits.cuda_memory import find_driver
 from teacher_logits.device_memory import DeviceError
 from teacher_logits.devices.opened import OpenedDevice
 from teacher_logits.errors import ConfigError, DeadlinePassedError, SlabOpenError
-from teacher_logits_client import threads
+from teacher_logits_client.openers.driver_threads import DriverThreads, late, seconds_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from teacher_logits.device_memory import Device, DeviceMemory, DeviceMemoryPart
     from teacher_logits_client.openers.maps import ReaderSlab
-
-Found = TypeVar("Found")
 
 _ABOUT_GPUS = "/proc/driver/nvidia/gpus/*/information"
 _SEEN_SECONDS = 1.0
@@ -46,6 +38,8 @@ class Devices:
     def __init__(self, given: DeviceMemory | None = None) -> None:
         self.known = given
         """The driver, as far as it was given or found."""
+        self.calls = DriverThreads()
+        """Calls into it that somebody waits for."""
         self._has_looked = given is not None
         self._lock = threading.Lock()
 
@@ -65,7 +59,8 @@ class Devices:
             DeadlinePassedError: it has not started after ``timeout`` seconds.
         """
         until = time.monotonic() + timeout
-        if before(until, self.find, undo=lambda found: None, what="its start") is None:
+        found = self.calls.before(until, self.find, undo=lambda found: None, what="its start")
+        if found is None:
             raise ConfigError(
                 "mode='pinned' is for a student on a GPU, and this process finds no CUDA driver "
                 "(libcuda.so.1): use 'cow' or 'read_only'",
@@ -83,7 +78,9 @@ class Devices:
             )
         memory, until = self.known, time.monotonic() + _SEEN_SECONDS
         try:
-            found = before(until, memory.devices, undo=lambda found: None, what="its devices")
+            found = self.calls.before(
+                until, memory.devices, undo=lambda found: None, what="its devices"
+            )
         except (DeadlinePassedError, DeviceError):
             return ()
         return tuple(each.uuid for each in found)
@@ -143,12 +140,12 @@ class OpenedSlabs:
         found = self._slabs.get(slab_id)
         if found is not None:
             return found
-        if not self._opening.acquire(timeout=_seconds_until(until)):
-            raise _late(f"slab {slab_id}, which waits behind another,", 0.0)
+        if not self._opening.acquire(timeout=seconds_until(until)):
+            raise late(f"slab {slab_id}, which waits behind another,", 0.0)
         try:
             found = self._slabs.get(slab_id)
             if found is None:
-                found = before(
+                found = self._devices.calls.before(
                     until,
                     lambda: self._open(slab, part),
                     undo=OpenedDevice.close,
@@ -181,52 +178,3 @@ class OpenedSlabs:
             memory=memory,
             device=device,
         )
-
-
-def before(
-    until: float, call: Callable[[], Found], *, undo: Callable[[Found], None], what: str
-) -> Found:
-    """Return what a call into the driver brings, on another thread, before a time.
-
-    ``until`` is of ``time.monotonic``; ``undo`` is given what comes after that, ``what`` is what
-    the call is about.
-
-    Raises:
-        DeadlinePassedError: it had not returned by then.
-        NotAvailable: no thread can be had.
-        Exception: what the call raises.
-    """
-    future: Future[Found] = Future()
-
-    def run() -> None:
-        try:
-            found = call()
-        except BaseException as error:
-            with suppress(InvalidStateError):  # nobody waits to be told
-                future.set_exception(error)
-            return
-        try:
-            future.set_result(found)
-        except InvalidStateError:
-            undo(found)
-
-    started = time.monotonic()
-    threads.start(run, name="driver")
-    try:
-        return future.result(_seconds_until(until))
-    except NotYet:
-        if future.cancel():
-            raise _late(what, time.monotonic() - started) from None
-        return future.result(0.0)  # in the very last moment
-
-
-def _seconds_until(until: float) -> float:
-    return min(max(0.0, until - time.monotonic()), threading.TIMEOUT_MAX)
-
-
-def _late(what: str, seconds: float) -> DeadlinePassedError:
-    return DeadlinePassedError(
-        f"the device's driver was not done with {what} after {span_text(seconds)}: it hangs, or "
-        "the device is very busy; nvidia-smi says",
-        facts={"seconds": round(seconds, 3)},
-    )

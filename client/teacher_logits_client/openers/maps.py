@@ -70,17 +70,12 @@ class ReaderSlab:
     that was passed.
     """
 
-    def __init__(
-        self, slab_id: str, passed: PassedSlab, mode: MapMode, pinner: DeviceMemory | None = None
-    ) -> None:
+    def __init__(self, slab_id: str, passed: PassedSlab, mode: MapMode) -> None:
         """Map a slab, and take over its descriptor; that stays the caller's after an error.
-
-        ``pinner`` pins its pages for ``PINNED``.
 
         Raises:
             SlabOpenError: it cannot be mapped, is no slab, or its writer could shrink it,
                 which would kill its readers.
-            DeviceError: the driver does not pin it.
         """
         self.slab_id = slab_id
         self.device = passed.device
@@ -96,11 +91,20 @@ class ReaderSlab:
         self.size_bytes = read_header(self.control, slab_id=slab_id, total_bytes=total)
         self.is_twin = is_sparse(self.control)
         self._slots = memoryview(self.control)[HEADER_BYTES:].cast("Q")
-        whole = self._map(0, total, pinner=None if self.is_twin else pinner)
-        self._room = whole.part(CONTROL_BYTES, self.size_bytes)
+        self._pages = self._map(0, total)
+        self._room = self._room_of(self._pages).part(CONTROL_BYTES, self.size_bytes)
         weakref.finalize(self, os.close, fd).atexit = False
         self._unwatch: Callable[[], None] | None = None
         self._watching = threading.Lock()
+
+    def pin(self, pinner: DeviceMemory) -> ReaderSlab:
+        """Have its pages pinned until it is unmapped, and return it.
+
+        Raises:
+            DeviceError: the driver does not pin them.
+        """
+        self._pages.pin(pinner)
+        return self
 
     def watch(self, watch: Watch) -> None:
         """Have whoever waits woken when the writer has sealed something; once is enough.
@@ -141,27 +145,26 @@ class ReaderSlab:
         Raises:
             SlabOpenError: it cannot be mapped.
         """
-        return self._map(CONTROL_BYTES + extent.offset_bytes, extent.size_bytes)
+        return self._room_of(self._map(CONTROL_BYTES + extent.offset_bytes, extent.size_bytes))
 
-    def _map(self, offset: int, size: int, *, pinner: DeviceMemory | None = None) -> Room:
+    def _map(self, offset: int, size: int) -> _Map:
         try:
             if not self.is_writable:
                 flags, prot = mmap.MAP_SHARED, mmap.PROT_READ
             else:
                 flags = mmap.MAP_PRIVATE | _MAP_NORESERVE
                 prot = mmap.PROT_READ | mmap.PROT_WRITE
-            kind = mmap.mmap if pinner is None else _PinnedMap
-            memory = kind(self.descriptor, size, flags=flags, prot=prot, offset=offset)
+            return _Map(self.descriptor, size, flags=flags, prot=prot, offset=offset)
         except (OSError, ValueError) as error:
             raise _unmappable(self.slab_id, error) from error
-        if isinstance(memory, _PinnedMap) and pinner is not None:
-            memory.pin(pinner)
+
+    def _room_of(self, memory: _Map) -> Room:
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory)) if self.is_writable else None
         return Room(memoryview(memory), address)
 
 
-class _PinnedMap(mmap.mmap):
-    """A map whose pages are pinned until it goes: ``__del__`` comes before they are unmapped."""
+class _Map(mmap.mmap):
+    """A map; what was pinned of it is until it goes: ``__del__`` comes before it is unmapped."""
 
     _pinner: DeviceMemory | None = None
 

@@ -32,10 +32,11 @@ from teacher_logits_client.openers.maps import ReaderSlab
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from teacher_logits.device_memory import DeviceMemory, DeviceMemoryPart
+    from teacher_logits.device_memory import DeviceMemoryPart
     from teacher_logits.payload import Extent
     from teacher_logits.terms import LeaseTerms
     from teacher_logits_client.line import PassedSlab
+    from teacher_logits_client.openers.devices import Devices
     from teacher_logits_client.openers.maps import Room, Watch
 
     GetSlab = Callable[[str, float], PassedSlab]
@@ -51,7 +52,7 @@ class SharedMemoryOpener:
         mode: ``COW``, ``READ_ONLY`` or ``PINNED``; for ``COPY`` the caller copies, and maps
             read-only.
         is_revoked: whether a lease was taken back by force, whatever its room holds.
-        pinner: pins the slabs' pages for ``PINNED``.
+        pinner: whose driver, which is known, pins the slabs' pages for ``PINNED``.
         watch: has whoever waits woken when a file is touched, and returns what ends that.
     """
 
@@ -63,14 +64,15 @@ class SharedMemoryOpener:
         *,
         mode: MapMode = MapMode.COW,
         is_revoked: Callable[[str], bool] = lambda lease_id: False,
-        pinner: DeviceMemory | None = None,
+        pinner: Devices | None = None,
         watch: Watch = lambda fd: lambda: None,
     ) -> None:
         self._get_slab = get_slab
         self._is_revoked = is_revoked
         self._watch = watch
         self._mode = mode
-        self._pinner = pinner
+        self._devices = pinner
+        self._pinner = None if pinner is None else pinner.known
         #: Called with each slab that was let go of, by whoever did so.
         self.when_forgotten: Callable[[str], None] = lambda slab_id: None
         self._slabs: dict[str, ReaderSlab] = {}
@@ -221,10 +223,18 @@ class SharedMemoryOpener:
     def _ask(self, slab_id: str, until: float) -> ReaderSlab:
         passed = self._get_slab(slab_id, until - time.monotonic())
         try:
-            return ReaderSlab(slab_id, passed, self._mode, self._pinner)
+            slab = ReaderSlab(slab_id, passed, self._mode)
         except BaseException:
             os.close(passed.descriptor)
             raise
+        if self._devices is None or self._pinner is None or slab.is_twin:
+            return slab
+        return self._devices.calls.before(
+            until,
+            partial(slab.pin, self._pinner),
+            undo=lambda slab: None,  # it is unpinned as it goes
+            what=f"the pinning of slab {slab_id}",
+        )
 
     def _vacated(self, room: Room, place: _Place, *, shares: bool) -> int:
         try:

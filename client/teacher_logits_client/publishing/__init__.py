@@ -15,7 +15,6 @@ from teacher_logits.transport import Transport
 from teacher_logits_client.config import HostCopies
 from teacher_logits_client.line import Line
 from teacher_logits_client.openers.device_choice import choose_device
-from teacher_logits_client.openers.devices import before
 from teacher_logits_client.publishing.publisher import Publisher
 from teacher_logits_client.publishing.uploads import Uploads
 from teacher_logits_client.sessions.agreement import shake_hands_as_publisher
@@ -90,12 +89,7 @@ def open_publisher(
     devices: Devices,
 ) -> Publisher:
     """Be admitted as a publisher; see ``Client.open_publisher``, which ``owner`` is."""
-    if not isinstance(profile, TeacherProfile):
-        raise RequestInvalidError(
-            f"open_publisher was given a {type(profile).__name__}: give a TeacherProfile",
-            facts={"given": type(profile).__name__},
-        )
-    mail = FreedMail()
+    mail, profile = FreedMail(), _checked(profile)
     until = time.monotonic() + settings.timeout
     probe = _probe_for(settings, devices, until)
     agreed = shake_hands_as_publisher(
@@ -108,12 +102,29 @@ def open_publisher(
     )
     return Publisher(
         agreed,
-        way=_way_of(agreed, settings, calls=calls, mail=mail, buffers=buffers, probe=probe),
+        way=_way_of(
+            agreed,
+            settings,
+            calls=calls,
+            mail=mail,
+            buffers=buffers,
+            probe=probe,
+            devices=devices,
+        ),
         calls=calls,
         returner=returner,
         owner=owner,
         timeout=control_timeout,
     )
+
+
+def _checked(profile: object) -> TeacherProfile:
+    if not isinstance(profile, TeacherProfile):
+        raise RequestInvalidError(
+            f"open_publisher was given a {type(profile).__name__}: give a TeacherProfile",
+            facts={"given": type(profile).__name__},
+        )
+    return profile
 
 
 def _probe_for(settings: PublisherSettings, devices: Devices, until: float) -> Probe | None:
@@ -125,7 +136,7 @@ def _probe_for(settings: PublisherSettings, devices: Devices, until: float) -> P
     name = settings.device
     if name is None:
         return None
-    return before(
+    return devices.calls.before(
         until,
         lambda: probe_of(*choose_device(name, devices)),
         undo=lambda probe: None,
@@ -141,6 +152,7 @@ def _way_of(
     mail: FreedMail,
     buffers: BufferPool,
     probe: Probe | None,
+    devices: Devices,
 ) -> Way:
     session_id = agreed.terms.session_id
     if agreed.line is None:  # what is streamed lies on the host
@@ -148,7 +160,10 @@ def _way_of(
     maker: MakesSlabs = SlabMaker()
     if probe is not None:
         maker = DeviceSlabMaker(
-            probe.memory, probe.device, pool_size_bytes=settings.pool_size_bytes
+            probe.memory,
+            probe.device,
+            calls=devices.calls,
+            pool_size_bytes=settings.pool_size_bytes,
         )
     return OwnSlabs(
         session_id,

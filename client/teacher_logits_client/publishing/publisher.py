@@ -186,6 +186,7 @@ class Publisher:
             RequestInvalidError: the publisher writes to no device, or the memory is of a kind that
                 no other process can open; it says which, and the setting to change.
             DeviceError: the driver refuses.
+            NotAvailable: the system has no memory or descriptor for it.
         """
         self.check()
         return register(self._desk.way, storage)
@@ -232,7 +233,8 @@ class Publisher:
         self._desk.liveness.end()
         if not self._returner.wait(self._timeout):
             _log.warning(
-                "publisher %s: the server did not hear of its end within %s",
+                "publisher %s: its end took longer than %s: the server does not answer, or a "
+                "device hangs",
                 self.terms.session_id,
                 span_text(self._timeout),
             )

@@ -20,7 +20,6 @@ from teacher_logits.device_memory import PROBE_BYTES, DeviceError
 from teacher_logits.devices.ranges import outside_allocation
 from teacher_logits.errors import DeadlinePassedError, NotAvailable, TransportFailure
 from teacher_logits.transport import Refusal, RefusalReason, Transport, proof_of
-from teacher_logits_client.openers.devices import before
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,7 +67,9 @@ def try_devices(
     now = time.monotonic()
     deadline = min(now + TRIAL_SECONDS, now + max(0.0, until - now) / 2)
     try:
-        before(deadline, lambda: trial.run(probes), undo=lambda count: None, what="the probes")
+        devices.calls.before(
+            deadline, lambda: trial.run(probes), undo=lambda count: None, what="the probes"
+        )
     except NotAvailable as late:  # or no thread was to be had
         trial.is_over = True
         is_slow = isinstance(late, DeadlinePassedError)

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger("teacher_logits_client")
 
 _WAY_OUT = (
-    "what its writer seals from now on has a host copy; open the publisher with "
-    "host_copies='always' where a reader's device may fail, and acquire this step again once the "
-    "device answers"
+    "what its writer seals from now on has a host copy, so ask for a later step, or for this one "
+    "again where the session wants cuda_ipc alone; open the publisher with host_copies='always' "
+    "where a reader's device may fail"
 )
 
 
@@ -197,7 +197,7 @@ def _make_shared(line: Line, mode: MapMode, devices: Devices) -> SharedMemoryOpe
         mode=MapMode.READ_ONLY if mode is MapMode.COPY else mode,
         is_revoked=line.is_revoked,
         watch=line.watch,
-        pinner=devices.known if mode is MapMode.PINNED else None,
+        pinner=devices if mode is MapMode.PINNED else None,
     )
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import DeadlinePassedError, NotAvailable, TeacherLogitsError
 from teacher_logits.transport import Transport
 from teacher_logits_client.config import MapMode
-from teacher_logits_client.openers import is_vacated
+from teacher_logits_client.openers import OpenedLease, is_vacated
 from teacher_logits_client.openers.own import OwnPayload
 from teacher_logits_client.payloads import LeasedPayload
 from teacher_logits_client.sessions.late_proofs import LateProofs
@@ -42,15 +42,6 @@ RETURN_TIMEOUT_SECONDS = 5.0
 """How long one try to return a lease may take; it is tried again."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OpenedLease:
-    """A lease with its memory, and how the bytes came."""
-
-    lease: LeaseTerms
-    memory: OpenedPayload
-    transport: Transport
-
-
 class Reader:
     """Opens the leases of one session."""
 
@@ -71,6 +62,7 @@ class Reader:
         self._returner = returner
         self._mode = mode
         self._check_digest = check_digest
+        self._devices = devices
         self._settled = {s.writer_id: s.transport for s in agreed.terms.settlements}
         self._watch = None if line is None else LineWatch(line, when_ended=self.forget_slabs)
         self._late = LateProofs(agreed, calls=calls, devices=devices, settle=self.settle)
@@ -191,6 +183,10 @@ class Reader:
                 if self._mode is MapMode.COPY:
                     own = OwnPayload(memory, lease.payload.columns)
                     opened[-1] = replace(opened[-1], memory=own)
+                    if transport is Transport.CUDA_IPC:
+                        own.copy_by(until, self._devices.calls)
+                    else:
+                        own.copy()
         except BaseException as error:
             stuck = [e.lease.lease_id for e in opened if not is_vacated(e.memory)]
             for lease in leases:

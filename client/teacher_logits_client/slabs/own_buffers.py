@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from teacher_logits.device_memory import MemoryKind
-from teacher_logits.errors import RequestInvalidError
+from teacher_logits.errors import NotAvailable, RequestInvalidError
 from teacher_logits.pool import PAGE_BYTES
 from teacher_logits_client.config import check_timeout
-from teacher_logits_client.slabs.device_slab_maker import PublishedDeviceSlab
+from teacher_logits_client.slabs.device_slab_maker import PublishedDeviceSlab, slab_between
 from teacher_logits_client.slabs.own_slabs import OwnSlabs
 from teacher_logits_client.slabs.placed_columns import Registered
 
@@ -68,10 +68,11 @@ class OwnBuffer:
 
         Raises:
             DeadlinePassedError: somebody reads it after ``timeout`` seconds, with whom.
+            SessionExpiredError: its publisher was closed while somebody read it, or might yet; it
+                is kept alive until this process ends.
         """
         until = time.monotonic() + check_timeout(timeout, what="wait_free")
-        if self.slab_id in self._way.registered:
-            self._way.room.wait_free(self.slab_id, until=until)
+        self._way.wait_placed(self.slab_id, until=until)
 
     def close(self, *, timeout: float = 60.0) -> None:
         """Wait until nobody reads it, and have readers let go of it; again is fine.
@@ -81,6 +82,7 @@ class OwnBuffer:
 
         Raises:
             DeadlinePassedError: as for ``wait_free``; it stays registered.
+            SessionExpiredError: as for ``wait_free``.
         """
         until = time.monotonic() + check_timeout(timeout, what="close")
         self._way.unregister(self.slab_id, until=until)
@@ -101,6 +103,7 @@ def register(way: Way, storage: Storage) -> OwnBuffer:
         RequestInvalidError: the tensor is not contiguous or empty, or lies where no other process
             could open it.
         DeviceError: the driver refuses to export it.
+        NotAvailable: the system has no memory or descriptor for what belongs to it on the host.
     """
     if not isinstance(way, OwnSlabs) or way.probe is None:
         raise RequestInvalidError(
@@ -123,15 +126,7 @@ def register(way: Way, storage: Storage) -> OwnBuffer:
         )
     _check_place(storage, memory=memory, device=device)
     _check_apart(storage, way.registered.values())
-    slab = PublishedDeviceSlab(
-        f"slab-{secrets.token_hex(6)}-own",
-        storage.nbytes,
-        memory=memory,
-        device=device,
-        address=storage.data_ptr(),
-        owner=storage,
-        row_bytes=ROW_PAGES * PAGE_BYTES,
-    )
+    slab = _slab_of(storage, memory=memory, device=device)
     registered = Registered(
         slab_id=slab.slab_id,
         address=storage.data_ptr(),
@@ -142,9 +137,35 @@ def register(way: Way, storage: Storage) -> OwnBuffer:
     return OwnBuffer(slab, way=way)
 
 
+def _slab_of(storage: Storage, *, memory: DeviceMemory, device: Device) -> PublishedDeviceSlab:
+    try:
+        return PublishedDeviceSlab(
+            f"slab-{secrets.token_hex(6)}-own",
+            storage.nbytes,
+            memory=memory,
+            device=device,
+            address=storage.data_ptr(),
+            owner=storage,
+            row_bytes=ROW_PAGES * PAGE_BYTES,
+        )
+    except OSError as error:
+        raise NotAvailable(
+            f"the system gave nothing to keep the buffer's rows in on the host ({error.strerror}): "
+            "raise the limit of open files (ulimit -n), or give the process more memory",
+            facts={"errno": error.errno or 0},
+        ) from error
+
+
 def _check_apart(storage: Storage, others: Iterable[Registered]) -> None:
-    """Refuse memory of which some is registered: neither would know what lies in the other."""
+    """Refuse memory that is registered, or a pool's: neither would know what lies there."""
     start, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes
+    pool_slab = slab_between(start, end)
+    if pool_slab is not None:
+        raise RequestInvalidError(
+            f"{storage.nbytes} bytes at {start:#x} were given, and they lie in {pool_slab.slab_id} "
+            "of a publisher's own pool, which drafts write to: give memory of your own",
+            facts={"size_bytes": storage.nbytes, "slab_id": pool_slab.slab_id},
+        )
     for other in others:
         if start < other.address + other.size_bytes and other.address < end:
             raise RequestInvalidError(

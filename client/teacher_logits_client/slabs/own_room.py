@@ -11,14 +11,13 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import DeadlinePassedError, TeacherLogitsError
+from teacher_logits.errors import DeadlinePassedError, PoolFullError, TeacherLogitsError
 from teacher_logits.payload import Extent
 from teacher_logits.pool import Growth
 from teacher_logits_client.slabs.publisher_room import Full, with_holders
 from teacher_logits_client.slabs.slab_shelf import SlabShelf
 
 if TYPE_CHECKING:
-    from teacher_logits.errors import PoolFullError
     from teacher_logits_client.line import Line
     from teacher_logits_client.slabs.claims import Claim
     from teacher_logits_client.slabs.freed_mail import FreedMail
@@ -71,7 +70,7 @@ class OwnRoom:
                 continue
             why: PoolFullError | None
             if isinstance(answer, Growth):
-                why = self.shelf.grow(answer.size_bytes, size, since=grown)
+                why = self._grow(answer.size_bytes, size, since=grown, until=until)
                 if why is not None:
                     with self.lock:
                         self.table.note_growth(has_memory=False)
@@ -79,6 +78,14 @@ class OwnRoom:
                 why = self.table.full_error(size, step=claim.step, full=answer, place=claim.place)
             if why is not None and not self._line.wait(partial(self._has_news, news), until):
                 raise with_holders(why, self._line.waits_for(self._session_id))
+
+    def _grow(
+        self, usual_bytes: int, least_bytes: int, *, since: int, until: float
+    ) -> PoolFullError | None:
+        try:
+            return self.shelf.grow(usual_bytes, least_bytes, since=since, until=until)
+        except DeadlinePassedError as late:  # the claim was answered, and is given up by now
+            raise PoolFullError(late.message, facts=late.facts) from late
 
     def want_no_more(self, step: int) -> None:
         """Note that a step has its room, or does without: higher ones need leave none for it."""

@@ -24,6 +24,7 @@ from teacher_logits.errors import (
     HostCopyNeededError,
     NotAvailable,
     ServerUnreachableError,
+    SessionExpiredError,
     TeacherLogitsError,
 )
 from teacher_logits_client.config import HostCopies
@@ -81,6 +82,9 @@ class OwnSlabs:
         self._table = room
         #: Memory that its owner registered, by slab.
         self.registered: Mapping[str, Registered] = {}
+        self._is_closed = False
+        #: Slabs that were read, or may have been, when it was closed.
+        self._kept: frozenset[str] = frozenset()
 
     def usage(self) -> PoolUsage:
         """Return where the pool's bytes are."""
@@ -202,8 +206,10 @@ class OwnSlabs:
     def close(self) -> None:
         """Let go of the line, and of the slabs; see ``Way.close``."""
         self.room.drain()
+        self._is_closed = True
         self._line.close()
-        self.room.shelf.close()
+        self._kept = self.room.shelf.close()
+        self.registered = {}
 
     def wait_free(self, *, until: float, but_copied: bool = False) -> None:
         """Wait until nobody reads what was sealed; see ``Way.wait_free``."""
@@ -227,14 +233,34 @@ class OwnSlabs:
 
         Raises:
             DeadlinePassedError: something does after ``until``; it stays registered.
+            SessionExpiredError: as for ``wait_placed``.
         """
-        while slab_id in self.registered:
-            self.room.wait_free(slab_id, until=until)
+        while True:
+            self.wait_placed(slab_id, until=until)
+            if slab_id not in self.registered:
+                return
             self.room.shelf.drop([slab_id])
             with self.room.lock:
                 if slab_id not in self.room.shelf:  # else room was taken there meanwhile
                     left = {k: v for k, v in self.registered.items() if k != slab_id}
                     self.registered = left
+
+    def wait_placed(self, slab_id: str, *, until: float) -> None:
+        """Wait until nothing lies in memory that its owner registered.
+
+        Raises:
+            DeadlinePassedError: something does after ``until``.
+            SessionExpiredError: this was closed, and something did then.
+        """
+        try:
+            if slab_id in self.registered:
+                self.room.wait_free(slab_id, until=until)
+        except ServerUnreachableError:
+            if not self._is_closed:
+                raise
+            raise _kept_to_the_end(slab_id) from None
+        if slab_id in self._kept:
+            raise _kept_to_the_end(slab_id)
 
     # Claims
 
@@ -262,3 +288,12 @@ class OwnSlabs:
             self.abandon(payload_id, until=time.monotonic() + ABANDON_SECONDS)
         except TeacherLogitsError as error:
             _log.debug("payload %s was not given up: %s", payload_id, error.message)
+
+
+def _kept_to_the_end(slab_id: str) -> SessionExpiredError:
+    return SessionExpiredError(
+        f"the publisher of {slab_id} was closed while students read what lies there, or may yet: "
+        "it is kept alive until this process ends; close buffers before their publisher, or wait "
+        "for its `wait_free` first",
+        facts={"slab_id": slab_id},
+    )

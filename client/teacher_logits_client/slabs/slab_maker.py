@@ -66,7 +66,7 @@ class SlabMaker:
     def on_freed(self, callback: Callable[[], None]) -> None:
         """Do nothing: nobody waits for memory of the host."""
 
-    def make(self, usual_bytes: int, least_bytes: int) -> HostSlab:
+    def make(self, usual_bytes: int, least_bytes: int, *, until: float) -> HostSlab:
         """Return a new slab of the usual size, or with just enough room.
 
         Raises:

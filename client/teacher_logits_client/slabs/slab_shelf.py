@@ -10,13 +10,15 @@ failed is gone again; memory that is not to be had shows as ``PoolFullError`` an
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from teacher_logits.errors import PoolFullError, SessionExpiredError
+from teacher_logits.errors import DeadlinePassedError, PoolFullError, SessionExpiredError
+from teacher_logits_client.slabs.claims import seconds_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from teacher_logits.device_memory import DeviceMemoryPart
     from teacher_logits.layout import Column
@@ -83,11 +85,12 @@ class MakesSlabs(Protocol):
     def on_freed(self, callback: Callable[[], None]) -> None:
         """Have ``callback`` called, on any thread, when some has."""
 
-    def make(self, usual_bytes: int, least_bytes: int) -> PublisherSlab:
+    def make(self, usual_bytes: int, least_bytes: int, *, until: float) -> PublisherSlab:
         """Return a new slab of the usual size, or with just enough room.
 
         Raises:
             PoolFullError: there is no memory for it.
+            DeadlinePassedError: a device's driver was not done by ``until``.
         """
 
 
@@ -139,7 +142,9 @@ class SlabShelf:
         if slab is not None:
             slab.let_in(extent.slot, extent.generation)
 
-    def grow(self, usual_bytes: int, least_bytes: int, *, since: int) -> PoolFullError | None:
+    def grow(
+        self, usual_bytes: int, least_bytes: int, *, since: int, until: float
+    ) -> PoolFullError | None:
         """Make a slab and pass it to the server.
 
         ``since`` is how many there had ever been when its room was missed. Returns why there is no
@@ -147,14 +152,15 @@ class SlabShelf:
 
         Raises:
             PoolFullError: there is no memory for it, and waiting would not help.
+            DeadlinePassedError: neither it nor another thread's had come by ``until``.
             SessionExpiredError: the publisher was closed meanwhile.
         """
-        with self._growing:
+        with _held_by(self._growing, until):
             if self.added != since:
                 return None  # another slab came meanwhile: there may be room
             awaits_memory = self.maker.awaits_memory
             try:
-                slab = self.maker.make(usual_bytes, least_bytes)
+                slab = self.maker.make(usual_bytes, least_bytes, until=until)
             except PoolFullError as full:
                 with self._lock:
                     holds_some = bool(self._room.usage().extent_count)
@@ -206,8 +212,11 @@ class SlabShelf:
             slab.close()
             raise _closed(slab.slab_id)
 
-    def close(self) -> None:
-        """Let go of all of them; not under the lock, since a device may have to be waited for."""
+    def close(self) -> frozenset[str]:
+        """Let go of all of them; return those that somebody reads, or may yet.
+
+        Not under the lock, since a device may have to be waited for.
+        """
         with self._lock:
             self._is_closed = True
             in_use = {each: self._room.is_outstanding(each) for each in self._slabs}
@@ -215,6 +224,21 @@ class SlabShelf:
             self._slabs.clear()
         for slab in slabs:
             slab.close(in_use=in_use[slab.slab_id])
+        return frozenset(slab_id for slab_id, is_used in in_use.items() if is_used)
+
+
+@contextmanager
+def _held_by(growing: threading.Lock, until: float) -> Iterator[None]:
+    """Hold a lock that another thread has while it makes a slab."""
+    if not growing.acquire(timeout=min(seconds_until(until), threading.TIMEOUT_MAX)):
+        raise DeadlinePassedError(
+            "a slab that another thread makes had not come when the deadline passed: the system or "
+            "a device's driver is slow, or the server does not answer"
+        )
+    try:
+        yield
+    finally:
+        growing.release()
 
 
 def _closed(slab_id: str) -> SessionExpiredError:

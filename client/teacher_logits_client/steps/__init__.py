@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
     from teacher_logits.terms import SessionTerms, StepGrant
     from teacher_logits_client.calls import Calls
+    from teacher_logits_client.openers import OpenedLease
     from teacher_logits_client.payloads.batch import Batch
     from teacher_logits_client.payloads.returns import Returner
     from teacher_logits_client.rows import RowBatch
     from teacher_logits_client.sessions.liveness import Liveness
-    from teacher_logits_client.sessions.reader import OpenedLease, Reader
+    from teacher_logits_client.sessions.reader import Reader
     from teacher_logits_client.steps.batches import BatchMaker
     from teacher_logits_client.steps.grants import OpenedGrant, StepSource
     from teacher_logits_client.steps.mailbox import Mailbox

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
     from teacher_logits.profiles import StudentProfile
     from teacher_logits.terms import StepGrant
+    from teacher_logits_client.openers import OpenedLease
     from teacher_logits_client.payloads import LeasedPayload
     from teacher_logits_client.payloads.returns import Returner
     from teacher_logits_client.payloads.row_columns import Part
-    from teacher_logits_client.sessions.reader import OpenedLease, Reader
+    from teacher_logits_client.sessions.reader import Reader
 
 
 class BatchMaker:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from teacher_logits.terms import StepGrant
     from teacher_logits_client.calls import Calls
     from teacher_logits_client.calls.steps import PendingStep
-    from teacher_logits_client.sessions.reader import OpenedLease
+    from teacher_logits_client.openers import OpenedLease
 
     Open = Callable[[StepGrant, float], list[OpenedLease]]
 

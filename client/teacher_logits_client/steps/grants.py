@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from teacher_logits.terms import StepGrant
+    from teacher_logits_client.openers import OpenedLease
     from teacher_logits_client.payloads.batch import Batch
-    from teacher_logits_client.sessions.reader import OpenedLease
 
 _MOST = 4096
 

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
     from teacher_logits.terms import StepGrant
     from teacher_logits_client.line import Line
+    from teacher_logits_client.openers import OpenedLease
     from teacher_logits_client.payloads.batch import Batch
-    from teacher_logits_client.sessions.reader import OpenedLease, Reader
+    from teacher_logits_client.sessions.reader import Reader
     from teacher_logits_client.steps.batches import BatchMaker
     from teacher_logits_client.steps.mailbox import Mailbox, Opened
 

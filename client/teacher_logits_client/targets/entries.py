@@ -53,7 +53,7 @@ class Entries(Mapping[ColumnKind, torch.Tensor]):
             return self._columns[ColumnKind.SAMPLED_WEIGHTS].float().log()
         if self.is_sample and kind is ColumnKind.LOG_TAIL:
             weights = self._columns[ColumnKind.SAMPLED_WEIGHTS]
-            return torch.full((len(weights), 1), -torch.inf, device=weights.device)
+            return weights.new_full((len(weights), 1), -torch.inf, dtype=torch.float32)
         return self._columns[self._names.get(kind, kind)]
 
     def __iter__(self) -> Iterator[ColumnKind]:

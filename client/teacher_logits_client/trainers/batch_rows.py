@@ -93,6 +93,13 @@ def rows_of(batch: Mapping[str, object]) -> BatchRows:
             f"a batch has {', '.join(batch)}: give it input_ids and labels, [rows, tokens] each, "
             "as DataCollatorForLanguageModeling(tokenizer, mlm=False) does"
         )
+    if tokens is None and batch.get("attention_mask") is not None:
+        given = type(batch["attention_mask"]).__name__
+        raise ConfigError(
+            f"attention_mask is a {given}: give a tensor [rows, tokens], 1 at tokens and 0 at "
+            "padding, by which the teacher is sent the tokens alone",
+            facts={"given": given},
+        )
     if tokens is None and positions is not None:
         return packed_rows(ids, positions, labels_mask(labels))
     return padded_rows(ids, tokens, labels_mask(labels))
@@ -136,6 +143,12 @@ def padded_rows(
             f"input_ids has shape {shape}, its attention mask {tuple(given)} and the mask of "
             f"positions {tuple(mask.shape)}: give three of one shape [rows, tokens]",
             facts={"axes": len(shape)},
+        )
+    if len(input_ids) and not shape[1]:
+        raise PayloadInvalidError(
+            f"input_ids has shape {shape}: rows without a token, for which no teacher has a score; "
+            "leave them out",
+            facts={"rows": shape[0], "width": 0},
         )
     ids = input_ids.detach().cpu()
     tokens = torch.ones_like(ids) if attention_mask is None else attention_mask.detach().cpu()

@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 
 
 class Evaluation:
-    """The evaluations of a trainer, one after the other; ``ranks`` are all that evaluate."""
+    """The evaluations of a trainer; ``ranks`` are all that evaluate.
+
+    One may be inside of another, as where metrics of the user's own predict on other rows.
+    """
 
     def __init__(self, *, ranks: int) -> None:
-        reduction = GroupReduction() if ranks > 1 else None
-        self._normaliser = StepNormaliser(reduction=reduction)
+        self._reduction = GroupReduction() if ranks > 1 else None
         self._step: OpenStep | None = None
         self._begun = self._batches = 0
 
@@ -38,12 +40,13 @@ class Evaluation:
     def under_way(self) -> Iterator[None]:
         """Be under way inside, with nothing noted yet."""
         self._begun += 1
-        with self._normaliser.begin(self._begun) as step:
+        around = self._step, self._batches
+        with StepNormaliser(reduction=self._reduction).begin(self._begun) as step:
             self._step, self._batches = step, 0
             try:
                 yield
             finally:
-                self._step = None
+                self._step, self._batches = around
 
     def note(self, loss_sum: torch.Tensor, count: torch.Tensor) -> None:
         """Take in a batch's sum and count, where an evaluation is under way."""

@@ -148,7 +148,7 @@ def to_targets(batch: Mapping[str, object], *, temperature: float = 1.0) -> Targ
         tail = tail.to(values)
     else:
         values = (values / temperature).log_softmax(-1)
-        tail = torch.full(shape, ABSENT_LOGPROB, device=values.device)
+        tail = values.new_full(shape, ABSENT_LOGPROB, dtype=torch.float32)
     rectangle = Rectangle(ids=ids, logprobs=values, log_tail=tail)
     return targets_of_rectangle(rectangle, positions, temperature=temperature)
 

@@ -25,22 +25,8 @@ if TYPE_CHECKING:
 IGNORED = -100
 """The label of a token that is none to learn."""
 
-SAMPLED_AS_IT_IS: dict[str, object] = {
-    "do_sample": True,
-    "num_beams": 1,
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": None,
-    "typical_p": 1.0,
-    "epsilon_cutoff": 0.0,
-    "eta_cutoff": 0.0,
-    "repetition_penalty": 1.0,
-    "no_repeat_ngram_size": 0,
-}
-"""Settings of ``generate`` for samples of the student's own distribution, and no other.
-
-A model's ``generation_config`` would cut or bend it, as those of chat models do.
-"""
+SAMPLED_AS_IT_IS: dict[str, object] = {"do_sample": True, "top_k": 0}
+"""What ``generate`` is told, beside nothing else, for samples of the student's own distribution."""
 
 
 class Coin:
@@ -69,6 +55,7 @@ class Generates(Protocol):
     """A model of ``transformers`` as it is asked to continue rows."""
 
     training: bool
+    generation_config: object
 
     def generate(self, **arguments: object) -> torch.Tensor:
         """Return rows [N,P+C]: the prompts [N,P] as given, and what follows."""
@@ -114,7 +101,8 @@ def continue_prompts(
 
     Rows are the prompt and what was generated up to the first end, padded on the right; only
     the generated tokens have labels. They are sampled by ``seed``, and chance is as it was
-    before. ``settings`` go to ``generate``, with ``SAMPLED_AS_IT_IS``.
+    before. ``settings`` go to ``generate``, with ``SAMPLED_AS_IT_IS``; the model's own
+    ``generation_config`` has no say.
     """
     width = max(map(len, prompts))
     given = torch.full((len(prompts), width), pad_id)
@@ -125,7 +113,7 @@ def continue_prompts(
     was_training = model.training
     model.train(False)
     try:
-        with _sampling_by(seed, device):
+        with _told_alone(model), _sampling_by(seed, device):
             out = model.generate(
                 input_ids=given.to(device),
                 attention_mask=tokens.to(device),
@@ -138,6 +126,25 @@ def continue_prompts(
         model.train(was_training)
     completions = [_until_end(row, end_ids) for row in out[:, width:].cpu()]
     return _padded(prompts, completions, pad_id=pad_id, device=device)
+
+
+@contextmanager
+def _told_alone(model: Generates) -> Iterator[None]:
+    """Have a model generate by what it is told, and by nothing of its ``generation_config``.
+
+    That of a chat model cuts or bends its distribution, and any may have it answer with more
+    rows, or with something else than rows. A model under adapters is handed its wrapper's.
+    """
+    of_base = getattr(model, "get_base_model", None)
+    both = [model, of_base()] if callable(of_base) else [model]
+    kept = [(each, own) for each in both if (own := vars(each).get("generation_config"))]
+    for each, own in kept:
+        each.generation_config = type(own)()
+    try:
+        yield
+    finally:
+        for each, own in kept:
+            each.generation_config = own
 
 
 @contextmanager

@@ -105,6 +105,8 @@ class Request:
 class ServedTeacher:
     """One teacher's server, and this rank's session there.
 
+    ``settings`` are asked for whenever they are needed, so that what a trainer's arguments are
+    set to later holds: the address from the next connection on, the rest at once.
     ``make_profile`` is asked for what this rank says of itself when a connection is opened, and
     ``head_rows`` for how many ids its student can say, 0 where that is not known.
     ``waited_seconds`` is how long the student has stood still for it.
@@ -112,7 +114,7 @@ class ServedTeacher:
 
     def __init__(
         self,
-        settings: TeacherSettings,
+        settings: Callable[[], TeacherSettings],
         make_profile: Callable[[], StudentProfile],
         head_rows: Callable[[], int] = lambda: 0,
     ) -> None:
@@ -144,7 +146,7 @@ class ServedTeacher:
 
     def __enter__(self) -> Self:
         if not self._entered:
-            settings = self._settings
+            settings = self._settings()
             with ExitStack() as stack:
                 client = stack.enter_context(
                     connect(
@@ -183,7 +185,7 @@ class ServedTeacher:
         """Return a violation that names the trainer's settings, and no profile's fields."""
         message = violation.message.replace(_TRUNCATING_PROFILE, "vocabulary_policy='truncate'")
         if violation.rule == "top_k_too_large":
-            message = message.replace("top_k is", f"{self._settings.top_k_setting} is", 1)
+            message = message.replace("top_k is", f"{self._settings().top_k_setting} is", 1)
         return replace(violation, message=message)
 
     def plan(self, rows: BatchRows, prefixes: Sequence[Sequence[int]] | None = None) -> Request:
@@ -199,7 +201,7 @@ class ServedTeacher:
         Raises:
             TeacherLogitsError: whatever the client or the server refuse the rows for.
         """
-        last = request.number + self._settings.ahead
+        last = request.number + self._settings().ahead
         while self._planned and self._planned[0][0] <= last:
             near = self._planned.popleft()[1]()
             if near is not None:
@@ -221,7 +223,7 @@ class ServedTeacher:
         payload = request.take().result()
         self.waited_seconds += time.monotonic() - started
         with payload:
-            yield payload.targets_at(self._settings.temperature)
+            yield payload.targets_at(self._settings().temperature)
 
     def waited_lately(self) -> float:
         """Return the seconds that were waited since this was asked last, to a tenth of a ms."""
@@ -236,5 +238,5 @@ class ServedTeacher:
                 rows.rows,
                 prefix_ids=request.prefixes,
                 windows=rows.windows,
-                timeout=self._settings.timeout,
+                timeout=self._settings().timeout,
             )

@@ -79,6 +79,14 @@ class TeacherServerConfig(TrainingArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[no-untyped-call]
+        self.check()
+
+    def check(self) -> None:
+        """Let settings pass that make sense, as they are now: a search, or a callback, sets them.
+
+        Raises:
+            ConfigError: a number is outside its range, or ``teacher_server`` is not given.
+        """
         check_share("lmbda", self.lmbda)
         check_count("top_k", self.top_k)
         check_count("max_new_tokens", self.max_new_tokens)
@@ -105,14 +113,20 @@ def check_trainer(trainer: Trainer, args: TeacherServerConfig) -> None:
     """Let a trainer pass whose loss is the teacher's alone, over whole rows of its own.
 
     Raises:
-        ConfigError: it has something that would change the loss unseen.
+        ConfigError: it has something that would change the loss unseen; or see ``args.check``.
     """
+    args.check()
     wrong = ""
     parallel = getattr(trainer.accelerator, "parallelism_config", None)
     if trainer.label_smoother is not None:
         wrong = "label_smoothing_factor is for labels, and the teacher's probabilities are none"
     elif trainer.compute_loss_func is not None:
         wrong = "compute_loss_func would be ignored: the loss is that of beta and add_tail"
+    elif getattr(getattr(trainer.model, "config", None), "is_encoder_decoder", False):
+        wrong = (
+            "the model is an encoder and a decoder, and the teacher continues input_ids, which "
+            "are the encoder's alone: give a causal language model"
+        )
     elif args.n_gpu > 1:
         wrong = (
             f"{args.n_gpu} GPUs are visible to one process, and DataParallel cuts batches "

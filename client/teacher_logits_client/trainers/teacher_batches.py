@@ -46,7 +46,6 @@ class TeacherBatches:
         self._trainer = trainer
         self._args = args
         self._teacher = teacher
-        self._coin = Coin(args.lmbda, seed=args.seed)
         self._next = 0
 
     def begin(self) -> None:
@@ -73,7 +72,7 @@ class TeacherBatches:
     def prepare_training(self, batch: Inputs) -> tuple[Inputs, int | None]:
         """Return a batch with its request; one that is to be continued has a number instead."""
         number, self._next = self._next, self._next + 1
-        if self._coin.toss(number):
+        if Coin(self._args.lmbda, seed=self._args.seed).toss(number):
             return batch, number
         batch[REQUEST] = self._plan(batch)
         return batch, None

@@ -86,28 +86,30 @@ class TeacherServerTrainer(Trainer):
         # What a model takes for its own loss says nothing of this one.
         self.label_names = ["labels"]
         self.teacher = ServedTeacher(
-            args.teacher_settings(), self._profile, lambda: rows_of_head(self.model)
+            lambda: self.args.teacher_settings(), self._profile, lambda: rows_of_head(self.model)
         )
         self._empty = EmptySteps(
             cause="all labels are -100, so look at your data collator",
             is_silent=args.process_index > 0,
         )
-        self._objective = args.objective()
         self._batches = TeacherBatches(self, args, self.teacher)
         self._ahead: ReadAhead[Inputs, tuple[Inputs, int | None]] | None = None
+        self._loader: object = None
+        self._step_count: torch.Tensor | None = None
         self._evaluation = Evaluation(ranks=args.world_size)
         self._head: StudentHead | None = None
         self._hands_out_logits = False
 
     def train(self, *args: object, **kwargs: object) -> TrainOutput:
         """Train; see ``Trainer.train``."""
+        check_trainer(self, self.args)  # which may have been set since
         wrapping.let_it_be_wrapped(self)
         self._head = None  # the model may be another one by then
         with self.teacher:
             try:
                 return super().train(*args, **kwargs)  # type: ignore[arg-type]
             finally:
-                self._ahead = None
+                self._ahead = self._loader = self._step_count = None
 
     def evaluation_loop(
         self,
@@ -121,6 +123,7 @@ class TeacherServerTrainer(Trainer):
         batches = EvaluationBatches(
             dataloader, self._batches.prepare_evaluation, ahead=self.args.teacher_prefetch
         )
+        around, self._head = self._hands_out_logits, None  # the model may be another one by now
         self._hands_out_logits = not (prediction_loss_only or self.args.prediction_loss_only)
         with self.teacher, self._evaluation.under_way():
             try:
@@ -133,17 +136,23 @@ class TeacherServerTrainer(Trainer):
                 )
                 report = self._evaluation.finish()
             finally:
-                self._hands_out_logits = False
+                self._hands_out_logits = around
         self._empty.note(what="evaluation", is_empty=not report.should_step)
         if output.metrics is not None:
             output.metrics[f"{metric_key_prefix}_loss"] = report.loss
         return output
 
+    def _set_signature_columns_if_needed(self) -> None:
+        super()._set_signature_columns_if_needed()
+        columns = cast("list[str]", self._signature_columns)
+        if PREFIXES not in columns:  # the teacher's, if not the model's
+            columns.append(PREFIXES)
+
     def _profile(self) -> StudentProfile:
         args = self.args
         return profile_of(
             top_k=args.top_k,
-            objective=self._objective,
+            objective=args.objective(),
             teacher_id=args.teacher_id,
             tokenizer=self.processing_class,
             model=self.model,
@@ -158,7 +167,11 @@ class TeacherServerTrainer(Trainer):
         self, epoch_iterator: Iterator[Inputs], num_batches: int, device: torch.device
     ) -> tuple[list[Inputs], torch.Tensor]:
         """Return the batches of a step and the count of its positions over all ranks."""
-        if self._ahead is None:
+        loader = self.callback_handler.train_dataloader
+        if (
+            self._ahead is None or self._loader is not loader
+        ):  # a run begins, or again with smaller batches
+            self._ahead, self._loader = None, loader
             self._batches.begin()
         self._ahead = ReadAhead.behind(
             self._ahead,
@@ -175,8 +188,9 @@ class TeacherServerTrainer(Trainer):
         count = torch.stack(counts).sum() if counts else torch.zeros((), dtype=torch.int64)
         count = count.to(device)
         if self.args.world_size > 1:
-            count = self.accelerator.gather(count).sum() / wrapping.copies_of_batches(self)
+            count = self.accelerator.gather(count).sum() // wrapping.copies_of_batches(self)
         self._empty.note(what="training step", is_empty=bool(batches) and not int(count))
+        self._step_count = count
         return batches, count
 
     def compute_loss(
@@ -196,7 +210,7 @@ class TeacherServerTrainer(Trainer):
         with self.teacher.targets(request) as targets:
             if targets.topk_ids.device != logits.device:
                 targets = targets.to(logits.device)
-            loss_sum, count = self._objective.sum_and_count(
+            loss_sum, count = self.args.objective().sum_and_count(
                 logits if rows.columns is not None else one_line(logits),
                 rows.place(targets),
                 rows.mask.to(logits.device),
@@ -224,12 +238,14 @@ class TeacherServerTrainer(Trainer):
     ) -> torch.Tensor:
         """Return what a sum is divided by; an evaluation's sum and count are noted as well."""
         self._evaluation.note(loss_sum, count)
+        if step_count is None:  # as where a compute_loss of the user's own leaves it out
+            step_count = self._step_count
         if self._evaluation.is_under_way or step_count is None:
             return count.clamp_min(1)
         whole = torch.as_tensor(step_count, device=loss_sum.device)
         # Gradients are averaged over ranks that have tokens of their own: undone here.
         ranks = int(self.args.world_size) // wrapping.copies_of_batches(self)
-        return whole.clamp_min(1) / ranks
+        return whole.clamp_min(1).to(loss_sum.dtype) / ranks
 
     def log(self, logs: dict[str, float], *args: object, **kwargs: object) -> None:
         """Log, with the seconds that the student has waited for its teacher since the last."""

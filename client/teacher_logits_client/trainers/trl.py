@@ -20,6 +20,7 @@ As in TRL the loss is not multiplied by temperature². Needs ``teacher-logits[tr
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 
     from teacher_logits.profiles import StudentProfile
     from teacher_logits_client.losses import HeadLogits
+    from teacher_logits_client.trainers.objective import Objective
+    from teacher_logits_client.trainers.served_teacher import TeacherSettings
 
 __all__ = ["ServerDistillationConfig", "ServerDistillationTrainer"]
 
@@ -82,15 +85,23 @@ class ServerDistillationTrainer(DistillationTrainer):
             raise ConfigError("teacher_model is given, and the teacher is served: leave it out")
         super().__init__(model=model, args=args, **others)
         self.teacher = ServedTeacher(
-            args.teacher_settings(), self._profile, lambda: rows_of_head(self.model)
+            self._settings, self._profile, lambda: rows_of_head(self.model)
         )
         self._empty = EmptySteps(
             cause="its completions have no token of the student's own",
             is_silent=args.process_index > 0,
         )
-        self._objective = args.objective()
         self._evaluation = Evaluation(ranks=args.world_size)
         self._head: StudentHead | None = None
+
+    @property
+    def _objective(self) -> Objective:
+        """The loss at the trainer's own ``beta`` and ``temperature``, which TRL's are, as set."""
+        own = self.args.objective()
+        return replace(own, beta=self.beta, temperature=self.temperature)
+
+    def _settings(self) -> TeacherSettings:
+        return replace(self.args.teacher_settings(), temperature=self.temperature)
 
     def _profile(self) -> StudentProfile:
         args = self.args
@@ -128,6 +139,7 @@ class ServerDistillationTrainer(DistillationTrainer):
         metric_key_prefix: str = "eval",
     ) -> object:
         """Evaluate; the loss is the mean over all generated tokens, of all ranks."""
+        self._head = None  # the model may be another one by now
         with self.teacher, self._evaluation.under_way():
             output = super().evaluation_loop(
                 dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
@@ -214,7 +226,7 @@ class ServerDistillationTrainer(DistillationTrainer):
         whole = inputs.get("num_items_in_batch")
         if self.model.training and isinstance(whole, torch.Tensor):
             ranks = int(self.accelerator.num_processes)
-            return whole.clamp_min(1) / ranks
+            return whole.clamp_min(1).float() / ranks
         return count.clamp_min(1)
 
     def log(self, logs: dict[str, float], *args: object, **kwargs: object) -> None:

@@ -155,7 +155,7 @@ def _scale(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     spread = largest - least
     if not bool(spread.isfinite().all()):
         _refuse((~spread.isfinite()).unsqueeze(1), values, ValueCodec.UINT8)
-    step = spread / torch.where(absent, _STEPS_BESIDE_ABSENT, _STEPS)
+    step = spread / torch.where(absent, _STEPS_BESIDE_ABSENT, _STEPS).to(spread.dtype)
     return largest, torch.where(absent, -step, step)
 
 
@@ -165,7 +165,7 @@ def _write_codes(values: torch.Tensor, out: torch.Tensor) -> None:
     size = torch.where(size > 0, size, 1.0).unsqueeze(1)
     codes = (largest.unsqueeze(1) - values).div_(size).round_()
     if bool(absent.any()):
-        most = torch.where(absent, _STEPS_BESIDE_ABSENT, _STEPS).unsqueeze(1)
+        most = torch.where(absent, _STEPS_BESIDE_ABSENT, _STEPS).to(size.dtype).unsqueeze(1)
         codes = torch.where(values == -torch.inf, _ABSENT, torch.minimum(codes, most))
     out.copy_(codes.clamp_(0, _ABSENT))
 

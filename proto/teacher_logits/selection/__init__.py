@@ -236,7 +236,7 @@ def _select(
         _, sums = complement_sums(rows, ids, temperatures=temperatures, top=outside)
     else:
         sums = torch.zeros_like(top).expand(-1, len(temperatures))
-    scale = torch.tensor(list(temperatures), device=rows.device)
+    scale = torch.tensor(list(temperatures), dtype=torch.float32, device=rows.device)
     gap = (outside - top) / scale
     heads = [row_sums(((values - top) / t).exp()) for t in temperatures]
     normaliser = (torch.stack(heads, 1) + gap.exp() * sums).log()

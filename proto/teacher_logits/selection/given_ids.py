@@ -188,11 +188,12 @@ def _empty(
     logits: torch.Tensor, ids: torch.Tensor, temperatures: int, with_actual: bool
 ) -> GivenScores:
     count, device = len(logits), logits.device
+    beside = torch.empty(count, temperatures, dtype=torch.float32, device=device)
     return GivenScores(
-        logprobs=torch.empty(ids.shape, device=device),
-        log_tail=torch.empty(count, temperatures, device=device),
-        logsumexp=torch.empty(count, temperatures, device=device),
-        actual_logprob=torch.empty(count, device=device) if with_actual else None,
+        logprobs=torch.empty(ids.shape, dtype=torch.float32, device=device),
+        log_tail=beside,
+        logsumexp=torch.empty_like(beside),
+        actual_logprob=beside.new_empty(count) if with_actual else None,
         status=torch.empty(count, dtype=torch.uint8, device=device),
     )
 

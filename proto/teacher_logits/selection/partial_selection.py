@@ -271,7 +271,7 @@ def _empty(
     rest = (positions, len(temperatures))
     return PartialSelection(
         ids=torch.full((positions, k), -1, device=device),
-        logits=torch.full((positions, k), -torch.inf, device=device),
+        logits=torch.full((positions, k), -torch.inf, dtype=torch.float32, device=device),
         log_rest=torch.full(rest, -torch.inf, dtype=torch.float64, device=device),
         status=torch.zeros(positions, dtype=torch.uint8, device=device),
         next_ids=None,

@@ -185,6 +185,24 @@ def test_any_other_number_of_descriptors_is_refused_and_none_is_kept(
         os.close(page)
 
 
+def test_a_descriptor_that_this_process_may_not_have_costs_the_slab_and_not_the_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel drops it and says so, as it does where there is no room for it."""
+    monkeypatch.setattr(packets, "_MAX_DESCRIPTORS", 0)
+    with a_line(tmp_path) as (line, broker), ThreadPoolExecutor() as threads:
+        call = threads.submit(line.get_slab, "slab-1", LONG)
+        reply = line_pb2.LineReply(call_id=broker.take().call_id)
+        reply.get_slab.slab_id = "slab-1"
+        page = a_page(b"slab")
+        broker.answer(reply, page)
+        os.close(page)
+
+        with pytest.raises(SlabOpenError, match="ulimit -n"):
+            call.result(LONG)
+        assert not line.has_ended
+
+
 def test_what_the_broker_refuses_is_raised_as_it_was_there(tmp_path: Path) -> None:
     with a_line(tmp_path) as (line, broker), ThreadPoolExecutor() as threads:
         call = threads.submit(line.release, "s-1", "l-1", timeout=LONG)

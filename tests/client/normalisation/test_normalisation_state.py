@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from teacher_logits.errors import (
 )
 from teacher_logits_client.normalisation import (
     GroupReduction,
+    OpenStep,
     RescaleOrder,
     StaleAttemptError,
     StepLoss,
@@ -25,6 +27,9 @@ from teacher_logits_client.normalisation import (
     StepReport,
     gradient_norms,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def a_parameter(size: int = 2) -> torch.Tensor:
@@ -128,6 +133,33 @@ class TestMicrobatch:
             step.microbatch(0, torch.tensor(1.0), 1)
 
         assert refused.value.facts == {"step": 2, "attempt": 0, "state": "finished"}
+
+    @pytest.mark.parametrize("end", [OpenStep.abort, OpenStep.finish])
+    def test_whose_attempt_is_over_adds_no_gradient_to_the_next(
+        self, end: Callable[[OpenStep], object]
+    ) -> None:
+        parameter = a_parameter()
+        normaliser = StepNormaliser(StepLoss(parameters=[parameter]))
+        step = normaliser.begin(step=3)
+        late = step.microbatch(0, parameter.sum(), 2)
+        end(step)
+        again = normaliser.begin(step=3)
+
+        with pytest.raises(StaleAttemptError, match="backward of micro batch 0 of attempt 0"):
+            late.backward()
+
+        again.microbatch(0, parameter.sum(), 2).backward()
+        again.finish()
+        assert gradient_of(parameter) == [0.5, 0.5]
+
+    def test_of_a_rank_that_divides_by_itself_goes_back_whenever_it_likes(self) -> None:
+        parameter = a_parameter()
+        step = StepNormaliser(StepLoss()).begin(step=3)
+        late = step.microbatch(0, parameter.sum(), 2)
+
+        (late / step.finish().losses["loss"].denominator).backward()
+
+        assert gradient_of(parameter) == [0.5, 0.5]
 
 
 class TestCounts:

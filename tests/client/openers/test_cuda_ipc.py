@@ -14,9 +14,10 @@ from tests.client.losses.shards import shard_of, some_ids
 from tests.client.openers.device_writer import IDS, NEVER, PAGE, DeviceWriter
 from tests.fake_cuda.child import Child, child
 from tests.fake_cuda.driver import FakeCuda
-from tests.fake_cuda.faulty import Fault, FaultyMemory, gate, let_go
+from tests.fake_cuda.faulty import Fault, FaultyMemory, gate, is_held, let_go
 from tests.fake_cuda.log import done, faults, read_log
 from tests.fake_cuda.spec import Spec
+from tests.processes.test_fifty_steps import await_true
 
 from teacher_logits.device_memory import DeviceMemory
 from teacher_logits.devices.views import DeviceView, device_tensor
@@ -30,6 +31,7 @@ from teacher_logits.transport import Transport
 from teacher_logits_client.openers import OpenedPayload, devices, last_reads
 from teacher_logits_client.openers.cuda_ipc import CudaIpcOpener
 from teacher_logits_client.openers.devices import Devices, OpenedSlabs
+from teacher_logits_client.openers.driver_threads import DriverThreads
 from teacher_logits_client.openers.own import OwnPayload
 from teacher_logits_client.openers.shared_memory import SharedMemoryOpener
 from teacher_logits_client.payloads import LeasedPayload
@@ -155,11 +157,29 @@ class TestReading:
             lambda each: shard.data[each.offset_bytes : each.end_bytes]
         )
 
+    def test_a_driver_that_hangs_over_a_copy_costs_the_deadline_and_has_the_room_until_then(
+        self, writer: DeviceWriter, cuda: FakeCuda, tmp_path: Path
+    ) -> None:
+        shut = gate(tmp_path / "gate")
+        side = Side(writer, FaultyMemory(cuda, (Fault(call="record", hang=shut, times=1),)))
+        lease, calls = writer.lease(), DriverThreads()
+        own = OwnPayload(side.open(lease), lease.payload.columns)
+        with pytest.raises(DeadlinePassedError, match="the copies of a payload"):
+            own.copy_by(0.0, calls)
+        await_true(lambda: is_held(shut))
+        own.vacate()  # whoever wanted it has no more to do with it
+        side.host.forget(None)
+        assert side.opener.has("slab")
+
+        let_go(shut)
+
+        await_true(lambda: not side.opener.has("slab"))
+
     def test_a_copy_of_ones_own_is_good_when_the_room_is_reused(
         self, writer: DeviceWriter, side: Side
     ) -> None:
         lease = writer.lease()
-        own = OwnPayload(side.open(lease), lease.payload.columns)
+        own = OwnPayload(side.open(lease), lease.payload.columns).copy()
         writer.lease(shard_of([[1, 2]] * 6), generation=4)
 
         assert own.copied

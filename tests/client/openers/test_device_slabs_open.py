@@ -39,9 +39,9 @@ def behind_a_reader(
     ):
         make = way.room.shelf.maker.make
 
-        def make_and_tell(usual_bytes: int, least_bytes: int) -> PublisherSlab:
+        def make_and_tell(usual_bytes: int, least_bytes: int, *, until: float) -> PublisherSlab:
             try:
-                return make(usual_bytes, least_bytes)
+                return make(usual_bytes, least_bytes, until=until)
             except PoolFullError:
                 refused.put(None)
                 raise

@@ -817,7 +817,7 @@ class TestOwnPayload:
     def test_a_copy_outlives_the_slab(self, writer: Writer) -> None:
         opener = SharedMemoryOpener(writer.pass_slab, mode=MapMode.READ_ONLY)
         lease = writer.lease(b"abc")
-        copy = OwnPayload(opener.open(lease, until=NEVER), lease.payload.columns)
+        copy = OwnPayload(opener.open(lease, until=NEVER), lease.payload.columns).copy()
 
         writer.lease(b"xyz", generation=4)
 
@@ -831,14 +831,14 @@ class TestOwnPayload:
         opened = opener.open(lease, until=NEVER)
         writer.slab.mark(0, 3)
 
-        assert not OwnPayload(opened, lease.payload.columns).is_current()
+        assert not OwnPayload(opened, lease.payload.columns).copy().is_current()
 
     def test_streamed_bytes_are_not_copied_again_and_never_reused(self) -> None:
         pool = BufferPool()
         opener, lease = a_stream(Streams(DATA), pool)
         opened = opener.open(lease, until=NEVER)
 
-        own = OwnPayload(opened, lease.payload.columns)
+        own = OwnPayload(opened, lease.payload.columns).copy()
         own.vacate()
 
         assert own.buffer is opened.buffer

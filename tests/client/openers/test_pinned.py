@@ -11,11 +11,12 @@ from tests.client.openers.device_writer import NEVER, DeviceWriter
 from tests.client.openers.test_openers import PAGE, Writer
 from tests.fake_cuda.child import child
 from tests.fake_cuda.driver import FakeCuda
-from tests.fake_cuda.faulty import Fault, FaultyMemory
+from tests.fake_cuda.faulty import Fault, FaultyMemory, gate, let_go
 from tests.fake_cuda.log import done, faults
 from tests.fake_cuda.spec import Spec
 from tests.fake_cuda.visible import ONE_GPU, OTHER_GPU
 from tests.held import left_behind, open_descriptors
+from tests.processes.test_fifty_steps import await_true
 
 from teacher_logits.device_memory import Device, DeviceError, DeviceMemory
 from teacher_logits.errors import ConfigError, DeadlinePassedError
@@ -45,7 +46,7 @@ def writer() -> Iterator[Writer]:
 
 
 def pinning(writer: Writer, memory: DeviceMemory) -> SharedMemoryOpener:
-    return SharedMemoryOpener(writer.pass_slab, mode=MapMode.PINNED, pinner=memory)
+    return SharedMemoryOpener(writer.pass_slab, mode=MapMode.PINNED, pinner=Devices(memory))
 
 
 def test_a_slab_is_pinned_once_whatever_comes_in_it_and_cannot_be_written_to(
@@ -96,11 +97,31 @@ def test_what_the_driver_does_not_pin_is_an_error_that_keeps_nothing(
     assert done(cuda.log.operations, "unpin") == []
 
 
+def test_a_driver_that_hangs_at_it_costs_the_deadline_and_keeps_nothing(
+    writer: Writer, cuda: FakeCuda, tmp_path: Path
+) -> None:
+    """The map is there until the driver lets go of it, and is unpinned then."""
+    shut = gate(tmp_path / "gate")
+    lease = writer.lease(b"abc")
+    gc.collect()
+    before = open_descriptors()
+    opener = pinning(writer, FaultyMemory(cuda, (Fault(call="pin", hang=shut, times=1),)))
+    with pytest.raises(DeadlinePassedError, match="the pinning of slab"):
+        opener.open(lease, until=0.0)
+    assert not opener.has(lease.extent.slab_id if lease.extent else "")
+
+    let_go(shut)
+
+    await_true(lambda: len(done(cuda.log.operations, "unpin")) == 1)
+    await_true(lambda: not left_behind(before, open_descriptors))
+    assert bytes(opener.open(lease, until=NEVER).buffer[:3]) == b"abc"
+
+
 def test_a_twin_is_never_pinned(tmp_path: Path, cuda: FakeCuda) -> None:
     """That would fill its holes."""
     with child(Spec(folder=str(tmp_path))) as process:
         writer = DeviceWriter(process)
-        opener = SharedMemoryOpener(writer.pass_slab, mode=MapMode.PINNED, pinner=cuda)
+        opener = SharedMemoryOpener(writer.pass_slab, mode=MapMode.PINNED, pinner=Devices(cuda))
         opener.open(writer.lease(on_device=False), until=NEVER).vacate()
         writer.close()
 

@@ -46,8 +46,10 @@ from teacher_logits.errors import (
     SessionExpiredError,
     SessionRefusedError,
 )
+from teacher_logits.payload_room import HostRoom
 from teacher_logits.selection import Selection
 from teacher_logits_client import line
+from teacher_logits_client.slabs.claims import Sealing
 
 WAYS = [("shared_memory",), ("stream",)]
 _names = (f"teacher-{number}" for number in itertools.count())
@@ -467,6 +469,40 @@ def test_a_closed_publisher_abandons_its_drafts_and_refuses_to_go_on(service: Se
         assert draft.stage == "abandoned"
         with pytest.raises(SessionExpiredError, match="was closed"):
             publisher.reserve(1, input_ids=ids, lengths=lengths)
+
+
+@pytest.mark.parametrize("end", ["abandoned", "closed"])
+def test_a_seal_amid_which_another_thread_gives_the_draft_up_does_not_pass_for_one(
+    service: Service, way: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """While it waits for its teacher's device: the step would be there for nobody."""
+    ids, lengths, logits = some_rows(0)
+    with publishing(service, way) as (_, publisher):
+        draft = publisher.reserve(0, input_ids=ids, lengths=lengths)
+        tl.select_top_k(logits, out=draft)
+        give_up = {"abandoned": draft.abandon, "closed": publisher.close}[end]
+        monkeypatch.setattr(HostRoom, "settle", lambda room: give_up())
+        with pytest.raises(ReservationLapsedError, match="abandoned"):
+            draft.seal()
+        assert draft.stage == "abandoned"
+
+
+def test_a_seal_that_the_server_heard_before_another_thread_gave_the_draft_up_is_one(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, lengths, logits = some_rows(0)
+    with publishing(service) as (_, publisher):
+        draft = publisher.reserve(0, input_ids=ids, lengths=lengths)
+        tl.select_top_k(logits, out=draft)
+        seal = publisher._desk.way.seal
+
+        def seal_and_abandon(payload_id: str, sealing: Sealing, *, until: float) -> None:
+            seal(payload_id, sealing, until=until)
+            draft.abandon()
+
+        monkeypatch.setattr(publisher._desk.way, "seal", seal_and_abandon)
+        draft.seal()
+        assert draft.stage == "sealed"
 
 
 def test_a_seal_over_a_line_that_has_ended_says_that_the_session_has(service: Service) -> None:

@@ -1,7 +1,9 @@
 """Ends of buffers that publishers own: what was closed is free, whatever other threads do."""
 
+import errno
 import fcntl
 import os
+import socket
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,15 +11,18 @@ from time import monotonic
 
 import pytest
 import torch
-from tests.client.slabs.test_device_slabs import Owned, on_a_device
-from tests.client.slabs.test_own_slabs import LONG, SOON
+from tests.client.slabs.test_device_slabs import IDS, Owned, a_whole_claim, on_a_device
+from tests.client.slabs.test_own_slabs import GOOD, LONG, SOON
 
 from teacher_logits.devices.left_over import open_lock
 from teacher_logits.errors import (
     ConfigError,
     DeadlinePassedError,
+    NotAvailable,
     PayloadInvalidError,
     RequestInvalidError,
+    ServerUnreachableError,
+    SessionExpiredError,
 )
 from teacher_logits.pool import PAGE_BYTES
 from teacher_logits_client.slabs.own_buffers import register
@@ -126,3 +131,76 @@ def test_what_is_no_tensor_is_no_buffer(tmp_path: Path, given: torch.Tensor) -> 
     with on_a_device(tmp_path) as (way, _, _memory):
         with pytest.raises(RequestInvalidError, match=r"dense torch\.Tensor"):
             register(way, given)
+
+
+def test_memory_of_a_pool_is_none_of_ones_own(tmp_path: Path) -> None:
+    """Drafts are written there: what was registered would change under its readers."""
+    with on_a_device(tmp_path) as (way, _, _memory):
+        claim = a_whole_claim(0)
+        draft = way.reserve(claim, until=monotonic() + LONG).room.tensors(claim.payload.columns)
+        with pytest.raises(RequestInvalidError, match="own pool") as caught:
+            register(way, draft[IDS])
+        assert str(caught.value.facts["slab_id"]) in way.room.shelf
+
+
+def test_a_system_without_descriptors_is_said_to_have_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(name: str, flags: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with on_a_device(tmp_path) as (way, _, memory):
+        own = Owned(way, memory)
+        own.buffer.close(timeout=LONG)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "memfd_create", refuse)
+            with pytest.raises(NotAvailable, match=r"Too many open files.*ulimit -n"):
+                register(way, own.bytes)
+        register(way, own.bytes)
+
+
+class TestABufferWhosePublisherWasClosed:
+    def test_is_closed_where_nobody_may_read_it(self, tmp_path: Path) -> None:
+        with on_a_device(tmp_path) as (way, _, memory):
+            own = Owned(way, memory)
+            way.close()
+            own.buffer.wait_free(timeout=LONG)
+            own.buffer.close(timeout=LONG)
+
+    def test_says_that_it_is_kept_where_somebody_may(self, tmp_path: Path) -> None:
+        with on_a_device(tmp_path) as (way, _, memory):
+            own = Owned(way, memory)
+            way.reserve(own.claim(0, first_page=0), until=monotonic() + LONG)
+            way.seal("p-0", GOOD, until=monotonic() + LONG)
+            way.close()
+            for wait in (own.buffer.wait_free, own.buffer.close):
+                with pytest.raises(SessionExpiredError, match="kept alive until this process ends"):
+                    wait(timeout=LONG)
+
+    def test_says_so_to_who_waits_for_it_on_another_thread(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with on_a_device(tmp_path) as (way, _, memory):
+            own = Owned(way, memory)
+            way.reserve(own.claim(0, first_page=0), until=monotonic() + LONG)
+            way.seal("p-0", GOOD, until=monotonic() + LONG)
+            assert way.line is not None
+            drain = way.line.drain
+
+            def closed_meanwhile() -> None:
+                monkeypatch.setattr(way.line, "drain", drain)
+                way.close()
+
+            monkeypatch.setattr(way.line, "drain", closed_meanwhile)
+            with pytest.raises(SessionExpiredError, match="kept alive until this process ends"):
+                own.buffer.close(timeout=LONG)
+
+    def test_whose_line_has_ended_says_that(self, tmp_path: Path) -> None:
+        """Its publisher is there yet, and its server is gone."""
+        with on_a_device(tmp_path) as (way, desk, memory):
+            own = Owned(way, memory)
+            way.reserve(own.claim(0, first_page=0), until=monotonic() + LONG)
+            way.seal("p-0", GOOD, until=monotonic() + LONG)
+            desk.broker.socket.shutdown(socket.SHUT_RDWR)
+            with pytest.raises(ServerUnreachableError):
+                own.buffer.close(timeout=LONG)

@@ -33,6 +33,7 @@ from teacher_logits.wire.errors import to_status
 from teacher_logits.wire.steps import mail_to_wire, reservation_to_wire
 from teacher_logits_client import line
 from teacher_logits_client.config import HostCopies
+from teacher_logits_client.openers.driver_threads import DriverThreads
 from teacher_logits_client.slabs.claims import Claim, Sealing
 from teacher_logits_client.slabs.device_slab_maker import DeviceSlabMaker
 from teacher_logits_client.slabs.freed_mail import FreedMail
@@ -144,7 +145,12 @@ def slabs(
             maker=(
                 SlabMaker(check_memory=check_memory)
                 if probe is None
-                else DeviceSlabMaker(probe.memory, probe.device, pool_size_bytes=pages * PAGE_BYTES)
+                else DeviceSlabMaker(
+                    probe.memory,
+                    probe.device,
+                    calls=DriverThreads(),
+                    pool_size_bytes=pages * PAGE_BYTES,
+                )
             ),
             host_copies=host_copies,
             probe=probe,

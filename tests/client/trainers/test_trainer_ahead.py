@@ -119,7 +119,7 @@ def rows_of_one(token: int) -> BatchRows:
 def served(address: str, ahead: int) -> ServedTeacher:
     grid = tl.BatchGrid(global_batch_size=1, data_parallel_size=1, micro_batch_size=1)
     return ServedTeacher(
-        TeacherSettings(address=address, ahead=ahead),
+        lambda: TeacherSettings(address=address, ahead=ahead),
         lambda: tl.StudentProfile(batch_grid=grid, top_k=4),
     )
 
@@ -251,6 +251,7 @@ class Parrot:
     """A model that says 7 and then the end, 9, whatever it was asked."""
 
     training = True
+    generation_config: object = None
 
     def __init__(self) -> None:
         self.drawn: list[float] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,6 +20,7 @@ from teacher_logits.errors import (
     SessionExpiredError,
     SessionRefusedError,
 )
+from teacher_logits_client.trainers.objective import Objective
 from teacher_logits_client.trainers.served_teacher import ServedTeacher, TeacherSettings
 from teacher_logits_client.trainers.server_config import check_trainer
 from teacher_logits_client.trainers.transformers import TeacherServerConfig
@@ -65,7 +65,7 @@ def test_a_head_that_is_padded_trains(teacher: str, tmp_path: Path) -> None:
 
 
 def test_truncated_the_teacher_says_no_id_that_the_student_has_not(
-    teacher: str, tmp_path: Path
+    teacher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = rig.a_trainer(
         teacher, tmp_path, model=a_student_of(200), vocabulary_policy="truncate"
@@ -75,12 +75,12 @@ def test_truncated_the_teacher_says_no_id_that_the_student_has_not(
     ]
     largest: list[int] = []
 
-    class Watched(type(trainer._objective)):  # type: ignore[misc]
-        def sum_and_count(self, logits: torch.Tensor, targets: Targets, mask: torch.Tensor) -> Any:
+    class Watched(Objective):
+        def sum_and_count(self, logits: Any, targets: Targets, mask: torch.Tensor) -> Any:
             largest.append(int(targets.topk_ids.max()))
             return super().sum_and_count(logits, targets, mask)
 
-    trainer._objective = Watched()
+    monkeypatch.setattr(TeacherServerConfig, "objective", lambda _: Watched())
 
     trainer.train()
 
@@ -93,7 +93,7 @@ def test_a_tokenizer_of_another_size_is_refused_with_the_setting_that_lets_it_pa
 ) -> None:
     grid = tl.BatchGrid(global_batch_size=1, data_parallel_size=1, micro_batch_size=1)
     served = ServedTeacher(
-        TeacherSettings(address=teacher),
+        lambda: TeacherSettings(address=teacher),
         lambda: tl.StudentProfile(batch_grid=grid, top_k=4, vocabulary_size=200),
     )
 
@@ -199,6 +199,14 @@ def test_generation_with_shards_of_the_weights_alone_is_refused(tmp_path: Path) 
         check_trainer(trainer, trainer.args)
 
 
+def test_a_student_with_an_encoder_of_its_own_is_refused(tmp_path: Path) -> None:
+    trainer = rig.a_trainer("unix:/x", tmp_path)
+    trainer.model.config.is_encoder_decoder = True  # type: ignore[union-attr]
+
+    with pytest.raises(ConfigError, match="an encoder and a decoder"):
+        check_trainer(trainer, trainer.args)
+
+
 def test_a_server_that_is_not_there_is_waited_for_no_longer_than_told(tmp_path: Path) -> None:
     trainer = rig.a_trainer(f"unix:{tmp_path}/none", tmp_path, teacher_timeout=0.2)
 
@@ -216,8 +224,8 @@ def test_a_teacher_that_does_not_answer_ends_the_run_by_its_deadline(tmp_path: P
         service.teacher.gate.clear()
         trainer = rig.a_trainer(service.address, tmp_path)
         try:
-            with trainer.teacher as served:  # which it had all the time to find
-                served._settings = replace(served._settings, timeout=0.2)
+            with trainer.teacher:  # which it had all the time to find
+                trainer.args.teacher_timeout = 0.2
                 with pytest.raises(DeadlinePassedError):
                     trainer.train()
         finally:

@@ -99,6 +99,20 @@ def test_the_step_is_that_of_all_logits(
     assert made == [1]
 
 
+def test_a_head_that_was_changed_between_evaluations_is_the_one_that_speaks(
+    teacher: str, tmp_path: Path
+) -> None:
+    trainer = rig.a_trainer(teacher, tmp_path, loss_from_hidden=True)
+    trainer.evaluate()
+    assert trainer.model is not None
+    trainer.model.resize_token_embeddings(300, mean_resizing=False)  # type: ignore[operator]
+
+    found = trainer.evaluate()["eval_loss"]
+
+    trainer.args.loss_from_hidden = False
+    assert found == pytest.approx(trainer.evaluate()["eval_loss"], abs=1e-9)
+
+
 def test_an_evaluation_makes_logits_where_something_is_to_be_computed_of_them(
     teacher: str, tmp_path: Path
 ) -> None:

@@ -150,6 +150,16 @@ def test_a_gap_in_a_row_is_refused_with_its_place() -> None:
         padded_rows(torch.zeros_like(tokens), tokens, tokens != 0)
 
 
+def test_rows_without_a_token_and_a_mask_that_is_none_are_refused() -> None:
+    empty = {name: torch.zeros(2, 0, dtype=torch.int64) for name in ("input_ids", "labels")}
+    with pytest.raises(PayloadInvalidError, match="rows without a token"):
+        rows_of(empty)
+
+    batch: dict[str, object] = {name: torch.ones(1, 3, dtype=torch.int64) for name in empty}
+    with pytest.raises(ConfigError, match="attention_mask is a list"):
+        rows_of({**batch, "attention_mask": [[0, 1, 1]]})
+
+
 def test_a_batch_without_labels_says_what_it_has() -> None:
     with pytest.raises(ConfigError, match="a batch has input_ids: give it input_ids and labels"):
         rows_of({"input_ids": torch.zeros(1, 2, dtype=torch.int64)})

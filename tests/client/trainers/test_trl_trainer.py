@@ -315,6 +315,29 @@ def test_a_server_that_is_not_there_is_waited_for_no_longer_than_told(tmp_path: 
         trainer.train()
 
 
+def test_a_step_is_divided_by_its_count_to_the_last_position(tmp_path: Path) -> None:
+    """Whatever floats torch makes of whole numbers: bfloat16 has no 257."""
+    trainer = trl_rig.a_trainer("unix:/x", tmp_path)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        divisor = trainer._divisor({"num_items_in_batch": torch.tensor(257)}, torch.tensor(100))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+    assert float(divisor) == 257
+
+
+def test_what_is_set_after_the_trainer_was_made_holds(teacher: str, tmp_path: Path) -> None:
+    """TRL's loss has the trainer's own beta."""
+    trainer = trl_rig.a_trainer("unix:/x", tmp_path)
+    trainer.args.teacher_server, trainer.beta = teacher, 0.0
+    trainer.train()
+    wanted = trl_rig.a_trainer(teacher, tmp_path, beta=0.0)
+    wanted.train()
+
+    assert rig.logged(trainer, "loss") == rig.logged(wanted, "loss")
+
+
 def test_a_step_without_a_token_of_the_students_is_warned_of(
     teacher: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
