@@ -20,7 +20,7 @@ from teacher_logits.transport import Transport
 from teacher_logits_server.flags import Setting, settings_of
 from teacher_logits_server.ray_settings import RaySettings
 from teacher_logits_server.readers import SIZE, size_setting, span_setting
-from teacher_logits_server.replica_settings import ReplicaSettings, broken_rule
+from teacher_logits_server.replica_settings import RAY, ReplicaSettings, broken_rule
 from teacher_logits_server.settings import (
     KIB,
     MIB,
@@ -67,6 +67,7 @@ class ServerConfig(
         if (broken := broken_rule(self)) is not None:
             raise _refuse(*broken)
         _check_device_pool(self)
+        _check_ray(self)
         _check_numbers(self)
         _check_times(self)
 
@@ -163,12 +164,6 @@ def _check_transports(config: ServerConfig) -> None:
     if len(set(config.transports)) != len(config.transports) or not config.transports:
         names = ",".join(transport.value for transport in config.transports)
         raise _refuse("transports", names, "name at least one, and none twice")
-    for transport in config.transports:
-        if transport not in SERVABLE:
-            names = ", ".join(each.value for each in SERVABLE)
-            raise _refuse(
-                "transports", transport.value, f"this release cannot serve it; it has {names}"
-            )
     if Transport.CUDA_IPC in config.transports and Transport.SHARED_MEMORY not in config.transports:
         rule = "needs shared_memory beside it, over which the host half of device memory comes"
         raise _refuse("transports", Transport.CUDA_IPC.value, rule)
@@ -205,6 +200,29 @@ def _check_device_pool(config: ServerConfig) -> None:
     if Transport.CUDA_IPC not in config.transports:
         rule = f"is read over cuda_ipc alone: have it among {flag_of('transports')}"
         raise _refuse("device_pool_size_bytes", size, rule)
+
+
+def _check_ray(config: ServerConfig) -> None:
+    address, budget = config.ray_address, config.ray_budget_bytes
+    if not address:
+        if budget:
+            rule = f"is memory of a Ray cluster, and no {flag_of('ray_address')} names one"
+            raise _refuse("ray_budget_bytes", budget, rule)
+        if config.transports != SERVABLE and Transport.RAY_OBJECT in config.transports:
+            rule = f"needs {flag_of('ray_address')}, the cluster in whose store payloads are put"
+            raise _refuse("transports", Transport.RAY_OBJECT.value, rule)
+        return
+    if Transport.RAY_OBJECT not in config.transports and config.engine != RAY:
+        rule = (
+            f"is joined for ray_object and --engine {RAY} alone: have the one among "
+            f"{flag_of('transports')}, or the other"
+        )
+        raise _refuse("ray_address", address, rule)
+    if not config.ray_namespace:
+        raise _refuse("ray_namespace", "", "must be a name, under which readers look")
+    if budget and budget < MIN_POOL_BYTES:
+        rule = f"must be 0, for half of the store, or at least {MIN_POOL_BYTES}"
+        raise _refuse("ray_budget_bytes", budget, rule)
 
 
 def _check_numbers(config: ServerConfig) -> None:

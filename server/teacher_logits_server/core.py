@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from functools import partial
 from typing import TYPE_CHECKING
 
 from teacher_logits import __version__, keys
@@ -23,6 +24,8 @@ from teacher_logits_server.engines.passes import PassEngine
 from teacher_logits_server.engines.probe import probe_engine
 from teacher_logits_server.exporters.cuda_ipc import CudaIpcExporter
 from teacher_logits_server.exporters.local import LocalExporter
+from teacher_logits_server.exporters.ray_link import join_cluster
+from teacher_logits_server.exporters.ray_object import RayObjectExporter
 from teacher_logits_server.exporters.shared_memory import SharedMemoryExporter
 from teacher_logits_server.exporters.stream import StreamExporter
 from teacher_logits_server.foreign import ForeignSlabs
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from teacher_logits_server.engines.device import EngineDevice
     from teacher_logits_server.engines.passes import ServedEngine
     from teacher_logits_server.exporters import Exporter, SlabExporter
+    from teacher_logits_server.exporters.ray_link import RayLink
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +61,7 @@ class Core:
         broker_path: where the broker is to listen, claimed already; empty for no broker.
         device_memory: the driver of the engine's device, where it is to write there; the
             machine's own where None.
+        ray: the Ray cluster that was joined, if one was.
     """
 
     def __init__(
@@ -67,6 +72,7 @@ class Core:
         clock: Clock,
         broker_path: str,
         device_memory: DeviceMemory | None = None,
+        ray: RayLink | None = None,
     ) -> None:
         """Put the parts together and probe the teacher, if there is one: as long as that takes.
 
@@ -75,10 +81,8 @@ class Core:
             EngineError: it failed on the probe's rows.
             ConfigError: the engine's device has no room for ``--device-pool-size``.
         """
-        epoch = keys.new_epoch()
-        self.offered = frozenset(config.transports)
-        if not broker_path:
-            self.offered -= {Transport.SHARED_MEMORY, Transport.CUDA_IPC}
+        epoch = keys.new_epoch() if ray is None else ray.joined.epoch
+        self.offered = on_offer(config, has_broker=bool(broker_path), has_ray=ray is not None)
         self.passes = engine if isinstance(engine, PassEngine) else None
         checks = () if engine is None else (probe_engine(engine),)
         # Behind the probe, which has had the teacher take what it works with.
@@ -103,7 +107,7 @@ class Core:
             self.scorer = Scorer(
                 engine=engine, ledger=self.ledger, slabs=self.slabs, config=config, clock=clock
             )
-        self._make_exporters(config, local)
+        self._make_exporters(config, local, ray)
         self.broker = self._make_broker(config, broker_path, clock) if broker_path else None
 
     def _find_device(
@@ -117,7 +121,9 @@ class Core:
             )
         return engine_device(config, memory)
 
-    def _make_exporters(self, config: ServerConfig, local: LocalExporter) -> None:
+    def _make_exporters(
+        self, config: ServerConfig, local: LocalExporter, ray: RayLink | None
+    ) -> None:
         self.foreign = ForeignSlabs()
         self.ledger.on_slabs_dropped(self.foreign.drop)
         self.publishing = PublisherCalls(ledger=self.ledger, slabs=self.slabs, foreign=self.foreign)
@@ -125,7 +131,13 @@ class Core:
         self.stream = StreamExporter(ledger=self.ledger, slabs=both, chunk_bytes=config.chunk_bytes)
         shared = SharedMemoryExporter(ledger=self.ledger, slabs=both)
         by_handle = CudaIpcExporter(ledger=self.ledger, shared=shared, own=self.slabs)
-        known: tuple[Exporter, ...] = (local, by_handle, shared, self.stream)
+        self.objects: RayObjectExporter | None = None
+        if ray is not None:
+            self.objects = RayObjectExporter(
+                ledger=self.ledger, slabs=both, link=ray, join=partial(join_cluster, config)
+            )
+        known: list[Exporter] = [local, by_handle, shared, self.stream]
+        known += [self.objects] if self.objects is not None else []
         self.exporters = [each for each in known if each.transport in self.offered]
         self._passes: SlabExporter = by_handle if by_handle in self.exporters else shared
 
@@ -173,6 +185,8 @@ class Core:
         """
         if self.scorer is not None:
             self.scorer.stop()
+        if self.objects is not None:
+            self.objects.close()
         if self.passes is not None:
             self.passes.close()
         self.slabs.close()
@@ -220,6 +234,14 @@ class Core:
             if queue.waiting_requests or queue.running_requests:
                 return False
         return not self.ledger.lease_count()
+
+
+def on_offer(config: ServerConfig, *, has_broker: bool, has_ray: bool) -> frozenset[Transport]:
+    """Return the transports of ``--transports`` for which there is what they take."""
+    offered = frozenset(config.transports)
+    if not has_broker:
+        offered -= {Transport.SHARED_MEMORY, Transport.CUDA_IPC}
+    return offered if has_ray else offered - {Transport.RAY_OBJECT}
 
 
 def own_device(config: ServerConfig, device: EngineDevice) -> OwnDevice:

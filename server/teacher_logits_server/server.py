@@ -18,16 +18,19 @@ import os
 import sys
 from dataclasses import asdict
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 from teacher_logits.addresses import Address, check_path, read_address
 from teacher_logits.clock import MonotonicClock
 from teacher_logits.transport import Transport
 from teacher_logits_server.config import default_address, runtime_folder
+from teacher_logits_server.exporters.ray_link import join_cluster
 from teacher_logits_server.readiness import Readiness
 from teacher_logits_server.reaper import Reaper
 from teacher_logits_server.services.bulk import BulkService
 from teacher_logits_server.services.endpoint import Endpoint
+from teacher_logits_server.services.objects import ObjectService
 from teacher_logits_server.services.operator import OperatorService
 from teacher_logits_server.services.registry import RegistryService
 from teacher_logits_server.services.student import StudentService
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from teacher_logits_server.config import ServerConfig
     from teacher_logits_server.core import Core
     from teacher_logits_server.engines.passes import ServedEngine
+    from teacher_logits_server.exporters.ray_link import RayLink
     from teacher_logits_server.services.scoring import ScoringService
 
 SWEEP_INTERVAL = timedelta(milliseconds=500)
@@ -75,6 +79,7 @@ class Server:
         self._endpoint: Endpoint | None = None
         self._broker_claim: SocketClaim | None = None
         self._core: Core | None = None
+        self._ray: RayLink | None = None
         self._scoring: ScoringService | None = None
         self._waiting: Waiting | None = None
         self._reaping: asyncio.Task[None] | None = None
@@ -134,6 +139,9 @@ class Server:
         core, self._core = self._core, None
         if core is not None:
             core.hang_up()
+        ray, self._ray = self._ray, None
+        if ray is not None:
+            await in_thread(ray.stop, name="stop")
         claim, self._broker_claim = self._broker_claim, None
         if claim is not None:
             claim.release()
@@ -153,6 +161,8 @@ class Server:
         log_addresses(addresses)
         if Transport.SHARED_MEMORY in config.transports and sys.platform == "linux":
             self._broker_claim = SocketClaim(broker_path(config, addresses), flag="--broker")
+        if config.ray_address:
+            self._ray = await in_thread(partial(join_cluster, config), name="join")
         self._core = core = await in_thread(self._build, name="load")
         core.start()
         if self._broker_claim is not None:
@@ -178,6 +188,7 @@ class Server:
                 clock=self._clock,
                 broker_path=self._broker_path,
                 device_memory=self._device_memory,
+                ray=self._ray,
             )
 
     @property
@@ -193,8 +204,16 @@ class Server:
         self._waiting = waiting = Waiting(clock=clock, longest_wait=wait)
         waiting.listen_to(ledger)
         services.add_student(
-            StudentService(ledger=ledger, publishing=calls, waiting=waiting, broker_path=path)
+            StudentService(
+                ledger=ledger,
+                publishing=calls,
+                waiting=waiting,
+                broker_path=path,
+                objects=core.objects,
+            )
         )
+        if core.objects is not None:
+            services.add_objects(ObjectService(exporter=core.objects, waiting=waiting))
         services.add_registry(
             RegistryService(
                 ledger=ledger, slabs=core.slabs, calls=calls, waiting=waiting, broker_path=path
@@ -208,6 +227,7 @@ class Server:
                 publishing=calls,
                 scorer=scorer,
                 clock=clock,
+                objects=core.objects,
                 replicas=core.replicas,
             )
         )

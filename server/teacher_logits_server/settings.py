@@ -24,7 +24,13 @@ if TYPE_CHECKING:
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 
-SERVABLE = (Transport.LOCAL, Transport.CUDA_IPC, Transport.SHARED_MEMORY, Transport.STREAM)
+SERVABLE = (
+    Transport.LOCAL,
+    Transport.CUDA_IPC,
+    Transport.SHARED_MEMORY,
+    Transport.RAY_OBJECT,
+    Transport.STREAM,
+)
 """Transports that this release has exporters for."""
 
 
@@ -68,7 +74,7 @@ class ListenSettings:
         readers.TRANSPORTS,
         "ways on offer to hand payloads over, with commas between; cuda_ipc passes the device "
         "memory of publishers on, and of this server's own teacher (--device-pool-size): it takes "
-        "shared_memory beside it; publishers' needs no GPU here",
+        "shared_memory beside it; publishers' needs no GPU here; ray_object needs --ray-address",
     )
 
 

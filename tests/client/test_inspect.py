@@ -18,6 +18,7 @@ from teacher_logits.transport import Settlement
 from teacher_logits.views import (
     DeviceSlabView,
     LeaseView,
+    ObjectStoreView,
     QueueView,
     RegisteredView,
     ReplicaView,
@@ -335,6 +336,29 @@ class TestWhatCallsForAHand:
         shown = json.loads(as_json(view))["registered"]["device_slabs"]
         assert [each["slab_id"] for each in shown] == ["slab-1", "slab-2"]
         assert shown[0]["device_uuid"] == "GPU-0"
+
+    def test_objects_of_a_ray_cluster_show_with_what_was_spilled(self) -> None:
+        store = ObjectStoreView(
+            state="joined",
+            budget_bytes=8 << 20,
+            used_bytes=5 << 20,
+            object_count=2,
+            waiting_count=1,
+            store_bytes=9 << 20,
+            store_used_bytes=6 << 20,
+            spilled_bytes=1 << 20,
+            holder="teacher-logits-holder/e/n",
+            holder_restarts=1,
+        )
+        view = a_view(object_store=store)
+
+        text = " ".join(as_text(view).split())
+        assert "objects 5 MiB of 8 MiB in 2 objects, 1 wait for room" in text
+        assert "6 MiB of 9 MiB, 1 MiB SPILLED to disk; holder" in text
+        assert json.loads(as_json(view))["object_store"]["spilled_bytes"] == 1 << 20
+        lost = a_view(object_store=ObjectStoreView(**{**vars(store), "state": "lost"}))
+        assert "the Ray cluster is gone" in as_text(lost)
+        assert "objects" not in as_text(a_view())
 
     def test_a_server_without_publishers_speaks_of_none(self) -> None:
         assert "STEP" not in as_text(a_view())

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from teacher_logits_server.engines.passes import ServedEngine
 
 CLOCK = MonotonicClock()
-PATIENCE = 60.0
+PATIENCE = 120.0
 TEACHER = "tests.server.replicas.teacher"
 
 
@@ -138,7 +138,7 @@ def config_of(cluster: Cluster, folder: Path, **more: object) -> ServerConfig:
             replica_cpus=0.5,
             model=str(folder),
             ray_address=cluster.address,
-            replica_start=timedelta(seconds=60),
+            replica_start=timedelta(seconds=PATIENCE),
             replica_patience=timedelta(seconds=0.2),
         ),
         **more,  # type: ignore[arg-type]
@@ -278,16 +278,15 @@ class TestEnds:
         os.kill(gone.pid, signal.SIGKILL)
         assert until(lambda: engine.replicas()[0].restarts > gone.restarts)
 
-    def test_one_that_hangs_is_shown_and_then_started_anew(
-        self, pool: Service, engine: ReplicaEngine, folder: Path
+    def test_one_that_hangs_past_a_deadline_is_started_anew(
+        self, pool: Service, engine: ReplicaEngine
     ) -> None:
-        future = pool.submit(pool.session(), [holding(1)], seconds=0.3)
-        [stuck] = held(folder)
+        before = sum(each.restarts for each in engine.replicas())
+        future = pool.submit(pool.session(), [holding(1)], seconds=2.0)
         with pytest.raises(DeadlinePassedError):
             future.result(PATIENCE)
-        [view] = [each for each in engine.replicas() if each.pid == stuck]
-        assert until(lambda: engine.replicas()[view.number].restarts > view.restarts)
-        assert "did not answer" in engine.replicas()[view.number].reason
+        assert until(lambda: sum(each.restarts for each in engine.replicas()) > before)
+        assert any("did not answer" in each.reason for each in engine.replicas())
 
     def test_rows_that_end_every_replica_fail_after_the_second_and_take_no_others_along(
         self, pool: Service, here: Service

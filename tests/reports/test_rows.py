@@ -58,6 +58,7 @@ RELAYS = "server/lending/test_relays.py"
 LINES = "server/services/test_line_publishers.py"
 PROOFS = "server/ledger/test_ledger.py"
 REGISTRY = "server/services/test_registry_service.py"
+RAY_OBJECTS = "ray/test_ray_object.py"
 LEDGER = "server/ledger/test_registered.py"
 BULK = "server/services/test_bulk.py"
 EXPORTERS = "server/exporters/test_exporters.py"
@@ -313,6 +314,12 @@ ROWS: dict[str, list[tuple[str, str]]] = {
         (DEVICE_REFUSALS, "test_under_prefer_the_rank_is_streamed_to_and_told_why"),
         (DEVICE_REFUSALS, "test_through_host_copies_it_is_local_all_the_same"),
     ],
+    # An object whose owner is gone.
+    "R40": [
+        (RAY_OBJECTS, "test_what_publishers_register_comes_too"),
+        (RAY_OBJECTS, "test_is_a_typed_error_before_the_deadline_and_has_a_successor"),
+        (RAY_OBJECTS, "test_a_server_whose_ray_process_died_serves_on_and_joins_again"),
+    ],
     # A limit of 4 MiB.
     "R41": [
         (GIB, "test_a_gib_comes_whole_through_a_stock_channel_without_options"),
@@ -340,6 +347,12 @@ ROWS: dict[str, list[tuple[str, str]]] = {
         (CHOSEN, "test_is_what_the_dense_teacher_says_of_them"),
         (CHOSEN, "test_grow_with_positions_times_ids_and_with_nothing_else"),
     ],
+    # Transports that compete: one suite, in which a transport is a line.
+    "R46": [
+        (BITS, "test_every_k_and_form_of_rows_comes_bit_by_bit"),
+        (BITS, "test_one_payload_has_one_digest_over_every_transport"),
+        (RAY_OBJECTS, "test_a_worker_on_another_node_gets_it_over_ray"),
+    ],
     # Other backends: a teacher of one's own in 30 lines.
     "R47": [
         (ENGINE, "test_an_engine_of_ones_own_is_found_probed_and_served"),
@@ -362,6 +375,11 @@ ROWS: dict[str, list[tuple[str, str]]] = {
         (SCORED, "test_every_k_and_value_type_is_the_dense_teachers"),
         (VALUES, "test_r50_k_may_be_the_whole_vocabulary_and_then_nothing_is_left"),
         (VALUES, "test_r50_k_beyond_the_vocabulary_is_refused_with_both_numbers"),
+    ],
+    # Put from the driver, and read into one's own buffers.
+    "R51": [
+        (RAY_OBJECTS, "test_what_publishers_register_comes_too"),
+        (RAY_OBJECTS, "test_copies_come_into_one_buffer_that_is_used_again"),
     ],
     # One row's failure, swallowed.
     "R53": [
@@ -524,6 +542,22 @@ ROWS: dict[str, list[tuple[str, str]]] = {
     "T43": [
         (CLIENT, "test_an_idle_session_is_renewed_and_lives"),
         (HEARTBEAT, "test_an_idle_session_lives_for_as_long_as_it_is_renewed"),
+    ],
+    # A get that copies each time.
+    "T45": [
+        (RAY_OBJECTS, "test_two_views_of_a_payload_share_one_address"),
+        (RAY_OBJECTS, "test_one_object_serves_all_readers_of_a_payload"),
+    ],
+    # A get that never ends, or an owner that exited.
+    "T46": [
+        (RAY_OBJECTS, "test_a_server_whose_ray_process_died_serves_on_and_joins_again"),
+        (RAY_OBJECTS, "test_is_a_typed_error_before_the_deadline_and_has_a_successor"),
+        (RAY_OBJECTS, "test_a_server_that_is_killed_leaves_nothing_in_the_cluster"),
+    ],
+    # Objects that are never freed.
+    "T47": [
+        (RAY_OBJECTS, "test_payload_after_payload_leaves_the_store_as_it_was"),
+        (RAY_OBJECTS, "test_no_reference_is_in_any_message"),
     ],
     # Tensors that pass through whoever only hands them on.
     "T50": [

@@ -64,6 +64,7 @@ class Handshake(Announcing):
         )
         self.engine_teacher = teacher
         self._local_secret = local_secret
+        self._object_challenge = b""
         self._extra_checks = extra_checks
 
     def check_hello(self, session_id: str, nonce: bytes) -> None:

@@ -110,6 +110,11 @@ class Room:
         with self._step():
             self._listeners.slabs_dropped.append(callback)
 
+    def on_objects_let_go(self, callback: Callable[[Collection[str]], None]) -> None:
+        """Have ``callback`` called with leases on payloads in an object store that have ended."""
+        with self._step():
+            self._listeners.objects_let_go.append(callback)
+
     def check_fits(self, size_bytes: int, *, on_device: bool = False) -> None:
         """Refuse a payload that can never fit.
 

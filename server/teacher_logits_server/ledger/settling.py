@@ -76,7 +76,7 @@ class Settling(Room):
         mine = rows_of_rank(student.batch_grid, student.data_parallel_rank)
         writers = []
         for shard, member in sorted(published.members.items()):
-            rows = rows_of_rank(theirs, shard, side="teacher")
+            rows = rows_of_rank(theirs, published.parts.rank_of(shard), side="teacher")
             if member.writer_id and rows.start < mine.stop and mine.start < rows.stop:
                 writers.append(member.writer_id)
         return list(dict.fromkeys(writers))
@@ -116,7 +116,8 @@ class Settling(Room):
 
     def _encoding(self, lease: Lease, payload: Payload) -> Encoding | None:
         """Return how a lease's payload is streamed; None for its own bytes, or no stream."""
-        return encoding_of(payload, lease.codec) if lease.streams else None
+        is_encoded = lease.streams and not lease.as_object
+        return encoding_of(payload, lease.codec) if is_encoded else None
 
     def _may_try(self, session: Session, writer_id: str) -> bool:
         """Say whether a student may yet prove that it can open a writer's device memory."""
@@ -190,6 +191,12 @@ class Settling(Room):
             f"every reader could open that, and this one reads by {way}{why}; {way_out}",
             facts={**facts, "transport": way},
         )
+
+
+def reads_objects(session: Session, writer_id: str) -> bool:
+    """Say whether a session has a writer's payloads from an object store."""
+    settlement = session.settlements.get(writer_id)
+    return settlement is not None and settlement.transport is Transport.RAY_OBJECT
 
 
 def _opens_device(session: Session, writer_id: str) -> bool:

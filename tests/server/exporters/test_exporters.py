@@ -50,7 +50,9 @@ class Store:
     ledger: Ledger
     slabs: ServerSlabs
 
-    def open_session(self, transport: Transport) -> OpenedSession:
+    def open_session(
+        self, transport: Transport, *, proven: Transport = Transport.LOCAL, secret: bytes = SECRET
+    ) -> OpenedSession:
         profile = StudentProfile(
             batch_grid=BatchGrid(global_batch_size=1, data_parallel_size=1, micro_batch_size=1),
             top_k=8,
@@ -59,10 +61,8 @@ class Store:
         opened = self.ledger.open_session(
             request_id=keys.new_id("r", EPOCH), protocol_version=PROTOCOL_VERSION, profile=profile
         )
-        mac = proof_of(SECRET, nonce=opened.nonce, transport=Transport.LOCAL)
-        self.ledger.prove_locality(
-            opened.terms.session_id, proofs={Transport.LOCAL: mac}, failures=[]
-        )
+        mac = proof_of(secret, nonce=opened.nonce, transport=proven)
+        self.ledger.prove_locality(opened.terms.session_id, proofs={proven: mac}, failures=[])
         return opened
 
     def lend(self, session_id: str, content: bytes) -> tuple[LeaseTerms, Extent]:
@@ -111,7 +111,9 @@ def lasting_store() -> Iterator[Store]:
 
 
 @contextmanager
-def new_store() -> Iterator[Store]:
+def new_store(
+    offered: tuple[Transport, ...] = (Transport.LOCAL, Transport.STREAM),
+) -> Iterator[Store]:
     slabs = ServerSlabs(epoch=EPOCH)
     ledger = Ledger(
         epoch=EPOCH,
@@ -121,7 +123,7 @@ def new_store() -> Iterator[Store]:
         ),
         clock=ManualClock(),
         slots=slabs,
-        offered=frozenset({Transport.LOCAL, Transport.STREAM}),
+        offered=frozenset(offered),
         local_secret=SECRET,
     )
     yield Store(ledger=ledger, slabs=slabs)
