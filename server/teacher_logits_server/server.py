@@ -161,7 +161,7 @@ class Server:
         log_addresses(addresses)
         if Transport.SHARED_MEMORY in config.transports and sys.platform == "linux":
             self._broker_claim = SocketClaim(broker_path(config, addresses), flag="--broker")
-        if config.ray_address:
+        if config.ray_address and Transport.RAY_OBJECT in config.transports:
             self._ray = await in_thread(partial(join_cluster, config), name="join")
         self._core = core = await in_thread(self._build, name="load")
         core.start()

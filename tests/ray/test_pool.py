@@ -321,6 +321,7 @@ def test_a_server_scores_by_replicas_shows_them_and_leaves_none_behind(
     settings.write_text(
         f"engine: ray\nreplica_engine: {TEACHER}:make\nreplica_cpus: 0.5\n"
         f"teacher_id: own\nray_address: {cluster.address}\n"
+        "transports: shared_memory,stream\n"
     )
     profile = StudentProfile(
         teacher_id="own",
@@ -344,6 +345,7 @@ def test_a_server_scores_by_replicas_shows_them_and_leaves_none_behind(
         os.kill(server.pid, number)
         assert server.wait(PATIENCE) == code
         assert "SIGTERM received" not in server.log_text()  # a stack, by Ray's own handler
+        assert "joined a Ray cluster" not in server.log_text()  # which is for ray_object alone
     assert until(lambda: not actors("own"))
 
 
