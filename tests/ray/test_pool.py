@@ -33,6 +33,7 @@ from teacher_logits.transport import Transport
 from teacher_logits_client import connect, testing
 from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.ledger import Ledger
+from teacher_logits_server.replicas.cluster import join
 from teacher_logits_server.replicas.engine import ReplicaEngine, from_config
 from teacher_logits_server.scorer import ScoreJob, Scorer
 from teacher_logits_server.slabs import ServerSlabs
@@ -347,6 +348,13 @@ def test_a_server_scores_by_replicas_shows_them_and_leaves_none_behind(
         assert "SIGTERM received" not in server.log_text()  # a stack, by Ray's own handler
         assert "joined a Ray cluster" not in server.log_text()  # which is for ray_object alone
     assert until(lambda: not actors("own"))
+
+
+def test_a_process_that_has_joined_a_cluster_is_not_given_another(cluster: Cluster) -> None:
+    shared = join(address=cluster.address.replace("127.0.0.1", "localhost"), namespace="tests")
+    shared.close()
+    with pytest.raises(ConfigError, match="has joined the cluster at"):
+        join(address="127.0.0.1:9", namespace="tests")
 
 
 def test_an_address_where_no_cluster_is_is_refused_within_seconds() -> None:
