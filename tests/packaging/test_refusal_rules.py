@@ -97,7 +97,7 @@ def test_each_rule_of_a_hand_over_under_ray_is_told_and_no_other() -> None:
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Violation", "_violation"):
                 named = [each.value for each in node.keywords if each.arg == "rule"] or node.args
-                given |= {each.value for each in named if isinstance(each, ast.Constant)}
+                given |= {str(each.value) for each in named if isinstance(each, ast.Constant)}
     page = (ROOT / "docs" / "ray.md").read_text("utf-8")
     lines = page.partition("\n| rule |")[2].partition("\n\n")[0].splitlines()[2:]
     told = [name for line in lines for name in names_in(line.split("|")[1])]
