@@ -183,11 +183,13 @@ def leases(draw: st.DrawFn) -> LeaseTerms:
         slot=draw(st.integers(0, 8183)),
         generation=draw(st.integers(0, 2**63)),
     )
+    place = draw(st.sampled_from([None, extent]))
     return LeaseTerms(
         lease_id=draw(text),
         payload=payload,
         writer_id=draw(text),
-        extent=draw(st.sampled_from([None, extent])),
+        extent=place,
+        as_object=place is None and draw(st.booleans()),
     )
 
 
