@@ -319,7 +319,8 @@ class TestWhatIsRefused:
             slot=0,
             generation=2,
         )
-        message = wire_session.lease_to_wire(dataclasses.replace(lease, extent=extent))
+        in_slab = dataclasses.replace(lease, extent=extent, as_object=False)
+        message = wire_session.lease_to_wire(in_slab)
 
         with pytest.raises(PayloadInvalidError, match="bytes of room"):
             wire_session.lease_from_wire(message)
