@@ -154,6 +154,32 @@ class ObjectStoreView:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReplicaView:
+    """One replica of the server's own teacher, and what it has to compute.
+
+    ``state`` is one of
+
+        starting       a life of it has begun, or is about to
+        ready          takes passes
+        unresponsive   did not answer by a deadline, and takes none until it does
+        down           its last start came to nothing; it is tried again after a pause
+
+    ``reason`` is why its last life ended, or its last start came to nothing; ``node_id``,
+    ``host_name`` and ``pid`` are those of its last life that was ready.
+    """
+
+    number: int
+    state: str
+    node_id: str
+    host_name: str
+    pid: int
+    outstanding_passes: int
+    outstanding_tokens: int
+    restarts: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerView:
     """A server at one instant."""
 
@@ -169,6 +195,7 @@ class ServerView:
     steps: tuple[StepView, ...] = ()
     registered: RegisteredView = RegisteredView()
     object_store: ObjectStoreView | None = None
+    replicas: tuple[ReplicaView, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from teacher_logits.device_memory import DeviceMemory
     from teacher_logits_server.config import ServerConfig
-    from teacher_logits_server.engines import Engine
+    from teacher_logits_server.engines.passes import ServedEngine
 
 T = TypeVar("T")
 
@@ -75,6 +75,7 @@ async def _serve(config: ServerConfig, device_memory: DeviceMemory | None) -> in
         await asyncio.wait([starting])
         return EXIT_BY_SIGNAL + signals.last
     readiness = starting.result()
+    signals.listen()  # Ray's handler, which an engine may have brought, prints a stack
     try:
         announce(readiness, config)
         await signals.wait()
@@ -95,7 +96,7 @@ async def _start(server: Server, config: ServerConfig) -> Readiness:
     return await server.start()
 
 
-def _load_engine(config: ServerConfig) -> Engine | None:
+def _load_engine(config: ServerConfig) -> ServedEngine | None:
     """Make the engine, if one is wanted. The sockets are ours by now, and so is a ready file that
     lies there."""
     retract(config)
@@ -134,6 +135,10 @@ class _Signals:
         self.has_urged = False
         self._unheard = 0
         self._came = asyncio.Event()
+        self.listen()
+
+    def listen(self) -> None:
+        """Have signals told here; again, where a library has put a handler of its own before."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
@@ -179,7 +184,7 @@ class EmbeddedServer:
 
 
 @contextmanager
-def serve_in_thread(config: ServerConfig, engine: Engine | None) -> Iterator[EmbeddedServer]:
+def serve_in_thread(config: ServerConfig, engine: ServedEngine | None) -> Iterator[EmbeddedServer]:
     """Run a server in a thread of this process, whose clients may then read ``local``.
 
     Without an engine it serves published teachers alone. Yields once it is ready. Leaving stops

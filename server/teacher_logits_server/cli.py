@@ -51,7 +51,7 @@ def serve(argv: Sequence[str]) -> int:
         TeacherLogitsError: the server did not come up; of a ``ConfigError`` the flag is named.
     """
     config = read_config(argv)
-    if ":" in config.engine:
+    if ":" in f"{config.engine}{config.replica_engine}":
         # As `python -m` has it; last, so that nothing there can stand in for what is installed.
         sys.path.append(os.getcwd())
     from teacher_logits_server import app  # grpc: not for `--help`

@@ -20,6 +20,7 @@ from teacher_logits.transport import Transport
 from teacher_logits_server.flags import Setting, settings_of
 from teacher_logits_server.ray_settings import RaySettings
 from teacher_logits_server.readers import SIZE, size_setting, span_setting
+from teacher_logits_server.replica_settings import RAY, ReplicaSettings, broken_rule
 from teacher_logits_server.settings import (
     KIB,
     MIB,
@@ -48,6 +49,7 @@ class ServerConfig(
     LimitSettings,
     RaySettings,
     MemorySettings,
+    ReplicaSettings,
     TeacherSettings,
     ListenSettings,
 ):
@@ -62,6 +64,8 @@ class ServerConfig(
         _check_types(self)
         _check_listen(self)
         _check_teacher(self)
+        if (broken := broken_rule(self)) is not None:
+            raise _refuse(*broken)
         _check_device_pool(self)
         _check_ray(self)
         _check_numbers(self)
@@ -208,8 +212,11 @@ def _check_ray(config: ServerConfig) -> None:
             rule = f"needs {flag_of('ray_address')}, the cluster in whose store payloads are put"
             raise _refuse("transports", Transport.RAY_OBJECT.value, rule)
         return
-    if Transport.RAY_OBJECT not in config.transports:
-        rule = f"is joined for ray_object alone: have it among {flag_of('transports')}"
+    if Transport.RAY_OBJECT not in config.transports and config.engine != RAY:
+        rule = (
+            f"is joined for ray_object and --engine {RAY} alone: have the one among "
+            f"{flag_of('transports')}, or the other"
+        )
         raise _refuse("ray_address", address, rule)
     if not config.ray_namespace:
         raise _refuse("ray_namespace", "", "must be a name, under which readers look")

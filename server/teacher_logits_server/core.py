@@ -15,13 +15,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from teacher_logits import __version__, keys
-from teacher_logits.errors import ConfigError, EngineError, TeacherLogitsError
+from teacher_logits.errors import ConfigError
 from teacher_logits.profiles import NodeHints, TeacherProfile
 from teacher_logits.transport import Transport
 from teacher_logits_server.broker import Broker
-from teacher_logits_server.engines import words_of
 from teacher_logits_server.engines.device import engine_device
-from teacher_logits_server.engines.probe import probe_causality
+from teacher_logits_server.engines.passes import PassEngine
+from teacher_logits_server.engines.probe import probe_engine
 from teacher_logits_server.exporters.cuda_ipc import CudaIpcExporter
 from teacher_logits_server.exporters.local import LocalExporter
 from teacher_logits_server.exporters.ray_link import join_cluster
@@ -40,10 +40,11 @@ from teacher_logits_server.slabs import ServerSlabs
 if TYPE_CHECKING:
     from teacher_logits.clock import Clock
     from teacher_logits.device_memory import DeviceMemory
-    from teacher_logits.terms import Check
+    from teacher_logits.views import ReplicaView
     from teacher_logits_server.config import ServerConfig
-    from teacher_logits_server.engines import Engine, EngineProfile
+    from teacher_logits_server.engines import EngineProfile
     from teacher_logits_server.engines.device import EngineDevice
+    from teacher_logits_server.engines.passes import ServedEngine
     from teacher_logits_server.exporters import Exporter, SlabExporter
     from teacher_logits_server.exporters.ray_link import RayLink
 
@@ -67,7 +68,7 @@ class Core:
         self,
         *,
         config: ServerConfig,
-        engine: Engine | None,
+        engine: ServedEngine | None,
         clock: Clock,
         broker_path: str,
         device_memory: DeviceMemory | None = None,
@@ -82,7 +83,8 @@ class Core:
         """
         epoch = keys.new_epoch() if ray is None else ray.joined.epoch
         self.offered = on_offer(config, has_broker=bool(broker_path), has_ray=ray is not None)
-        checks = () if engine is None else (probe(engine),)
+        self.passes = engine if isinstance(engine, PassEngine) else None
+        checks = () if engine is None else (probe_engine(engine),)
         # Behind the probe, which has had the teacher take what it works with.
         self.device = None if engine is None else self._find_device(config, device_memory)
         self.slabs = ServerSlabs(epoch=epoch, device=self.device)
@@ -185,6 +187,8 @@ class Core:
             self.scorer.stop()
         if self.objects is not None:
             self.objects.close()
+        if self.passes is not None:
+            self.passes.close()
         self.slabs.close()
         self.foreign.close()
 
@@ -195,12 +199,29 @@ class Core:
             threads["scorer"] = self.scorer.healthy
         if self.broker is not None:
             threads["broker"] = self.broker.is_alive
+        if self.passes is not None:
+            threads["replicas"] = self.passes.is_alive
         return threads
+
+    def replicas(self) -> tuple[ReplicaView, ...]:
+        """Describe the replicas of the teacher, if it runs in some."""
+        return () if self.passes is None else self.passes.replicas()
+
+    def health(self) -> dict[str, str | bool]:
+        """Return what the health is made of, for the log."""
+        facts: dict[str, str | bool] = {**self.threads()}
+        if self.passes is not None:
+            states = [each.state for each in self.replicas()]
+            facts["ready"] = f"{states.count('ready')} of {len(states)} replicas"
+            why = self.passes.refusal
+            facts["reason"] = "" if why is None else why.message
+        return facts
 
     @property
     def is_healthy(self) -> bool:
-        """Whether every thread lives."""
-        return all(self.threads().values())
+        """Whether every thread lives and, of a teacher in replicas, at least one is ready."""
+        able = self.passes is None or any(each.state == "ready" for each in self.replicas())
+        return able and all(self.threads().values())
 
     @property
     def is_idle(self) -> bool:
@@ -221,27 +242,6 @@ def on_offer(config: ServerConfig, *, has_broker: bool, has_ray: bool) -> frozen
     if not has_broker:
         offered -= {Transport.SHARED_MEMORY, Transport.CUDA_IPC}
     return offered if has_ray else offered - {Transport.RAY_OBJECT}
-
-
-def probe(engine: Engine) -> Check:
-    """Probe a teacher's causality, which is also the first that is asked of an engine.
-
-    Raises:
-        AlignmentError: it is not causal.
-        EngineError: it failed, or its logits have another shape than its profile says.
-    """
-    try:
-        return probe_causality(engine)
-    except TeacherLogitsError:
-        raise
-    except Exception as error:
-        raise EngineError(
-            f"engine {engine.profile.name} failed on the first rows it was tried with "
-            f"({words_of(error)}): mend it; `logits(rows)` yields tensors "
-            f"[positions, {engine.profile.head_rows}], as its profile says; --log-level debug "
-            "shows where",
-            facts={"engine": engine.profile.name, "error": type(error).__name__},
-        ) from error
 
 
 def own_device(config: ServerConfig, device: EngineDevice) -> OwnDevice:

@@ -17,13 +17,14 @@ class RaySettings:
         "--ray-address",
         readers.NAME,
         "join the Ray cluster at host:port, or auto for the one that runs here, and hand payloads "
-        "to its workers and drivers as objects of its store; a node of it runs on this machine",
+        "to its workers and drivers as objects of its store; --engine ray runs there, and means "
+        "auto where this is left out; a node of it runs on this machine",
     )
     ray_namespace: str = _set(
         "teacher-logits",
         "--ray-namespace",
         readers.NAME,
-        "namespace of the actor that hands out references, for `ray list actors`",
+        "namespace of the server's actors, for `ray list actors`",
     )
     ray_budget_bytes: int = _set(
         0,

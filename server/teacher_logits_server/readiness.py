@@ -4,9 +4,10 @@ One line of JSON, the same that the log's ``ready`` event holds:
 
     {"address": "unix:/run/...", "addresses": [...], "broker": "...", "teacher_id": "...",
      "vocabulary_size": 49152, "pool_bytes": 1073741824, "transports": [...], "epoch": "...",
-     "pid": 4711}
+     "pid": 4711, "replicas": 0}
 
-``teacher_id`` is empty, and ``vocabulary_size`` 0, where the server has no engine. The file
+``teacher_id`` is empty, and ``vocabulary_size`` 0, where the server has no engine; ``replicas``
+counts those of ``--engine ray``, which are all ready when the server is. The file
 appears whole or not at all, and is gone when the server stops.
 """
 
@@ -37,6 +38,7 @@ class Readiness:
     transports: tuple[str, ...]
     epoch: str
     pid: int
+    replicas: int = 0
 
     def to_json(self) -> str:
         """Return one line of JSON, without its end."""

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from teacher_logits.device_memory import DeviceMemory
     from teacher_logits_server.config import ServerConfig
     from teacher_logits_server.core import Core
-    from teacher_logits_server.engines import Engine
+    from teacher_logits_server.engines.passes import ServedEngine
     from teacher_logits_server.exporters.ray_link import RayLink
     from teacher_logits_server.services.scoring import ScoringService
 
@@ -68,7 +68,7 @@ class Server:
     def __init__(
         self,
         config: ServerConfig,
-        load_engine: Callable[[], Engine | None],
+        load_engine: Callable[[], ServedEngine | None],
         *,
         device_memory: DeviceMemory | None = None,
     ) -> None:
@@ -161,7 +161,7 @@ class Server:
         log_addresses(addresses)
         if Transport.SHARED_MEMORY in config.transports and sys.platform == "linux":
             self._broker_claim = SocketClaim(broker_path(config, addresses), flag="--broker")
-        if config.ray_address:
+        if config.ray_address and Transport.RAY_OBJECT in config.transports:
             self._ray = await in_thread(partial(join_cluster, config), name="join")
         self._core = core = await in_thread(self._build, name="load")
         core.start()
@@ -178,16 +178,18 @@ class Server:
         """Load the teacher and put the core together, on a thread of its own."""
         # Not before: it brings torch, and a server that is refused need not wait for that.
         from teacher_logits_server.core import Core
+        from teacher_logits_server.engines.passes import closed_on_failure
 
         engine = self._load_engine()
-        return Core(
-            config=self._config,
-            engine=engine,
-            clock=self._clock,
-            broker_path=self._broker_path,
-            device_memory=self._device_memory,
-            ray=self._ray,
-        )
+        with closed_on_failure(engine):
+            return Core(
+                config=self._config,
+                engine=engine,
+                clock=self._clock,
+                broker_path=self._broker_path,
+                device_memory=self._device_memory,
+                ray=self._ray,
+            )
 
     @property
     def _broker_path(self) -> str:
@@ -226,6 +228,7 @@ class Server:
                 scorer=scorer,
                 clock=clock,
                 objects=core.objects,
+                replicas=core.replicas,
             )
         )
         if Transport.STREAM in self._config.transports:
@@ -240,7 +243,7 @@ class Server:
             return
         healthy = core.is_healthy
         if not healthy and not self._is_sick:
-            _log.error("unhealthy", extra={"facts": core.threads()})
+            _log.error("unhealthy", extra={"facts": core.health()})
         self._is_sick = not healthy
         await endpoint.set_serving(healthy and not self._draining)
 
@@ -256,6 +259,7 @@ class Server:
             transports=tuple(sorted(transport.value for transport in core.offered)),
             epoch=core.ledger.epoch,
             pid=os.getpid(),
+            replicas=len(core.replicas()),
         )
         _log.info("ready", extra={"facts": asdict(readiness)})
         return readiness

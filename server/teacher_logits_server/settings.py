@@ -16,6 +16,7 @@ from teacher_logits.transport import Transport
 from teacher_logits_server import readers
 from teacher_logits_server.flags import setting as _set
 from teacher_logits_server.ray_settings import RaySettings
+from teacher_logits_server.replica_settings import ReplicaSettings
 
 if TYPE_CHECKING:
     from teacher_logits.grid import BatchGrid
@@ -92,9 +93,9 @@ class TeacherSettings:
         "",
         "--engine",
         readers.NAME,
-        "what computes the scores: transformers (meant where --model is given), or your own as "
-        "module:function, looked for in the current folder too, which is called with the config "
-        "and returns an engine",
+        "what computes the scores: transformers (meant where --model is given), ray, which is "
+        "several of another one (--replicas), or your own as module:function, looked for in the "
+        "current folder too, which is called with the config and returns an engine",
     )
     teacher_id: str = _set("teacher", "--teacher-id", readers.NAME, "name that students ask for")
     dtype: str = _set(
@@ -274,6 +275,7 @@ class OutputSettings:
 GROUPS = (
     ListenSettings,
     TeacherSettings,
+    ReplicaSettings,
     MemorySettings,
     RaySettings,
     LimitSettings,

@@ -21,6 +21,7 @@ from teacher_logits.views import (
     ObjectStoreView,
     QueueView,
     RegisteredView,
+    ReplicaView,
     ServerView,
     SessionView,
     StepView,
@@ -464,3 +465,29 @@ class TestMistakes:
     def test_a_timeout_must_be_one(self) -> None:
         with pytest.raises(ConfigError, match="--timeout"):
             cli.inspect(["unix:/run/t.sock", "--timeout", "-1"])
+
+
+def test_replicas_are_counted_and_each_says_what_it_does_and_why_it_ended_last() -> None:
+    one = ReplicaView(
+        number=0,
+        state="ready",
+        node_id="0123456789abcdef",
+        host_name="node-1",
+        pid=12,
+        outstanding_passes=2,
+        outstanding_tokens=16384,
+        restarts=0,
+    )
+    other = replace(
+        one, number=1, state="down", pid=13, outstanding_passes=0, restarts=2, reason="gone"
+    )
+    text = inspect_view.as_text(a_view(replicas=(one, other)), address="unix:/s")
+    joined = " ".join(text.split())
+    assert "replicas 1 of 2 ready" in joined
+    assert (
+        "replica 0, ready: process 12 on node-1, node 0123456789ab, 16,384 tokens in 2 passes to "
+        "compute replica 1, down"
+    ) in joined
+    assert "started anew 2 times (gone)" in joined
+    document = json.loads(inspect_json.as_json(a_view(replicas=(other,)), address="unix:/s"))
+    assert document["replicas"][0]["reason"] == "gone"

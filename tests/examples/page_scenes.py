@@ -214,6 +214,27 @@ def of_a_publisher(house: House) -> Iterator[dict[str, object]]:
 
 
 @contextmanager
+def of_a_part(house: House) -> Iterator[dict[str, object]]:
+    with tl.connect(house.registry) as client:
+        yield {
+            "client": client,
+            "given": {
+                "teacher_id": f"divided-{next(NUMBERS)}",
+                "vocabulary_size": V,
+                "head_rows": V,
+                "top_k": 8,
+                "max_row_tokens": 16,
+                "batch_grid": GRID,
+            },
+            "tensor_rank": 1,
+            "context_rank": 2,
+            "input_ids": torch.ones(2, 16, dtype=torch.int64),
+            "lengths": [16, 9],
+            "local_logits": torch.randn(2, 4, V // 2),
+        }
+
+
+@contextmanager
 def of_tests(house: House) -> Iterator[dict[str, object]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(testing, "serve", lambda: nullcontext(house))
@@ -234,6 +255,7 @@ SCENES: dict[str, Callable[[House], AbstractContextManager[dict[str, object]]]] 
     "from teacher_logits_client.data_plane.jagged": of_a_session,
     "with client.open_session": of_published,
     "teacher = tl.TeacherProfile": of_a_publisher,
+    "from teacher_logits.profiles import PUBLISHED_COLUMNS": of_a_part,
     "loss_sum, count = ": of_losses,
     "logits = tl.losses.from_hidden": of_losses,
     "kept = tl.select_top_k": of_losses,

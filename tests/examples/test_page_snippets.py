@@ -32,6 +32,7 @@ ELSEWHERE = {
         "tests/client/trainers/test_transformers_trainer.py"
     ),
     "trainer.train(resume_from_checkpoint": "tests/client/trainers/test_trainer_edges.py",
+    "from teacher_logits_client.ray import DeferredTeacher, Side": "tests/ray/test_deferred.py",
     "with tl.connect(address) as client, client.open_publisher(profile, dev": "make gpu-check",
     "storage = torch.empty(1 << 30": "make gpu-check",
     "from teacher_logits_client.data_plane.fields": "tests/ray/test_transfer_queue.py",

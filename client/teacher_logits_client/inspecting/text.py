@@ -9,6 +9,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from teacher_logits.clock import span_text
+from teacher_logits_client.inspecting.replicas import replica_lines
 from teacher_logits_client.units import size_text
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def as_text(view: ServerView, *, address: str) -> str:
         f"queue     {_count(queue.waiting_requests, 'request')} waiting with "
         f"{queue.waiting_tokens:,} tokens, {queue.running_requests} running; "
         f"{_count(queue.scored_requests, 'request')} with {queue.scored_tokens:,} tokens scored",
+        *replica_lines(view.replicas),
         *_registered_lines(view),
         *_store_lines(view),
     ]

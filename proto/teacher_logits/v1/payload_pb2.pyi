@@ -19,8 +19,20 @@ class PayloadKey(_message.Message):
     shard: int
     def __init__(self, teacher_id: _Optional[str] = ..., step: _Optional[int] = ..., shard: _Optional[int] = ...) -> None: ...
 
+class ShardPart(_message.Message):
+    __slots__ = ("sequence_part", "sequence_parts", "first_id", "stop_id")
+    SEQUENCE_PART_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_PARTS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ID_FIELD_NUMBER: _ClassVar[int]
+    STOP_ID_FIELD_NUMBER: _ClassVar[int]
+    sequence_part: int
+    sequence_parts: int
+    first_id: int
+    stop_id: int
+    def __init__(self, sequence_part: _Optional[int] = ..., sequence_parts: _Optional[int] = ..., first_id: _Optional[int] = ..., stop_id: _Optional[int] = ...) -> None: ...
+
 class Payload(_message.Message):
-    __slots__ = ("payload_id", "key", "teacher_id", "teacher_revision", "first_row", "row_count", "position_count", "top_k", "temperatures", "vocabulary_size", "columns", "size_bytes", "bad_row_count", "whole_rows", "selection")
+    __slots__ = ("payload_id", "key", "teacher_id", "teacher_revision", "first_row", "row_count", "position_count", "top_k", "temperatures", "vocabulary_size", "columns", "size_bytes", "bad_row_count", "whole_rows", "selection", "part")
     PAYLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     TEACHER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +48,7 @@ class Payload(_message.Message):
     BAD_ROW_COUNT_FIELD_NUMBER: _ClassVar[int]
     WHOLE_ROWS_FIELD_NUMBER: _ClassVar[int]
     SELECTION_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     payload_id: str
     key: PayloadKey
     teacher_id: str
@@ -51,7 +64,8 @@ class Payload(_message.Message):
     bad_row_count: int
     whole_rows: bool
     selection: _selection_pb2.Selection
-    def __init__(self, payload_id: _Optional[str] = ..., key: _Optional[_Union[PayloadKey, _Mapping]] = ..., teacher_id: _Optional[str] = ..., teacher_revision: _Optional[str] = ..., first_row: _Optional[int] = ..., row_count: _Optional[int] = ..., position_count: _Optional[int] = ..., top_k: _Optional[int] = ..., temperatures: _Optional[_Iterable[float]] = ..., vocabulary_size: _Optional[int] = ..., columns: _Optional[_Iterable[_Union[_tensor_pb2.Column, _Mapping]]] = ..., size_bytes: _Optional[int] = ..., bad_row_count: _Optional[int] = ..., whole_rows: bool = ..., selection: _Optional[_Union[_selection_pb2.Selection, _Mapping]] = ...) -> None: ...
+    part: ShardPart
+    def __init__(self, payload_id: _Optional[str] = ..., key: _Optional[_Union[PayloadKey, _Mapping]] = ..., teacher_id: _Optional[str] = ..., teacher_revision: _Optional[str] = ..., first_row: _Optional[int] = ..., row_count: _Optional[int] = ..., position_count: _Optional[int] = ..., top_k: _Optional[int] = ..., temperatures: _Optional[_Iterable[float]] = ..., vocabulary_size: _Optional[int] = ..., columns: _Optional[_Iterable[_Union[_tensor_pb2.Column, _Mapping]]] = ..., size_bytes: _Optional[int] = ..., bad_row_count: _Optional[int] = ..., whole_rows: bool = ..., selection: _Optional[_Union[_selection_pb2.Selection, _Mapping]] = ..., part: _Optional[_Union[ShardPart, _Mapping]] = ...) -> None: ...
 
 class Extent(_message.Message):
     __slots__ = ("slab_id", "offset_bytes", "size_bytes", "slot", "generation")

@@ -12,6 +12,7 @@ from teacher_logits.keys import PayloadKey
 from teacher_logits.layout import Column
 from teacher_logits.payload import Extent, Payload, check_payload
 from teacher_logits.selection_rules import TOP_K
+from teacher_logits.shard_parts import ShardPart
 from teacher_logits.terms import Check, LeaseTerms, SessionTerms, StreamTerms, Verdict
 from teacher_logits.v1 import payload_pb2, session_pb2, tensor_pb2
 from teacher_logits.wire import (
@@ -144,6 +145,7 @@ def payload_to_wire(payload: Payload) -> payload_pb2.Payload:
         bad_row_count=payload.bad_row_count,
         whole_rows=payload.whole_rows,
         selection=None if payload.selection == TOP_K else selection_to_wire(payload.selection),
+        part=None if payload.part is None else payload_pb2.ShardPart(**vars(payload.part)),
     )
 
 
@@ -211,7 +213,17 @@ def _read_payload(message: payload_pb2.Payload) -> Payload:
             bad_row_count=message.bad_row_count,
             whole_rows=message.whole_rows,
             selection=selection_from_wire(message.selection),
+            part=_part_from_wire(message.part) if message.HasField("part") else None,
         )
+    )
+
+
+def _part_from_wire(message: payload_pb2.ShardPart) -> ShardPart:
+    return ShardPart(
+        sequence_part=message.sequence_part,
+        sequence_parts=message.sequence_parts,
+        first_id=message.first_id,
+        stop_id=message.stop_id,
     )
 
 

@@ -16,6 +16,7 @@ from teacher_logits.views import (
 )
 from teacher_logits.wire import teacher_from_wire, teacher_to_wire
 from teacher_logits.wire.objects import store_from_wire, store_to_wire
+from teacher_logits.wire.replica import replica_from_wire, replica_to_wire
 from teacher_logits.wire.session import duration_from_wire, duration_to_wire
 from teacher_logits.wire.transport import settlement_from_wire, settlement_to_wire
 
@@ -35,6 +36,7 @@ def server_view_to_wire(view: ServerView) -> messages.InspectResponse:
         steps=[_step_to_wire(each) for each in view.steps],
         registered=_registered_to_wire(view.registered),
         object_store=None if view.object_store is None else store_to_wire(view.object_store),
+        replicas=[replica_to_wire(each) for each in view.replicas],
     )
 
 
@@ -60,6 +62,7 @@ def server_view_from_wire(message: messages.InspectResponse) -> ServerView:
         object_store=store_from_wire(message.object_store)
         if message.HasField("object_store")
         else None,
+        replicas=tuple(replica_from_wire(each) for each in message.replicas),
     )
 
 

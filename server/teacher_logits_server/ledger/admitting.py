@@ -18,8 +18,8 @@ from teacher_logits.transport import Transport
 from teacher_logits_server.admission import admit
 from teacher_logits_server.admission.holders import Holder, PlaceTaken, standing
 from teacher_logits_server.ledger.handshake import Handshake
-from teacher_logits_server.publishers import shard_taken
 from teacher_logits_server.publishers.promises import check_profile
+from teacher_logits_server.publishers.sharding import shard_taken
 from teacher_logits_server.sessions.session import Session
 from teacher_logits_server.steps.seats import rank_taken
 

@@ -76,7 +76,7 @@ class Settling(Room):
         mine = rows_of_rank(student.batch_grid, student.data_parallel_rank)
         writers = []
         for shard, member in sorted(published.members.items()):
-            rows = rows_of_rank(theirs, shard, side="teacher")
+            rows = rows_of_rank(theirs, published.parts.rank_of(shard), side="teacher")
             if member.writer_id and rows.start < mine.stop and mine.start < rows.stop:
                 writers.append(member.writer_id)
         return list(dict.fromkeys(writers))

@@ -187,15 +187,12 @@ def check_room_kept(
 def _missing(published: Published, drafts: Drafts, number: int) -> int:
     """Count the shards of a step that will come by stream and have no room yet."""
     step = published.steps.find(number)
-    claimed = step.claimed if step is not None else []
     waiting = drafts.without_room(published.profile.teacher_id, number)
-    if step is not None and step.is_written and step.claimed_rows >= step.real_rows:
-        return waiting
     local = {
         shard
         for shard, member in published.members.items()
         if member.writer_id not in ("", SERVER_WRITER)
     }
-    return waiting + sum(
-        shard not in claimed and shard not in local for shard in range(published.data_parallel_size)
-    )
+    shards = range(published.shard_count)
+    lacking = shards if step is None else step.lacking(shards)
+    return waiting + sum(shard not in local for shard in lacking)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from teacher_logits.errors import NotAvailable, UnknownTeacherError, Violation
 from teacher_logits.profiles import NodeHints
+from teacher_logits.shard_parts import PartGrid, part_grid, shard_of
 from teacher_logits_server.publishers.promises import promised
 from teacher_logits_server.steps import Steps
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from teacher_logits.profiles import TeacherProfile
-    from teacher_logits_server.admission.holders import Standing
     from teacher_logits_server.settlement.device_offers import DeviceOffer
 
 
@@ -72,9 +72,15 @@ class Published:
         return self.profile.batch_grid.global_batch_size if self.profile.batch_grid else 0
 
     @property
-    def data_parallel_size(self) -> int:
+    def parts(self) -> PartGrid:
+        """Into how many shards the rows of a data-parallel rank are divided."""
+        return part_grid(self.profile)
+
+    @property
+    def shard_count(self) -> int:
         """Shards of a step."""
-        return self.profile.batch_grid.data_parallel_size if self.profile.batch_grid else 0
+        grid = self.profile.batch_grid
+        return grid.data_parallel_size * self.parts.count if grid else 0
 
     def offers(self) -> dict[str, DeviceOffer]:
         """Return the device memory that those offer who are there, by writer."""
@@ -91,7 +97,7 @@ class Published:
             for shard, member in self.members.items()
             if member.writer_id and not (member.has_closed and self.steps.is_empty)
         }
-        return [shard for shard in range(self.data_parallel_size) if shard not in there]
+        return [shard for shard in range(self.shard_count) if shard not in there]
 
     @property
     def is_deserted(self) -> bool:
@@ -164,7 +170,7 @@ class Publishers:
     def holders(self, profile: TeacherProfile) -> list[str]:
         """Return the session that publishes a publisher's shard already, if there is one."""
         published = self._published.get(profile.teacher_id)
-        taken = published.members.get(profile.data_parallel_rank) if published is not None else None
+        taken = published.members.get(shard_of(profile)) if published is not None else None
         return [] if taken is None or taken.has_closed else [taken.session_id]
 
     def enter(
@@ -188,7 +194,7 @@ class Publishers:
                 published.members.clear()
             published.steps.begin_anew()
             published.profile = shared(profile)
-        shard = profile.data_parallel_rank
+        shard = shard_of(profile)
         published.members[shard] = Member(
             session_id=session_id, shard=shard, hints=profile.hints, offer=offer
         )
@@ -257,8 +263,9 @@ def shared(profile: TeacherProfile) -> TeacherProfile:
 
 
 def _incomplete(published: Published, missing: list[int]) -> TeacherIncomplete:
-    shards = ", ".join(map(str, missing[:16])) + (" ..." if len(missing) > 16 else "")
-    size = published.data_parallel_size
+    texts = map(published.parts.text_of, missing[:16])
+    shards = ", ".join(texts) + (" ..." if len(missing) > 16 else "")
+    size = published.shard_count
     teacher_id = published.profile.teacher_id
     return TeacherIncomplete(
         f"teacher {teacher_id!r} has {size} publishers, and {len(missing)} of them have not come: "
@@ -280,15 +287,4 @@ def _conflict(profile: TeacherProfile, name: str, has: object, says: object) -> 
         f"and {says_text} by this publisher; have all of them say the same, or use another "
         "teacher id",
         facts={"field": name, f"teacher_{name}": has_text, f"publisher_{name}": says_text},
-    )
-
-
-def shard_taken(profile: TeacherProfile, standing: Standing) -> Violation:
-    """Return the rule that a publisher breaks whose shard another one publishes."""
-    shard = profile.data_parallel_rank
-    return Violation(
-        rule="shard_taken",
-        message=f"shard {shard} of teacher {profile.teacher_id!r} is published by {standing.text}: "
-        "end that one first, or give each publisher its own data_parallel_rank=",
-        facts={"shard": shard, **standing.facts},
     )

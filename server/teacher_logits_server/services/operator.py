@@ -20,10 +20,12 @@ from teacher_logits.wire.views import reclaimed_to_wire, server_view_to_wire
 from teacher_logits_server.broker.peers import is_stopped
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from grpc.aio import ServicerContext
 
     from teacher_logits.clock import Clock
-    from teacher_logits.views import Reclaimed, SessionView
+    from teacher_logits.views import Reclaimed, ReplicaView, SessionView
     from teacher_logits_server.exporters.ray_object import RayObjectExporter
     from teacher_logits_server.ledger import Ledger
     from teacher_logits_server.scorer import Scorer
@@ -48,6 +50,7 @@ class OperatorService(stubs.OperatorServiceServicer):
         publishing: hears of seals before a publisher's session is ended by force.
         scorer: None where the server has no engine.
         objects: None where it has joined no Ray cluster.
+        replicas: those of its engine, as they are when it is called.
     """
 
     def __init__(
@@ -58,12 +61,14 @@ class OperatorService(stubs.OperatorServiceServicer):
         scorer: Scorer | None,
         clock: Clock,
         objects: RayObjectExporter | None = None,
+        replicas: Callable[[], tuple[ReplicaView, ...]] = tuple,
     ) -> None:
         self._ledger = ledger
         self._publishing = publishing
         self._scorer = scorer
         self._clock = clock
         self._objects = objects
+        self._replicas = replicas
         self._started_at = clock.now()
 
     async def Inspect(
@@ -86,6 +91,7 @@ class OperatorService(stubs.OperatorServiceServicer):
             registered=held.registered,
             queue=_NO_QUEUE if self._scorer is None else self._scorer.queue(),
             object_store=None if self._objects is None else self._objects.view(),
+            replicas=self._replicas(),
         )
         return server_view_to_wire(view)
 

@@ -20,6 +20,7 @@ from teacher_logits.views import (
     QueueView,
     Reclaimed,
     RegisteredView,
+    ReplicaView,
     ServerView,
     SessionView,
     StepView,
@@ -137,6 +138,19 @@ FULL = ServerView(
         spilled_bytes=7,
         holder="holder",
         holder_restarts=8,
+    ),
+    replicas=(
+        ReplicaView(
+            number=1,
+            state="unresponsive",
+            node_id="n0",
+            host_name="node",
+            pid=4712,
+            outstanding_passes=2,
+            outstanding_tokens=8192,
+            restarts=3,
+            reason="gone",
+        ),
     ),
 )
 
