@@ -260,14 +260,13 @@ def lease_to_wire(
     )
     if lease.as_object:
         message.object.SetInParent()
-        return message
-    if lease.extent is None:
+    elif lease.extent is not None:
+        message.slab.extent.CopyFrom(extent_to_wire(lease.extent))
+        message.slab.on_device = lease.on_device
+    elif lease.encoding is not None:
+        message.stream.CopyFrom(stream_source_to_wire(lease.encoding))
+    else:
         message.stream.SetInParent()
-        if lease.encoding is not None:
-            message.stream.CopyFrom(stream_source_to_wire(lease.encoding))
-        return message
-    message.slab.extent.CopyFrom(extent_to_wire(lease.extent))
-    message.slab.on_device = lease.on_device
     return message
 
 
@@ -280,9 +279,7 @@ def lease_from_wire(message: payload_pb2.Lease) -> LeaseTerms:
     """
     source = message.WhichOneof("source")
     if source is None:
-        raise RequestInvalidError(
-            f"lease {message.lease_id} has a source that this release does not know"
-        )
+        raise RequestInvalidError(f"lease {message.lease_id} has a source of another release")
     payload = payload_from_wire(message.payload)
     extent = extent_from_wire(message.slab.extent)
     if source == "slab" and extent.size_bytes < payload.size_bytes:
