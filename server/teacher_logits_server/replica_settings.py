@@ -11,9 +11,7 @@ from typing import Protocol
 from teacher_logits_server import readers
 from teacher_logits_server.flags import setting as _set
 from teacher_logits_server.flags import settings_of
-
-RAY = "ray"
-"""The engine whose replicas run another one."""
+from teacher_logits_server.ray_settings import RAY
 
 
 @dataclass(frozen=True, kw_only=True)

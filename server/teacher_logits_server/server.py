@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from teacher_logits.device_memory import DeviceMemory
     from teacher_logits_server.config import ServerConfig
     from teacher_logits_server.core import Core
-    from teacher_logits_server.engines.passes import ServedEngine
+    from teacher_logits_server.engines.served import ServedTeacher
     from teacher_logits_server.exporters.ray_link import RayLink
     from teacher_logits_server.services.scoring import ScoringService
 
@@ -60,21 +60,21 @@ class Server:
     """One server, on the event loop that starts it.
 
     Args:
-        load_engine: loads the teacher, on a thread of its own; returns None for a server that
-            has none, and serves published teachers alone.
+        load: loads the teachers, on a thread of its own; none for a server that serves
+            published teachers alone.
         device_memory: the driver of the engine's device; see ``core.Core``.
     """
 
     def __init__(
         self,
         config: ServerConfig,
-        load_engine: Callable[[], ServedEngine | None],
+        load: Callable[[], Sequence[ServedTeacher]],
         *,
         device_memory: DeviceMemory | None = None,
     ) -> None:
         self._config = config
         self._device_memory = device_memory
-        self._load_engine = load_engine
+        self._load = load
         self._clock = MonotonicClock()
         self._endpoint: Endpoint | None = None
         self._broker_claim: SocketClaim | None = None
@@ -175,16 +175,16 @@ class Server:
         return self._readiness(core, addresses)
 
     def _build(self) -> Core:
-        """Load the teacher and put the core together, on a thread of its own."""
+        """Load the teachers and put the core together, on a thread of its own."""
         # Not before: it brings torch, and a server that is refused need not wait for that.
         from teacher_logits_server.core import Core
         from teacher_logits_server.engines.passes import closed_on_failure
 
-        engine = self._load_engine()
-        with closed_on_failure(engine):
+        teachers = self._load()
+        with closed_on_failure(*(each.engine for each in teachers)):
             return Core(
                 config=self._config,
-                engine=engine,
+                teachers=teachers,
                 clock=self._clock,
                 broker_path=self._broker_path,
                 device_memory=self._device_memory,
@@ -198,7 +198,7 @@ class Server:
     def _add_services(self, endpoint: Endpoint, core: Core, addresses: Sequence[Address]) -> None:
         from teacher_logits_server.services.scoring import ScoringService  # brings torch too
 
-        clock, ledger, scorer = self._clock, core.ledger, core.scorer
+        clock, ledger, scorers = self._clock, core.ledger, core.scorers
         calls, path, wait = core.publishing, self._broker_path, self._config.default_wait
         services = endpoint.services
         self._waiting = waiting = Waiting(clock=clock, longest_wait=wait)
@@ -219,13 +219,15 @@ class Server:
                 ledger=ledger, slabs=core.slabs, calls=calls, waiting=waiting, broker_path=path
             )
         )
-        self._scoring = ScoringService(scorer=scorer, ledger=ledger, clock=clock, longest_wait=wait)
+        self._scoring = ScoringService(
+            scorers=scorers, ledger=ledger, clock=clock, longest_wait=wait
+        )
         services.add_scoring(self._scoring)
         services.add_operator(
             OperatorService(
                 ledger=ledger,
                 publishing=calls,
-                scorer=scorer,
+                scorers=scorers,
                 clock=clock,
                 objects=core.objects,
                 replicas=core.replicas,
@@ -248,13 +250,14 @@ class Server:
         await endpoint.set_serving(healthy and not self._draining)
 
     def _readiness(self, core: Core, addresses: Sequence[Address]) -> Readiness:
-        teacher = core.ledger.engine_teacher
+        teachers = core.profiles
         readiness = Readiness(
             address=str(addresses[0]),
             addresses=tuple(map(str, addresses)),
             broker=self._broker_path,
-            teacher_id="" if teacher is None else teacher.teacher_id,
-            vocabulary_size=0 if teacher is None else teacher.vocabulary_size,
+            teacher_id=teachers[0].teacher_id if teachers else "",
+            teacher_ids=tuple(each.teacher_id for each in teachers),
+            vocabulary_size=teachers[0].vocabulary_size if teachers else 0,
             pool_bytes=self._config.pool_size_bytes,
             transports=tuple(sorted(transport.value for transport in core.offered)),
             epoch=core.ledger.epoch,

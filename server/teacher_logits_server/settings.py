@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING
 from teacher_logits.transport import Transport
 from teacher_logits_server import readers
 from teacher_logits_server.flags import setting as _set
+from teacher_logits_server.named_teachers import NAMED
 from teacher_logits_server.ray_settings import RaySettings
 from teacher_logits_server.replica_settings import ReplicaSettings
 
 if TYPE_CHECKING:
     from teacher_logits.grid import BatchGrid
     from teacher_logits.locality import ModelGrid
+    from teacher_logits_server.named_teachers import NamedTeacher
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 
@@ -98,6 +100,14 @@ class TeacherSettings:
         "current folder too, which is called with the config and returns an engine",
     )
     teacher_id: str = _set("teacher", "--teacher-id", readers.NAME, "name that students ask for")
+    teachers: tuple[NamedTeacher, ...] = _set(
+        (),
+        "--teacher",
+        NAMED,
+        "one more teacher and its name, several times if wanted: a model, or an engine as "
+        "module:function; it has the settings below, but for what a file says of it (teachers:)",
+        repeated=True,
+    )
     dtype: str = _set(
         "auto",
         "--dtype",

@@ -29,10 +29,11 @@ GRID = tl.BatchGrid(global_batch_size=2, data_parallel_size=1, micro_batch_size=
 
 @dataclass(frozen=True, kw_only=True)
 class House:
-    """A server of the example's engine, one for publishers, and a folder."""
+    """A server of the example's engine, one of several, one for publishers, and a folder."""
 
     address: str
     registry: str
+    several: str
     engine: object
     folder: Path
 
@@ -171,6 +172,19 @@ def of_a_client(house: House) -> Iterator[dict[str, object]]:
 
 
 @contextmanager
+def of_several(house: House) -> Iterator[dict[str, object]]:
+    with tl.connect(house.several) as client:
+        yield {
+            "client": client,
+            "profile": house.profile(),
+            "input_ids": IDS,
+            "lengths": LENGTHS,
+            "mask": MASK,
+            "student_logits": torch.randn(2, 5, V),
+        }
+
+
+@contextmanager
 def of_published(house: House) -> Iterator[dict[str, object]]:
     """Steps of a teacher in this process, and a rank that has them to read."""
     teacher_id = f"published-{next(NUMBERS)}"
@@ -252,6 +266,7 @@ SCENES: dict[str, Callable[[House], AbstractContextManager[dict[str, object]]]] 
     "from teacher_logits.codec": of_a_session,
     "parity = tl.compare_with_reference": of_a_session,
     "from teacher_logits_client.trainers import nemo_rl": of_a_session,
+    "tags_of = ": of_several,
     "from teacher_logits_client.data_plane.jagged": of_a_session,
     "with client.open_session": of_published,
     "teacher = tl.TeacherProfile": of_a_publisher,

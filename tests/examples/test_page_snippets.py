@@ -66,9 +66,14 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     engine = runpy.run_path(str(ROOT / "examples" / "own_engine.py"))["make"](None)
     config = ServerConfig(listen=(f"unix:{folder}/s",))
     others = ServerConfig(listen=(f"unix:{folder}/r",))
-    with serve_in_thread(config, engine) as server, serve_in_thread(others, None) as registry:
+    named = ServerConfig(listen=(f"unix:{folder}/n",))
+    with (
+        serve_in_thread(config, engine) as server,
+        serve_in_thread(others, None) as registry,
+        serve_in_thread(named, {"math": engine, "code": engine}) as several,
+    ):
         addresses = {"address": server.address, "registry": registry.address}
-        yield House(**addresses, engine=engine, folder=folder)
+        yield House(**addresses, several=several.address, engine=engine, folder=folder)
 
 
 def begins(snippet: Snippet, beginnings: Iterable[str]) -> list[str]:

@@ -33,6 +33,7 @@ from teacher_logits.transport import Transport
 from teacher_logits_client import connect, testing
 from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.ledger import Ledger
+from teacher_logits_server.publishers.engines import EngineTeacher
 from teacher_logits_server.replicas.engine import ReplicaEngine, from_config
 from teacher_logits_server.scorer import ScoreJob, Scorer
 from teacher_logits_server.slabs import ServerSlabs
@@ -65,12 +66,16 @@ class Service:
         self.ledger = Ledger(
             epoch=keys.new_epoch(),
             limits=config,
-            teacher=TeacherProfile(
-                teacher_id="teacher",
-                vocabulary_size=profile.vocabulary_size,
-                head_rows=profile.head_rows,
-                top_k=profile.vocabulary_size,
-                max_row_tokens=profile.max_row_tokens,
+            engines=(
+                EngineTeacher(
+                    profile=TeacherProfile(
+                        teacher_id="teacher",
+                        vocabulary_size=profile.vocabulary_size,
+                        head_rows=profile.head_rows,
+                        top_k=profile.vocabulary_size,
+                        max_row_tokens=profile.max_row_tokens,
+                    )
+                ),
             ),
             clock=CLOCK,
             slots=self.slabs,

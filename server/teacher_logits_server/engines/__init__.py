@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from teacher_logits.errors import ConfigError, EngineError, TeacherLogitsError
 from teacher_logits_server.engines.model_files import find_model, find_tokenizer
-from teacher_logits_server.replica_settings import RAY
+from teacher_logits_server.ray_settings import RAY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -151,13 +151,14 @@ def passes_of(engine: ServedEngine) -> Passes:
 
 
 @contextmanager
-def closed_on_failure(engine: ServedEngine | None) -> Iterator[None]:
-    """Close an engine that computes elsewhere if what follows fails; others need no closing."""
+def closed_on_failure(*engines: ServedEngine) -> Iterator[None]:
+    """Close the engines that compute elsewhere if what follows fails; others need no closing."""
     try:
         yield
     except BaseException:
-        if isinstance(engine, PassEngine):
-            engine.close()
+        for engine in engines:
+            if isinstance(engine, PassEngine):
+                engine.close()
         raise
 
 

@@ -97,12 +97,12 @@ class Admitting(Handshake):
             raise SessionRefusedError(admission.violations)
         if published is not None:
             self._check_seat(published, profile, now)
-        extra = self._extra_checks if published is None else ()
+        engine = self._engines.find(teacher.teacher_id)
         session = self._add_session(
             request_id,
             profile,
             teacher_id=teacher.teacher_id,
-            checks=(*admission.checks, *extra),
+            checks=(*admission.checks, *(engine.checks if engine is not None else ())),
             vocabulary_size=admission.vocabulary_size,
             now=now,
         )

@@ -22,20 +22,24 @@ from teacher_logits.terms import SERVER_WRITER, StreamTerms
 from teacher_logits.transport import Transport
 from teacher_logits_server.admission.stream_codecs import choose_codec
 from teacher_logits_server.ledger.room import Room
+from teacher_logits_server.lending.shares import Shares
 from teacher_logits_server.publishers import Publishers
+from teacher_logits_server.publishers.engines import EngineTeachers
 from teacher_logits_server.settlement import OF_A_PUBLISHER, Wishes, settle_writer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from teacher_logits.clock import Clock
     from teacher_logits.encodings import Encoding
     from teacher_logits.errors import Fact
     from teacher_logits.payload import Payload
-    from teacher_logits.profiles import TeacherProfile
     from teacher_logits.transport import Settlement
     from teacher_logits_server.lending import Slots
     from teacher_logits_server.lending.leases import Lease
     from teacher_logits_server.lending.registry import Sealed
     from teacher_logits_server.limits import Limits
+    from teacher_logits_server.publishers.engines import EngineTeacher
     from teacher_logits_server.sessions.session import Session
     from teacher_logits_server.settlement.device_offers import DeviceOffer
 
@@ -47,15 +51,22 @@ class Settling(Room):
         self,
         *,
         limits: Limits,
-        engine: TeacherProfile | None,
+        engines: Sequence[EngineTeacher],
         clock: Clock,
         slots: Slots,
         offered: frozenset[Transport],
     ) -> None:
         super().__init__(limits=limits, clock=clock, slots=slots)
         self._offered = offered
-        self._engine_teacher = engine
-        self._publishers = Publishers(engine=engine, keep_steps=limits.keep_steps)
+        self._engines = EngineTeachers(engines)
+        self._publishers = Publishers(engines=self._engines, keep_steps=limits.keep_steps)
+        self._lending.shares = Shares(
+            {
+                each.profile.teacher_id: each.pool_size_bytes
+                for each in engines
+                if each.pool_size_bytes is not None
+            }
+        )
 
     def _offers(self, session: Session) -> dict[str, DeviceOffer]:
         """Return the device memory that the writers of a session's teacher offer, by writer."""
@@ -109,10 +120,10 @@ class Settling(Room):
     def _stream_terms(self, session: Session) -> StreamTerms:
         """Return what a session's streams are encoded in; a publisher reads none."""
         published = self._publishers.find(session.teacher_id)
-        teacher = self._engine_teacher if published is None else published.profile
+        teacher = published or self._engines.find(session.teacher_id)
         if session.is_publisher or teacher is None:
             return StreamTerms()
-        return choose_codec(session.student, teacher, is_published=published is not None)
+        return choose_codec(session.student, teacher.profile, is_published=published is not None)
 
     def _encoding(self, lease: Lease, payload: Payload) -> Encoding | None:
         """Return how a lease's payload is streamed; None for its own bytes, or no stream."""

@@ -27,15 +27,17 @@ from teacher_logits_server.steps.grants import Grant, Grants
 from teacher_logits_server.steps.mail import Mail
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from teacher_logits.clock import Clock
     from teacher_logits.cuts import Cut
-    from teacher_logits.profiles import TeacherProfile
     from teacher_logits.transport import Transport
     from teacher_logits_server.lending import Slots
     from teacher_logits_server.lending.registry import Sealed
     from teacher_logits_server.limits import Limits
     from teacher_logits_server.news import News
     from teacher_logits_server.publishers import Published
+    from teacher_logits_server.publishers.engines import EngineTeacher
     from teacher_logits_server.sessions.session import Session
     from teacher_logits_server.steps.parts import Step
 
@@ -48,12 +50,12 @@ class Stepping(Settling):
         *,
         epoch: str,
         limits: Limits,
-        engine: TeacherProfile | None,
+        engines: Sequence[EngineTeacher],
         clock: Clock,
         slots: Slots,
         offered: frozenset[Transport],
     ) -> None:
-        super().__init__(limits=limits, engine=engine, clock=clock, slots=slots, offered=offered)
+        super().__init__(limits=limits, engines=engines, clock=clock, slots=slots, offered=offered)
         self.epoch = epoch
         self._drafts = Drafts()
         self._grants = Grants()

@@ -38,10 +38,10 @@ class SlabLedger(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class PayloadRoom:
-    """Room for one streamed payload: to ``slabs.ServerSlabs.room_for``, a ledger.
+    """Room for one payload: to ``slabs.ServerSlabs.room_for``, a ledger.
 
-    What is reserved is the payload's in the same step, so that nothing is left where its
-    publisher ends meanwhile; reserved again, it is the same.
+    ``take`` reserves it. A streamed payload has its room in the same step, so that nothing is left
+    where its publisher ends meanwhile; reserved again, it is the same.
     """
 
     size_bytes: int

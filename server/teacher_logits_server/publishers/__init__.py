@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from teacher_logits.profiles import TeacherProfile
+    from teacher_logits_server.publishers.engines import EngineTeachers
     from teacher_logits_server.settlement.device_offers import DeviceOffer
 
 
@@ -114,12 +115,12 @@ class Publishers:
     """The published teachers.
 
     Args:
-        engine: the teacher that the server's own engine is, if it has one.
+        engines: the teachers that the server's own engines are.
         keep_steps: see ``Steps``.
     """
 
-    def __init__(self, *, engine: TeacherProfile | None, keep_steps: int) -> None:
-        self._engine = engine
+    def __init__(self, *, engines: EngineTeachers, keep_steps: int) -> None:
+        self._engines = engines
         self._keep_steps = keep_steps
         self._published: dict[str, Published] = {}
 
@@ -128,8 +129,7 @@ class Publishers:
 
     def profiles(self) -> tuple[TeacherProfile, ...]:
         """Return the teachers there are."""
-        engine = () if self._engine is None else (self._engine,)
-        return (*engine, *(each.profile for each in self._published.values()))
+        return (*self._engines.profiles, *(each.profile for each in self._published.values()))
 
     def find(self, teacher_id: str) -> Published | None:
         """Return a published teacher."""
@@ -154,8 +154,9 @@ class Publishers:
 
     def check(self, profile: TeacherProfile) -> list[Violation]:
         """Return what keeps a publisher from being one of its teacher's, its shard aside."""
-        if self._engine is not None and self._engine.teacher_id == profile.teacher_id:
-            return [_conflict(profile, "teacher_id", "an engine of this server", "a publisher")]
+        if self._engines.find(profile.teacher_id) is not None:
+            has = f"one of this server's own (those are: {self._engines.names})"
+            return [_conflict(profile, "teacher_id", has, "a publisher's")]
         published = self._published.get(profile.teacher_id)
         if published is None or published.is_deserted:
             return []

@@ -261,7 +261,6 @@ class Scorer:
             mask = job.bad_rows is BadRows.MASK
             payload = work.plan.payload(
                 payload_id=keys.new_id("p", self._ledger.epoch),
-                teacher=self._ledger.teacher,
                 bad_rows=self._places.finish(work.answer, mask=mask),
             )
             lease = self._places.hand_over(work, payload)

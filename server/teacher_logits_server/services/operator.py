@@ -7,7 +7,7 @@ the beginning of the process that the broker proved.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from teacher_logits.wire.views import reclaimed_to_wire, server_view_to_wire
 from teacher_logits_server.broker.peers import is_stopped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from grpc.aio import ServicerContext
 
@@ -31,15 +31,6 @@ if TYPE_CHECKING:
     from teacher_logits_server.scorer import Scorer
     from teacher_logits_server.services.publishing import PublisherCalls
 
-_NO_QUEUE = QueueView(
-    waiting_requests=0,
-    waiting_tokens=0,
-    running_requests=0,
-    scored_requests=0,
-    scored_tokens=0,
-)
-
-
 _log = logging.getLogger(__name__)
 
 
@@ -48,9 +39,9 @@ class OperatorService(stubs.OperatorServiceServicer):
 
     Args:
         publishing: hears of seals before a publisher's session is ended by force.
-        scorer: None where the server has no engine.
+        scorers: of the server's own teachers, by their ids.
         objects: None where it has joined no Ray cluster.
-        replicas: those of its engine, as they are when it is called.
+        replicas: those of their engines, as they are when it is called.
     """
 
     def __init__(
@@ -58,14 +49,14 @@ class OperatorService(stubs.OperatorServiceServicer):
         *,
         ledger: Ledger,
         publishing: PublisherCalls,
-        scorer: Scorer | None,
+        scorers: Mapping[str, Scorer],
         clock: Clock,
         objects: RayObjectExporter | None = None,
         replicas: Callable[[], tuple[ReplicaView, ...]] = tuple,
     ) -> None:
         self._ledger = ledger
         self._publishing = publishing
-        self._scorer = scorer
+        self._scorers = scorers
         self._clock = clock
         self._objects = objects
         self._replicas = replicas
@@ -89,8 +80,8 @@ class OperatorService(stubs.OperatorServiceServicer):
             pool=held.pool,
             steps=held.steps,
             registered=held.registered,
-            queue=_NO_QUEUE if self._scorer is None else self._scorer.queue(),
             object_store=None if self._objects is None else self._objects.view(),
+            queue=sum_of([scorer.queue() for scorer in self._scorers.values()]),
             replicas=self._replicas(),
         )
         return server_view_to_wire(view)
@@ -142,3 +133,9 @@ class OperatorService(stubs.OperatorServiceServicer):
                 session = replace(session, state="unresponsive")
             looked_at.append(session)
         return tuple(looked_at)
+
+
+def sum_of(queues: Sequence[QueueView]) -> QueueView:
+    """Return the queues of several teachers as one; nothing waits where there is none."""
+    names = [each.name for each in fields(QueueView)]
+    return QueueView(**{name: sum(getattr(each, name) for each in queues) for name in names})

@@ -46,6 +46,7 @@ from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.exporters.shared_memory import SharedMemoryExporter
 from teacher_logits_server.foreign import ForeignSlabs
 from teacher_logits_server.ledger import Ledger, OpenedSession
+from teacher_logits_server.publishers.engines import EngineTeacher
 from teacher_logits_server.services.line import LineDesk
 from teacher_logits_server.services.publishing import PublisherCalls
 from teacher_logits_server.slabs import ServerSlabs
@@ -242,7 +243,7 @@ def running(
     ledger = Ledger(
         epoch="0123456789ab",
         limits=ServerConfig(pool_size_bytes=MIB, slab_size_bytes=MIB),
-        teacher=TEACHER,
+        engines=(EngineTeacher(profile=TEACHER),),
         clock=clock,
         slots=slabs,
         offered=frozenset({Transport.SHARED_MEMORY, Transport.STREAM}),

@@ -25,6 +25,7 @@ from teacher_logits_server.engines import EngineProfile, Row, find_engine, make_
 from teacher_logits_server.engines import transformers as built_in
 from teacher_logits_server.engines.probe import probe_engine
 from teacher_logits_server.ledger import Ledger
+from teacher_logits_server.publishers.engines import EngineTeacher
 from teacher_logits_server.scorer import ScoreJob, Scorer
 from teacher_logits_server.slabs import ServerSlabs
 
@@ -88,18 +89,22 @@ class Served:
         self.ledger = Ledger(
             epoch=keys.new_epoch(),
             limits=config,
-            teacher=TeacherProfile(
-                teacher_id=config.teacher_id,
-                vocabulary_size=profile.vocabulary_size,
-                head_rows=profile.head_rows,
-                top_k=config.top_k,
-                max_row_tokens=profile.max_row_tokens,
-                engine=profile.name,
+            engines=(
+                EngineTeacher(
+                    profile=TeacherProfile(
+                        teacher_id=config.teacher_id,
+                        vocabulary_size=profile.vocabulary_size,
+                        head_rows=profile.head_rows,
+                        top_k=config.top_k,
+                        max_row_tokens=profile.max_row_tokens,
+                        engine=profile.name,
+                    ),
+                    checks=(probe_engine(engine),),
+                ),
             ),
             clock=CLOCK,
             slots=self.slabs,
             offered=frozenset({Transport.STREAM}),
-            extra_checks=(probe_engine(engine),),
         )
         self.scorer = Scorer(
             engine=engine, ledger=self.ledger, slabs=self.slabs, config=config, clock=CLOCK

@@ -31,6 +31,7 @@ from teacher_logits_server.exporters.stream import MAX_HEADER_BYTES, StreamExpor
 from teacher_logits_server.foreign import ForeignSlabs
 from teacher_logits_server.ledger import Ledger, OpenedSession
 from teacher_logits_server.lending.rooms import Pinned
+from teacher_logits_server.publishers.engines import EngineTeacher
 from teacher_logits_server.slabs import ServerSlabs
 
 if TYPE_CHECKING:
@@ -118,8 +119,16 @@ def new_store(
     ledger = Ledger(
         epoch=EPOCH,
         limits=ServerConfig(pool_size_bytes=2**20, slab_size_bytes=2**18),
-        teacher=TeacherProfile(
-            teacher_id="teacher", vocabulary_size=100, head_rows=100, top_k=8, max_row_tokens=8
+        engines=(
+            EngineTeacher(
+                profile=TeacherProfile(
+                    teacher_id="teacher",
+                    vocabulary_size=100,
+                    head_rows=100,
+                    top_k=8,
+                    max_row_tokens=8,
+                )
+            ),
         ),
         clock=ManualClock(),
         slots=slabs,

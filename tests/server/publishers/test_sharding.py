@@ -13,6 +13,7 @@ from teacher_logits.selection_rules import Nucleus
 from teacher_logits.shard_parts import ShardedBy, is_shard
 from teacher_logits_server.admission.holders import Standing
 from teacher_logits_server.publishers import Publishers, TeacherIncomplete
+from teacher_logits_server.publishers.engines import EngineTeachers
 from teacher_logits_server.publishers.promises import check_profile
 from teacher_logits_server.publishers.sharding import shard_taken
 
@@ -59,7 +60,7 @@ def test_a_sequence_alone_is_divided_whatever_the_entries_are() -> None:
 
 
 def test_students_wait_for_the_publisher_of_each_part() -> None:
-    publishers = Publishers(engine=None, keep_steps=0)
+    publishers = Publishers(engines=EngineTeachers(()), keep_steps=0)
     for number, profile in enumerate(GOOD):
         if number:
             with pytest.raises(TeacherIncomplete, match="have not come: shard") as refusal:

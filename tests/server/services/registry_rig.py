@@ -73,7 +73,7 @@ def serving(folder: Path, **settings: object) -> Iterator[Wire]:
         **{"pool_size_bytes": MIB, "slab_size_bytes": MIB, **settings},  # type: ignore[arg-type]
     )
     loop = asyncio.new_event_loop()
-    server, clock = Server(config, lambda: None), AheadClock()
+    server, clock = Server(config, lambda: ()), AheadClock()
     server._clock = clock
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
