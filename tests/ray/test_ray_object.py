@@ -59,7 +59,13 @@ from tests.transport_suite.ways import RAY_OBJECT, Way
 from tests.transport_suite.writing import Embedded, a_profile, embedded_server
 
 import teacher_logits_client as tl
-from teacher_logits.errors import ConfigError, NotAllowedError, ObjectLostError, PoolFullError
+from teacher_logits.errors import (
+    ConfigError,
+    DeadlinePassedError,
+    NotAllowedError,
+    ObjectLostError,
+    PoolFullError,
+)
 from teacher_logits.layout import ColumnKind, ElementType
 from teacher_logits.tensors import to_bytes
 from teacher_logits.transport import RefusalReason
@@ -297,6 +303,7 @@ class TestWhoIsOfNoClusterOrAnother:
         def absent(name: str, namespace: str) -> object:
             raise ValueError(name)
 
+        ray_cluster._holders.forget(exporter(server).holder)
         monkeypatch.setattr(ray, "get_actor", absent)
         _, refusal = self.refused(server)
         assert refusal.reason is RefusalReason.HOLDER_GONE
@@ -437,6 +444,20 @@ class TestAHolderThatIsKilled:
                 assert leased.transport is RAY
 
 
+def test_a_head_that_does_not_answer_is_waited_for_no_longer_than_the_deadline(
+    server: Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = threading.Event()
+    try:
+        with server.sealed(a_content()) as held, reading(server) as (_, session):
+            ray_cluster._holders.forget(exporter(server).holder)
+            monkeypatch.setattr(ray, "get_actor", lambda *_, **__: over.wait(PATIENCE_SECONDS))
+            with pytest.raises(DeadlinePassedError, match="the handle of"):
+                session.acquire(payload_id=held.payload.payload_id, timeout=0.3)
+    finally:
+        over.set()
+
+
 def used_bytes(server: Embedded) -> int:
     """What everybody has in the store of the server's node, now."""
     from ray._private.internal_api import node_stats
@@ -449,7 +470,7 @@ def used_bytes(server: Embedded) -> int:
 @pytest.mark.parametrize(
     "cycles",
     [
-        100,  # some 15 ms of the processor each, most of them Ray's
+        100,  # about 20 ms of the processor each, most of them Ray's
         pytest.param(1000, marks=pytest.mark.slow),
         pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.timeout(7200)]),
     ],

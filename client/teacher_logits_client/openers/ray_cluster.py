@@ -7,9 +7,11 @@ has a deadline. What Ray says of lost objects and actors becomes an ``ObjectLost
 from __future__ import annotations
 
 import importlib.util
+import queue
 import sys
+import threading
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from teacher_logits.clock import span_text
 from teacher_logits.errors import DeadlinePassedError, ObjectLostError
@@ -35,14 +37,14 @@ def read_challenge(holder: RayHolder, *, until: float) -> bytes | Refusal:
     import ray
 
     here = str(ray.get_runtime_context().gcs_address)
-    try:
-        actor = ray.get_actor(holder.name, namespace=holder.namespace)
-    except ValueError:
-        return _absent(holder, here)
     until = min(until, time.monotonic() + _PROOF_SECONDS)
     try:
+        actor = _holders.find(holder, until)
         challenge = _get(actor.challenge.remote(), until, what="its challenge")
+    except ValueError:
+        return _absent(holder, here)
     except (ObjectLostError, DeadlinePassedError) as error:
+        _holders.forget(holder)
         return _refuse(RefusalReason.HOLDER_GONE, f"actor {holder.name}: {error.message}")
     return challenge if isinstance(challenge, bytes) else b""
 
@@ -58,7 +60,7 @@ def fetch(ticket: ObjectTicket, lease_id: str, *, until: float) -> memoryview:
     """
     facts = {"object_id": ticket.object_id, "holder": ticket.holder.name}
     try:
-        actor = _holders.find(ticket.holder)
+        actor = _holders.find(ticket.holder, until)
         asked = actor.take.remote(ticket.object_id, lease_id, ticket.token)
         taken = _get(asked, until, what="the reference")
     except ValueError:
@@ -104,14 +106,38 @@ class _Holders:
     def __init__(self) -> None:
         self._found: dict[tuple[str, RayHolder], _Actor] = {}
 
-    def find(self, holder: RayHolder) -> _Actor:
-        """Return the handle of a holder in this process's cluster; ValueError without one."""
+    def find(self, holder: RayHolder, until: float) -> _Actor:
+        """Return the handle of a holder in this process's cluster; ValueError without one.
+
+        A head that is gone is waited for by Ray itself, for minutes, and by nobody here.
+
+        Raises:
+            DeadlinePassedError: the head did not answer.
+        """
         import ray
 
         place = (ray.get_runtime_context().get_job_id(), holder)
-        if place not in self._found:
-            self._found[place] = ray.get_actor(holder.name, namespace=holder.namespace)
-        return self._found[place]
+        if place in self._found:
+            return self._found[place]
+        answers: queue.SimpleQueue[_Actor | ValueError] = queue.SimpleQueue()
+
+        def look() -> None:
+            try:
+                found = ray.get_actor(holder.name, namespace=holder.namespace)
+                answers.put(cast("_Actor", found))
+            except ValueError as error:
+                answers.put(error)
+
+        threading.Thread(target=look, name="teacher-logits-holder", daemon=True).start()
+        left = max(0.0, until - time.monotonic())
+        try:
+            answer = answers.get(timeout=left)
+        except queue.Empty:
+            raise _late(f"the handle of {holder.name}", left) from None
+        if isinstance(answer, ValueError):
+            raise answer
+        self._found[place] = answer
+        return answer
 
     def forget(self, holder: RayHolder) -> None:
         """Look for a holder anew, should it be asked for again."""
@@ -131,10 +157,7 @@ def _get(reference: ObjectRef[object], until: float, *, what: str) -> object:
     try:
         found: object = ray.get(reference, timeout=left)
     except GetTimeoutError:
-        raise DeadlinePassedError(
-            f"{what} did not come from the Ray cluster within {span_text(left)}",
-            facts={"waited_seconds": left},
-        ) from None
+        raise _late(what, left) from None
     except RayError as error:
         said = (str(error).splitlines() or [""])[0][:300]
         raise ObjectLostError(
@@ -142,6 +165,13 @@ def _get(reference: ObjectRef[object], until: float, *, what: str) -> object:
             facts={"error": type(error).__name__},
         ) from error
     return found
+
+
+def _late(what: str, waited: float) -> DeadlinePassedError:
+    return DeadlinePassedError(
+        f"{what} did not come from the Ray cluster within {span_text(waited)}",
+        facts={"waited_seconds": waited},
+    )
 
 
 def _not_in_ray() -> Refusal | None:

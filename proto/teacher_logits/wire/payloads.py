@@ -170,14 +170,13 @@ def lease_to_wire(
     )
     if lease.as_object:
         message.object.SetInParent()
-        return message
-    if lease.extent is None:
+    elif lease.extent is not None:
+        message.slab.extent.CopyFrom(extent_to_wire(lease.extent))
+        message.slab.on_device = lease.on_device
+    elif lease.encoding is not None:
+        message.stream.CopyFrom(stream_source_to_wire(lease.encoding))
+    else:
         message.stream.SetInParent()
-        if lease.encoding is not None:
-            message.stream.CopyFrom(stream_source_to_wire(lease.encoding))
-        return message
-    message.slab.extent.CopyFrom(extent_to_wire(lease.extent))
-    message.slab.on_device = lease.on_device
     return message
 
 

@@ -318,7 +318,8 @@ class TestWhatIsRefused:
             slot=0,
             generation=2,
         )
-        message = wire_payloads.lease_to_wire(dataclasses.replace(lease, extent=extent))
+        in_slab = dataclasses.replace(lease, extent=extent, as_object=False)
+        message = wire_payloads.lease_to_wire(in_slab)
 
         with pytest.raises(PayloadInvalidError, match="bytes of room"):
             wire_payloads.lease_from_wire(message)
