@@ -26,6 +26,7 @@ from teacher_logits.transport import Transport
 from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.engines import EngineProfile
 from teacher_logits_server.ledger import Ledger
+from teacher_logits_server.publishers.engines import EngineTeacher
 from teacher_logits_server.scorer import ScoreJob, Scorer
 from teacher_logits_server.slabs import ServerSlabs
 
@@ -99,12 +100,16 @@ def _open_scorer(
     ledger = Ledger(
         epoch=epoch,
         limits=config,
-        teacher=TeacherProfile(
-            teacher_id="idle",
-            vocabulary_size=VOCABULARY,
-            head_rows=VOCABULARY,
-            top_k=VOCABULARY,
-            max_row_tokens=1 << 20,
+        engines=(
+            EngineTeacher(
+                profile=TeacherProfile(
+                    teacher_id="idle",
+                    vocabulary_size=VOCABULARY,
+                    head_rows=VOCABULARY,
+                    top_k=VOCABULARY,
+                    max_row_tokens=1 << 20,
+                )
+            ),
         ),
         clock=clock,
         slots=slabs,

@@ -109,6 +109,8 @@ def foreign(dice: random.Random, like: Payload, data: bytes) -> Foreign | None:
         "T": len(like.temperatures),
     }
     written = {column.kind: column for column in like.columns}
+    if ColumnKind.ROW_RUNS in written:
+        sizes["R"] = written[ColumnKind.ROW_RUNS].shape[1]
     specs = []
     for kind in (*has, *others):
         types, axes = COLUMN_RULES[kind]

@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from teacher_logits_client.payloads.batch import Batch
     from teacher_logits_client.payloads.micro_batches import MicroBatch
     from teacher_logits_client.publishing.publisher import Publisher
+    from teacher_logits_client.routing import TeacherRouter
+    from teacher_logits_client.routing.answers import RoutedFuture, RoutedPayload
     from teacher_logits_client.rows.labels import labels_mask
     from teacher_logits_client.scoring.futures import ScoreFuture
     from teacher_logits_client.slabs.own_buffers import OwnBuffer
@@ -98,6 +100,8 @@ __all__ = [
     "Refusal",
     "RepeatedMicroBatchError",
     "RescaleOrder",
+    "RoutedFuture",
+    "RoutedPayload",
     "RowStatus",
     "Sampled",
     "ScoreFuture",
@@ -109,6 +113,7 @@ __all__ = [
     "StudentProfile",
     "Targets",
     "TeacherProfile",
+    "TeacherRouter",
     "TopK",
     "Transport",
     "ValueCodec",
@@ -145,6 +150,8 @@ _HOMES = {
     "Reduction": "normalisation",
     "RepeatedMicroBatchError": "normalisation",
     "RescaleOrder": "normalisation",
+    "RoutedFuture": "routing.answers",
+    "RoutedPayload": "routing.answers",
     "ScoreFuture": "scoring.futures",
     "Session": "student",
     "StaleAttemptError": "normalisation",
@@ -152,6 +159,7 @@ _HOMES = {
     "StepNormaliser": "normalisation",
     "StepReport": "normalisation",
     "Targets": "targets",
+    "TeacherRouter": "routing",
     "compare_with_reference": "parity",
     "connect": "connecting",
     "gradient_norms": "normalisation",

@@ -4,6 +4,7 @@
     local            shared_memory, if the session has a line; else stream
     cuda_ipc         stream, where the writer made a host copy: the server says if it did not
     shared_memory    stream
+    ray_object       stream, as well where the object store has no room
     stream           nothing else: broken streams resume by themselves, at the byte they broke at
 
 Under ``require`` and ``rule`` what is not local is never tried, and a transport that the

@@ -52,7 +52,10 @@ _SIZES = {
 
 
 class ColumnKind(enum.Enum):
-    """What a column means. Axes: P positions, N rows, K or M entries, T temperatures, V ids."""
+    """What a column means. Axes: P positions, N rows, K or M entries, T temperatures, V ids.
+
+    R: two numbers a run, its first position and their count.
+    """
 
     TOPK_IDS = "topk_ids"
     TOPK_LOGPROBS = "topk_logprobs"
@@ -71,6 +74,7 @@ class ColumnKind(enum.Enum):
     SCORED_IDS = "scored_ids"
     SCORED_LOGPROBS = "scored_logprobs"
     ENTROPY = "entropy"
+    ROW_RUNS = "row_runs"
 
     # Each is there once; the hash of their names is asked of Python, for every look into a table.
     __hash__ = object.__hash__
@@ -126,6 +130,7 @@ COLUMN_RULES: dict[ColumnKind, tuple[frozenset[ElementType], tuple[str | int, ..
     ColumnKind.SCORED_IDS: (_I32, ("P", "M")),
     ColumnKind.SCORED_LOGPROBS: (_F32, ("P", "M")),
     ColumnKind.ENTROPY: (_F32, ("P",)),
+    ColumnKind.ROW_RUNS: (_I32, ("N", "R")),
 }
 
 

@@ -16,6 +16,7 @@ from teacher_logits.selection_rules import TOP_K, ClientIds, Sampled
 if TYPE_CHECKING:
     from teacher_logits.keys import PayloadKey
     from teacher_logits.selection_rules import SelectionRule
+    from teacher_logits.shard_parts import ShardPart
 
 MAX_TEMPERATURES = 5
 MAX_SIZE_BYTES = 1 << 46
@@ -28,7 +29,8 @@ class Payload:
     ``temperatures`` names the columns of ``log_tail`` and ``logsumexp``, temperature 1
     first. ``vocabulary_size`` counts the vocabulary columns that took part. ``whole_rows``:
     every row has all its positions, so that no token comes after a row's last. ``selection``
-    says what its entries are, and ``top_k`` how many a position.
+    says what its entries are, and ``top_k`` how many a position. ``part`` says which part of its
+    rows it holds, where several ranks of a teacher divide them (``shard_parts``).
     """
 
     payload_id: str
@@ -46,6 +48,7 @@ class Payload:
     whole_rows: bool = False
     key: PayloadKey | None = None
     selection: SelectionRule = TOP_K
+    part: ShardPart | None = None
 
     def column(self, kind: ColumnKind) -> Column:
         """Return the column of a kind.
@@ -100,6 +103,7 @@ def check_payload(payload: Payload) -> Payload:
         "T": len(payload.temperatures),
     }
     _check_entries(payload)
+    _check_part(payload)
     if isinstance(payload.selection, Sampled | ClientIds):
         sizes["M"] = payload.top_k
     end = 0
@@ -135,6 +139,30 @@ def _check_entries(payload: Payload) -> None:
         f"payload {payload.payload_id} says that its entries are {rule.name}, and has the ids "
         f"{names}",
         facts={"selection": rule.name, "columns": names},
+    )
+
+
+def _check_part(payload: Payload) -> None:
+    """Refuse a part that is none, or whose positions nothing says."""
+    part = payload.part
+    runs = [c.shape for c in payload.columns if c.kind is ColumnKind.ROW_RUNS]
+    has_runs = bool(runs) and len(runs[0]) == 2 and runs[0][1] >= 2 and runs[0][1] % 2 == 0
+    if part is None and not runs:
+        return
+    if (
+        part is not None
+        and 0 <= part.sequence_part < part.sequence_parts
+        and 0 <= part.first_id < part.stop_id <= payload.vocabulary_size
+        and has_runs == (part.sequence_parts > 1)
+        and len(runs) == has_runs
+    ):
+        return
+    text = "none" if part is None else part.text
+    raise PayloadInvalidError(
+        f"payload {payload.payload_id} is a part that cannot be: {text}, of a vocabulary of "
+        f"{payload.vocabulary_size}, with row_runs {runs[0] if runs else 'none'}; a part of the "
+        "sequence has two numbers a run of each row",
+        facts={"part": text, "vocabulary_size": payload.vocabulary_size},
     )
 
 

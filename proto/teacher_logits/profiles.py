@@ -26,6 +26,7 @@ from teacher_logits.selection_rules import (
     TopK,
     check_selection,
 )
+from teacher_logits.shard_parts import ShardedBy
 from teacher_logits.transport import PREFERENCE, Locality, Transport
 from teacher_logits.words import word_of, words_of
 
@@ -97,6 +98,11 @@ class TeacherProfile:
     writes log-probabilities (``value_type``) and how it selects (``selection``, the K best or a
     nucleus of them); it needs a ``batch_grid``. An engine selects as each student asks.
 
+    ``sharded_by`` says what the publishers of one data-parallel rank divide (``shard_parts``):
+    ``"vocabulary"`` among the tensor-parallel ranks of ``model_grid``, ``"sequence"`` or
+    ``"zigzag"`` among the context-parallel ones, where each of them is a publisher. Empty where
+    one publisher a data-parallel rank writes whole rows.
+
     Raises:
         RequestInvalidError: as for ``StudentProfile``.
     """
@@ -117,10 +123,13 @@ class TeacherProfile:
     data_parallel_rank: int = 0
     value_type: ElementType = ElementType.FLOAT16
     selection: SelectionRule = TOP_K
+    sharded_by: tuple[ShardedBy, ...] = ()
     hints: NodeHints = field(default_factory=NodeHints)
 
     def __post_init__(self) -> None:
         _check_types(self, _TEACHER_TYPES)
+        sharded_by = words_of(ShardedBy, self.sharded_by, what="sharded_by")
+        object.__setattr__(self, "sharded_by", tuple(dict.fromkeys(sharded_by)))
         object.__setattr__(self, "temperatures", _temperatures(self.temperatures))
         value_type = word_of(ElementType, self.value_type, what="value_type", fit=VALUE_TYPES)
         object.__setattr__(self, "value_type", value_type)

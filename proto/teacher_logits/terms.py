@@ -81,7 +81,8 @@ class LeaseTerms:
     where the bytes are to be streamed. ``on_device``: its columns over positions are to be read
     from the slab's device memory, and the slab itself may have no copy of them. Where that is
     not so, the slab has all columns, however the writer was settled. ``encoding``: what its
-    stream consists of, where that is not the payload's own bytes.
+    stream consists of, where that is not the payload's own bytes. ``as_object``: the bytes are to
+    be had from an object store (``ObjectTicket``), and may be streamed.
     """
 
     lease_id: str
@@ -90,6 +91,32 @@ class LeaseTerms:
     extent: Extent | None
     on_device: bool = False
     encoding: Encoding | None = None
+    as_object: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayHolder:
+    """The named actor that hands out references to a server's payloads in a Ray cluster.
+
+    ``cluster_address`` and ``node_id`` say where it lives; they are hints, for messages.
+    """
+
+    namespace: str
+    name: str
+    cluster_address: str = ""
+    node_id: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectTicket:
+    """What a lease's reader shows the holder, to be handed the reference of its payload.
+
+    It is good while the lease lasts.
+    """
+
+    holder: RayHolder
+    object_id: str
+    token: bytes
 
 
 @dataclass(frozen=True, kw_only=True)

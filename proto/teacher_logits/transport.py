@@ -30,11 +30,16 @@ class Transport(enum.Enum):
 
     @property
     def is_local(self) -> bool:
-        """Whether it needs proof that reader and writer share memory."""
-        return self in _PROVEN
+        """Whether reader and writer share memory over it."""
+        return self in _LOCAL
+
+    @property
+    def needs_proof(self) -> bool:
+        """Whether its reader has to show that it is where the bytes are: everywhere but one."""
+        return self is not Transport.STREAM
 
 
-_PROVEN = frozenset({Transport.LOCAL, Transport.CUDA_IPC, Transport.SHARED_MEMORY})
+_LOCAL = frozenset({Transport.LOCAL, Transport.CUDA_IPC, Transport.SHARED_MEMORY})
 
 PREFERENCE = (
     Transport.LOCAL,
@@ -79,6 +84,14 @@ class RefusalReason(enum.Enum):
     DATA_DIFFERS = "DATA_DIFFERS"
     # The writer lives in the reader's own process.
     OWN_HANDLE = "OWN_HANDLE"
+    # Of a Ray cluster's object store. NO_RAY: the reader's process cannot import it.
+    NO_RAY = "NO_RAY"
+    # It is no worker and no driver of any cluster, or of one over Ray Client alone.
+    NOT_IN_RAY = "NOT_IN_RAY"
+    # It is of a cluster in which the server's holder is not.
+    OTHER_CLUSTER = "OTHER_CLUSTER"
+    # The holder was there and does not answer.
+    HOLDER_GONE = "HOLDER_GONE"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +137,7 @@ def settle(
     """
     refusals: list[Refusal] = []
     for transport in wanted:
-        if transport in offered and (not transport.is_local or transport in proven):
+        if transport in offered and (not transport.needs_proof or transport in proven):
             return Settlement(writer_id=writer_id, transport=transport, refusals=tuple(refusals))
         refusals.append(_refusal(transport, writer_id, offered, failures))
     return Settlement(writer_id=writer_id, transport=None, refusals=tuple(refusals))
@@ -146,7 +159,9 @@ def _refusal(
     return failures.get(transport) or Refusal(
         transport=transport,
         reason=RefusalReason.PROOF_MISSING,
-        message=f"the client sent no proof that it shares memory with writer {writer_id!r}",
+        message=f"the client sent no proof that it shares memory with writer {writer_id!r}"
+        if transport.is_local
+        else "the client sent no proof that it is where the objects are",
     )
 
 

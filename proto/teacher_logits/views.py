@@ -131,6 +131,55 @@ class QueueView:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ObjectStoreView:
+    """Payloads in a Ray cluster's object store, and the store on the server's node.
+
+    ``state`` is ``joined``, or ``lost`` once the cluster is gone. ``used_bytes`` of
+    ``budget_bytes`` are those of ``object_count`` payloads; ``waiting_count`` wait for room.
+    ``store_used_bytes`` and ``spilled_bytes`` are everybody's, as of the last look; spilled ones
+    since the store was started. ``holder`` is the actor that hands out references, the
+    ``holder_restarts``-th after the first.
+    """
+
+    state: str
+    budget_bytes: int
+    used_bytes: int
+    object_count: int
+    waiting_count: int
+    store_bytes: int
+    store_used_bytes: int
+    spilled_bytes: int
+    holder: str
+    holder_restarts: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaView:
+    """One replica of the server's own teacher, and what it has to compute.
+
+    ``state`` is one of
+
+        starting       a life of it has begun, or is about to
+        ready          takes passes
+        unresponsive   did not answer by a deadline, and takes none until it does
+        down           its last start came to nothing; it is tried again after a pause
+
+    ``reason`` is why its last life ended, or its last start came to nothing; ``node_id``,
+    ``host_name`` and ``pid`` are those of its last life that was ready.
+    """
+
+    number: int
+    state: str
+    node_id: str
+    host_name: str
+    pid: int
+    outstanding_passes: int
+    outstanding_tokens: int
+    restarts: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerView:
     """A server at one instant."""
 
@@ -145,6 +194,8 @@ class ServerView:
     queue: QueueView
     steps: tuple[StepView, ...] = ()
     registered: RegisteredView = RegisteredView()
+    object_store: ObjectStoreView | None = None
+    replicas: tuple[ReplicaView, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,16 +19,17 @@ from typing import TYPE_CHECKING, TypeVar
 
 from teacher_logits.errors import TeacherLogitsError
 from teacher_logits_server import logs
-from teacher_logits_server.engines import check_settings, make_engine
+from teacher_logits_server.engines.served import check_teachers, load_teachers, served_by
 from teacher_logits_server.readiness import Readiness, announce, retract
-from teacher_logits_server.server import Server, in_thread
+from teacher_logits_server.server import Server
+from teacher_logits_server.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from teacher_logits.device_memory import DeviceMemory
     from teacher_logits_server.config import ServerConfig
-    from teacher_logits_server.engines import Engine
+    from teacher_logits_server.engines.served import Engines, ServedTeacher
 
 T = TypeVar("T")
 
@@ -67,13 +68,14 @@ def serve(config: ServerConfig, *, device_memory: DeviceMemory | None = None) ->
 
 async def _serve(config: ServerConfig, device_memory: DeviceMemory | None) -> int:
     signals = _Signals()
-    server = Server(config, lambda: _load_engine(config), device_memory=device_memory)
+    server = Server(config, lambda: _load(config), device_memory=device_memory)
     starting = asyncio.create_task(_start(server, config))
     if not await signals.spare(starting):
         starting.cancel()
         await asyncio.wait([starting])
         return EXIT_BY_SIGNAL + signals.last
     readiness = starting.result()
+    signals.listen()  # Ray's handler, which an engine may have brought, prints a stack
     try:
         announce(readiness, config)
         await signals.wait()
@@ -90,15 +92,15 @@ async def _serve(config: ServerConfig, device_memory: DeviceMemory | None) -> in
 
 async def _start(server: Server, config: ServerConfig) -> Readiness:
     """Come up. Settings that cannot be served with are refused before anybody hears of it."""
-    await in_thread(lambda: check_settings(config), name="check")
+    await in_thread(lambda: check_teachers(config), name="check")
     return await server.start()
 
 
-def _load_engine(config: ServerConfig) -> Engine | None:
-    """Make the engine, if one is wanted. The sockets are ours by now, and so is a ready file that
-    lies there."""
+def _load(config: ServerConfig) -> tuple[ServedTeacher, ...]:
+    """Load the teachers, if there are to be some. The sockets are ours by now, and so is a ready
+    file that lies there."""
     retract(config)
-    return make_engine(config) if config.engine_name else None
+    return load_teachers(config)
 
 
 async def _stop(server: Server, signals: _Signals, give_up: float) -> int:
@@ -133,6 +135,10 @@ class _Signals:
         self.has_urged = False
         self._unheard = 0
         self._came = asyncio.Event()
+        self.listen()
+
+    def listen(self) -> None:
+        """Have signals told here; again, where a library has put a handler of its own before."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
@@ -178,10 +184,11 @@ class EmbeddedServer:
 
 
 @contextmanager
-def serve_in_thread(config: ServerConfig, engine: Engine | None) -> Iterator[EmbeddedServer]:
+def serve_in_thread(config: ServerConfig, engine: Engines) -> Iterator[EmbeddedServer]:
     """Run a server in a thread of this process, whose clients may then read ``local``.
 
-    Without an engine it serves published teachers alone. Yields once it is ready. Leaving stops
+    Without an engine it serves published teachers alone; several are given by the names of their
+    teachers (``engines.served.served_by``). Yields once it is ready. Leaving stops
     it without draining, and returns when its threads, sockets and memory are given back. The log
     is left as it is.
 
@@ -194,7 +201,7 @@ def serve_in_thread(config: ServerConfig, engine: Engine | None) -> Iterator[Emb
     async def run() -> None:
         enough = asyncio.Event()
         loop_of.append((asyncio.get_running_loop(), enough))
-        server = Server(config, lambda: engine)
+        server = Server(config, lambda: served_by(config, engine))
         ready.set_result(await server.start())
         await enough.wait()
         await server.stop()

@@ -19,7 +19,10 @@ from teacher_logits.errors import ConfigError
 from teacher_logits_server import readers
 from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.flags import Setting, settings_of
+from teacher_logits_server.named_teachers import KEY, read_mapping
+from teacher_logits_server.own_settings import OF_A_TEACHER
 from teacher_logits_server.settings import GROUPS
+from teacher_logits_server.yaml_file import read_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,12 +34,15 @@ publishers bring, which are teachers in processes of their own.
 
   teacher-logits serve
   teacher-logits serve --model ./SmolLM2-135M
+  teacher-logits serve --teacher math=./Qwen2.5-Math-7B --teacher code=./Qwen2.5-Coder-7B
   teacher-logits serve --model ./model.gguf --listen 127.0.0.1:5555 --pool-size 4GiB
   teacher-logits serve --config server.yaml --log-format json"""
 
 _EPILOG = """\
 A YAML file holds the same settings under their flags' names (pool_size: 4GiB); lists for
-those that may be given several times. Flags win over the file.
+those that may be given several times. Flags win over the file. Several teachers stand
+under `teachers:`, by name, each with a model or a mapping of settings of its own (model,
+device, top_k, pool_size, ...); those of --teacher are added to them.
 
 SIGTERM or Ctrl-C drains: health says NOT_SERVING, no new work, leases run out within
 --drain-grace; a second one stops at once. Exit codes: 0 drained, 1 failed, 2 settings that
@@ -51,7 +57,7 @@ def serve(argv: Sequence[str]) -> int:
         TeacherLogitsError: the server did not come up; of a ``ConfigError`` the flag is named.
     """
     config = read_config(argv)
-    if ":" in config.engine:
+    if any(":" in f"{each.engine}{each.replica_engine}" for each in config.of_each_teacher()):
         # As `python -m` has it; last, so that nothing there can stand in for what is installed.
         sys.path.append(os.getcwd())
     from teacher_logits_server import app  # grpc: not for `--help`
@@ -74,7 +80,11 @@ def read_config(argv: Sequence[str]) -> ServerConfig:
     """
     flags = vars(_parser().parse_args(argv))
     path = flags.pop("config", None)
-    values = {**_from_file(path), **_from_flags(flags)} if path else _from_flags(flags)
+    values = _from_file(path) if path else {}
+    more = _from_flags(flags)
+    # Those of a file and those of flags are there together: no teacher is left out.
+    named = (*values.get("teachers", ()), *more.get("teachers", ()))  # type: ignore[misc]
+    values |= {**more, "teachers": named}
     # Every value was made by the reader of its own field.
     return ServerConfig(**values)  # type: ignore[arg-type]
 
@@ -143,24 +153,29 @@ def _from_file(path: str) -> dict[str, object]:
             )
         document[key] = value
     by_key = {setting.key: (name, setting) for name, _, setting in settings_of(ServerConfig)}
+    mapping = {KEY: document.pop(KEY)} if KEY in document else {}
     unknown = [key for key in document if key not in by_key]
     if unknown:
         raise ConfigError(
             f"--config {path}: {', '.join(unknown)} is no setting; the settings are "
-            f"{', '.join(by_key)}",
+            f"{', '.join(by_key)} and {KEY}",
             facts={"flag": "--config", "path": path, "unknown": ", ".join(unknown)},
         )
     values = {}
     for key, value in document.items():
         name, setting = by_key[key]
         values[name] = _read(setting, value, where=f"--config {path}: {key}")
+    if mapping:
+        where = f"--config {path}: {KEY}"
+        options = {key: by_key[key] for key in by_key if by_key[key][0] in OF_A_TEACHER}
+        made = read_mapping(mapping[KEY], options, where=where, read=_read)
+        values[KEY] = (*values.get(KEY, ()), *made)  # type: ignore[misc]
     return values
 
 
 def _load(path: str) -> dict[object, object]:
     try:
-        with open(path, encoding="utf-8") as file:
-            document = yaml.safe_load(file)
+        document = read_yaml(path)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(
             f"--config {path} cannot be read: {error}", facts={"flag": "--config", "path": path}

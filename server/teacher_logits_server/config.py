@@ -7,7 +7,7 @@ environment is read here alone, by ``default_address`` and ``runtime_folder``.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 
 from teacher_logits.addresses import UNIX, Address, check_path, read_address
@@ -18,11 +18,16 @@ from teacher_logits.locality import ModelGrid, model_sizes
 from teacher_logits.socket_path import default_socket_path, socket_folder
 from teacher_logits.transport import Transport
 from teacher_logits_server.flags import Setting, settings_of
+from teacher_logits_server.named_teachers import about, check_names, configs_of
+from teacher_logits_server.own_settings import OF_A_TEACHER
+from teacher_logits_server.ray_settings import RaySettings
+from teacher_logits_server.ray_settings import broken_rule as of_ray
 from teacher_logits_server.readers import SIZE, size_setting, span_setting
+from teacher_logits_server.replica_settings import ReplicaSettings
+from teacher_logits_server.replica_settings import broken_rule as of_replicas
 from teacher_logits_server.settings import (
     KIB,
     MIB,
-    SERVABLE,
     LimitSettings,
     ListenSettings,
     MemorySettings,
@@ -42,7 +47,14 @@ MAX_CHUNK_BYTES = 4 * MIB - KIB
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig(
-    OutputSettings, TimeSettings, LimitSettings, MemorySettings, TeacherSettings, ListenSettings
+    OutputSettings,
+    TimeSettings,
+    LimitSettings,
+    RaySettings,
+    MemorySettings,
+    ReplicaSettings,
+    TeacherSettings,
+    ListenSettings,
 ):
     """Settings of one server. Sizes are bytes, spans ``timedelta``; ``None`` is "not said"."""
 
@@ -55,14 +67,26 @@ class ServerConfig(
         _check_types(self)
         _check_listen(self)
         _check_teacher(self)
+        for broken_rule in (of_replicas, of_ray):
+            if (broken := broken_rule(self)) is not None:
+                raise _refuse(*broken)
         _check_device_pool(self)
         _check_numbers(self)
         _check_times(self)
+        _check_teachers(self)
 
     @property
     def engine_name(self) -> str:
         """The engine that computes the server's own teacher; empty where it has none."""
         return self.engine or (DEFAULT_ENGINE if self.model else "")
+
+    def of_each_teacher(self) -> tuple[ServerConfig, ...]:
+        """Return settings for each teacher of the server's own: what those above say is of it.
+
+        That of ``model`` or ``engine`` comes first, where there is one.
+        """
+        first = (replace(self, teachers=()),) if self.engine_name else ()
+        return (*first, *configs_of(self, self.teachers, OF_A_TEACHER))
 
     def check_teacher_flags(self) -> None:
         """Refuse what is said of a teacher where there is none of the server's own.
@@ -70,15 +94,19 @@ class ServerConfig(
         Raises:
             ConfigError: naming the flag, and the one that gives a teacher.
         """
-        for name, default, _ in settings_of(TeacherSettings):
+        rule = (
+            "is said of the server's own teacher, and without --model or --engine it has none and "
+            "serves what is published; give one, or leave this out"
+        )
+        said = settings_of(TeacherSettings)
+        if self.teachers:  # who have the other settings
+            rule = "names the teacher of --model or --engine, and neither is given: give one"
+            said = ((n, default, each) for n, default, each in said if n == "teacher_id")
+        for name, default, _ in said:
             value = getattr(self, name)
             if value != default and not self.engine_name:
-                raise _refuse(
-                    name,
-                    _sizes(value) if isinstance(value, BatchGrid | ModelGrid) else value,
-                    "is said of the server's own teacher, and without --model or --engine it has "
-                    "none and serves what is published; give one, or leave this out",
-                )
+                text = _sizes(value) if isinstance(value, BatchGrid | ModelGrid) else value
+                raise _refuse(name, text, rule)
 
     @property
     def addresses(self) -> tuple[Address, ...]:
@@ -152,12 +180,6 @@ def _check_transports(config: ServerConfig) -> None:
     if len(set(config.transports)) != len(config.transports) or not config.transports:
         names = ",".join(transport.value for transport in config.transports)
         raise _refuse("transports", names, "name at least one, and none twice")
-    for transport in config.transports:
-        if transport not in SERVABLE:
-            names = ", ".join(each.value for each in SERVABLE)
-            raise _refuse(
-                "transports", transport.value, f"this release cannot serve it; it has {names}"
-            )
     if Transport.CUDA_IPC in config.transports and Transport.SHARED_MEMORY not in config.transports:
         rule = "needs shared_memory beside it, over which the host half of device memory comes"
         raise _refuse("transports", Transport.CUDA_IPC.value, rule)
@@ -179,6 +201,25 @@ def _check_teacher(config: ServerConfig) -> None:
         too_small = check_sizes(model_sizes(config.model_grid, side="teacher"))
         if too_small:
             raise _refuse("model_grid", _sizes(config.model_grid), too_small[0].message)
+
+
+def _check_teachers(config: ServerConfig) -> None:
+    """Refuse named teachers that the server cannot have together."""
+    if not config.teachers:
+        return
+    each = config.of_each_teacher()
+    check_names([own.teacher_id for own in each])
+    for own in each:
+        with about(own.teacher_id):
+            if not own.engine_name:
+                raise _refuse("teachers", own.teacher_id, "a model or an engine is missing")
+            if own.pool_size_bytes > config.pool_size_bytes:
+                rule = f"is a share of the server's {size_setting(config.pool_size_bytes)}, no more"
+                raise _refuse("pool_size_bytes", own.pool_size_bytes, rule)
+    devices = sorted({own.device for own in each})
+    if config.device_pool_size_bytes and len(devices) > 1:
+        rule = f"is memory of one device, and teachers are on {', '.join(devices)}: leave it out"
+        raise _refuse("device_pool_size_bytes", config.device_pool_size_bytes, rule)
 
 
 def _check_device_pool(config: ServerConfig) -> None:

@@ -1,6 +1,8 @@
-"""The core: everything that stands behind the services, made once the teacher is loaded.
+"""The core: everything that stands behind the services, made once the teachers are loaded.
 
-A server without an engine has no scorer; its teachers are those that are published.
+Each teacher that the server runs has a scorer of its own, with its own thread and queue, so that
+none waits for another. A server without an engine has none; its teachers are those that are
+published.
 
 It owns what it makes and gives all of it back in ``hang_up`` and ``close``: threads, sockets,
 memory, and the server's entry in the table of this process.
@@ -9,20 +11,20 @@ memory, and the server's entry in the table of this process.
 from __future__ import annotations
 
 import logging
-import os
-import socket
+from functools import partial
 from typing import TYPE_CHECKING
 
-from teacher_logits import __version__, keys
-from teacher_logits.errors import ConfigError, EngineError, TeacherLogitsError
-from teacher_logits.profiles import NodeHints, TeacherProfile
+from teacher_logits import keys
+from teacher_logits.errors import ConfigError
 from teacher_logits.transport import Transport
 from teacher_logits_server.broker import Broker
-from teacher_logits_server.engines import words_of
+from teacher_logits_server.engines.describing import described
 from teacher_logits_server.engines.device import engine_device
-from teacher_logits_server.engines.probe import probe_causality
+from teacher_logits_server.engines.passes import PassEngine
 from teacher_logits_server.exporters.cuda_ipc import CudaIpcExporter
 from teacher_logits_server.exporters.local import LocalExporter
+from teacher_logits_server.exporters.ray_link import join_cluster
+from teacher_logits_server.exporters.ray_object import RayObjectExporter
 from teacher_logits_server.exporters.shared_memory import SharedMemoryExporter
 from teacher_logits_server.exporters.stream import StreamExporter
 from teacher_logits_server.foreign import ForeignSlabs
@@ -35,13 +37,16 @@ from teacher_logits_server.services.publishing import PublisherCalls
 from teacher_logits_server.slabs import ServerSlabs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from teacher_logits.clock import Clock
     from teacher_logits.device_memory import DeviceMemory
-    from teacher_logits.terms import Check
+    from teacher_logits.views import ReplicaView
     from teacher_logits_server.config import ServerConfig
-    from teacher_logits_server.engines import Engine, EngineProfile
     from teacher_logits_server.engines.device import EngineDevice
+    from teacher_logits_server.engines.served import ServedTeacher
     from teacher_logits_server.exporters import Exporter, SlabExporter
+    from teacher_logits_server.exporters.ray_link import RayLink
 
 _log = logging.getLogger(__name__)
 
@@ -50,59 +55,70 @@ SPARE_LINES = 64
 
 
 class Core:
-    """Slabs, ledger, scorer, exporters and broker of one server.
+    """Slabs, ledger, scorers, exporters and broker of one server.
 
     Args:
+        teachers: those that the server runs itself.
         broker_path: where the broker is to listen, claimed already; empty for no broker.
-        device_memory: the driver of the engine's device, where it is to write there; the
+        device_memory: the driver of the engines' device, where they are to write there; the
             machine's own where None.
+        ray: the Ray cluster that was joined, if one was.
     """
 
     def __init__(
         self,
         *,
         config: ServerConfig,
-        engine: Engine | None,
+        teachers: Sequence[ServedTeacher],
         clock: Clock,
         broker_path: str,
         device_memory: DeviceMemory | None = None,
+        ray: RayLink | None = None,
     ) -> None:
-        """Put the parts together and probe the teacher, if there is one: as long as that takes.
+        """Put the parts together and probe each teacher: as long as that takes.
 
         Raises:
             AlignmentError: the teacher's answer for a position depends on later tokens.
             EngineError: it failed on the probe's rows.
             ConfigError: the engine's device has no room for ``--device-pool-size``.
         """
-        epoch = keys.new_epoch()
-        self.offered = frozenset(config.transports)
-        if not broker_path:
-            self.offered -= {Transport.SHARED_MEMORY, Transport.CUDA_IPC}
-        checks = () if engine is None else (probe(engine),)
-        # Behind the probe, which has had the teacher take what it works with.
-        self.device = None if engine is None else self._find_device(config, device_memory)
+        epoch = keys.new_epoch() if ray is None else ray.joined.epoch
+        self.offered = on_offer(config, has_broker=bool(broker_path), has_ray=ray is not None)
+        self.passes = {
+            each.teacher_id: each.engine for each in teachers if isinstance(each.engine, PassEngine)
+        }
+        engines = [described(each, of_several=len(teachers) > 1) for each in teachers]
+        self.profiles = tuple(each.profile for each in engines)
+        # Behind the probes, which have had the teachers take what they work with.
+        self.device = None
+        if teachers:  # all on one device, where device memory is to be written
+            self.device = self._find_device(teachers[0].config, device_memory)
         self.slabs = ServerSlabs(epoch=epoch, device=self.device)
         local = LocalExporter(epoch=epoch, slabs=self.slabs)
         self.ledger = Ledger(
             epoch=epoch,
             limits=config,
-            teacher=None if engine is None else describe_teacher(config, engine.profile),
+            engines=engines,
             clock=clock,
             slots=self.slabs,
             offered=self.offered,
             local_secret=local.secret,
-            extra_checks=checks,
         )
         if self.device is not None:
             self.ledger.add_device(own_device(config, self.device))
             self.device.on_freed(self.ledger.memory_freed)
-        self.scorer: Scorer | None = None
-        if engine is not None:
-            self.scorer = Scorer(
-                engine=engine, ledger=self.ledger, slabs=self.slabs, config=config, clock=clock
-            )
-        self._make_exporters(config, local)
+        self.scorers = {each.teacher_id: self._make_scorer(each, clock) for each in teachers}
+        self._make_exporters(config, local, ray)
         self.broker = self._make_broker(config, broker_path, clock) if broker_path else None
+
+    def _make_scorer(self, teacher: ServedTeacher, clock: Clock) -> Scorer:
+        return Scorer(
+            engine=teacher.engine,
+            ledger=self.ledger,
+            slabs=self.slabs,
+            config=teacher.config,
+            clock=clock,
+        )
 
     def _find_device(
         self, config: ServerConfig, memory: DeviceMemory | None
@@ -115,7 +131,9 @@ class Core:
             )
         return engine_device(config, memory)
 
-    def _make_exporters(self, config: ServerConfig, local: LocalExporter) -> None:
+    def _make_exporters(
+        self, config: ServerConfig, local: LocalExporter, ray: RayLink | None
+    ) -> None:
         self.foreign = ForeignSlabs()
         self.ledger.on_slabs_dropped(self.foreign.drop)
         self.publishing = PublisherCalls(ledger=self.ledger, slabs=self.slabs, foreign=self.foreign)
@@ -123,7 +141,13 @@ class Core:
         self.stream = StreamExporter(ledger=self.ledger, slabs=both, chunk_bytes=config.chunk_bytes)
         shared = SharedMemoryExporter(ledger=self.ledger, slabs=both)
         by_handle = CudaIpcExporter(ledger=self.ledger, shared=shared, own=self.slabs)
-        known: tuple[Exporter, ...] = (local, by_handle, shared, self.stream)
+        self.objects: RayObjectExporter | None = None
+        if ray is not None:
+            self.objects = RayObjectExporter(
+                ledger=self.ledger, slabs=both, link=ray, join=partial(join_cluster, config)
+            )
+        known: list[Exporter] = [local, by_handle, shared, self.stream]
+        known += [self.objects] if self.objects is not None else []
         self.exporters = [each for each in known if each.transport in self.offered]
         self._passes: SlabExporter = by_handle if by_handle in self.exporters else shared
 
@@ -152,8 +176,8 @@ class Core:
         """
         if self.broker is not None:
             self.broker.start()
-        if self.scorer is not None:
-            self.scorer.start()
+        for scorer in self.scorers.values():
+            scorer.start()
         for exporter in self.exporters:
             exporter.start()
 
@@ -165,28 +189,50 @@ class Core:
             self.broker.stop()
 
     def close(self) -> None:
-        """End the scorer and give the memory back, once all calls have ended.
+        """End the scorers and give the memory back, once all calls have ended.
 
-        What the teacher is computing is waited for.
+        What the teachers are computing is waited for.
         """
-        if self.scorer is not None:
-            self.scorer.stop()
+        if self.objects is not None:
+            self.objects.close()
+        for scorer in self.scorers.values():
+            scorer.stop()
+        for passes in self.passes.values():
+            passes.close()
         self.slabs.close()
         self.foreign.close()
 
     def threads(self) -> dict[str, bool]:
         """Return which threads there are, and whether each lives."""
-        threads = {}
-        if self.scorer is not None:
-            threads["scorer"] = self.scorer.healthy
+        threads = {f"scorer of {name}": each.healthy for name, each in self.scorers.items()}
         if self.broker is not None:
             threads["broker"] = self.broker.is_alive
+        for name, passes in self.passes.items():
+            threads[f"replicas of {name}"] = passes.is_alive
         return threads
+
+    def replicas(self) -> tuple[ReplicaView, ...]:
+        """Describe the replicas of the teachers that run in some."""
+        return tuple(each for passes in self.passes.values() for each in passes.replicas())
+
+    def health(self) -> dict[str, str | bool]:
+        """Return what the health is made of, for the log."""
+        facts: dict[str, str | bool] = {**self.threads()}
+        for name, passes in self.passes.items():
+            states = [each.state for each in passes.replicas()]
+            facts[f"ready of {name}"] = f"{states.count('ready')} of {len(states)} replicas"
+            why = passes.refusal
+            facts[f"reason of {name}"] = "" if why is None else why.message
+        return facts
 
     @property
     def is_healthy(self) -> bool:
-        """Whether every thread lives."""
-        return all(self.threads().values())
+        """Whether every thread lives and, of each teacher in replicas, at least one is ready."""
+        able = all(
+            any(each.state == "ready" for each in passes.replicas())
+            for passes in self.passes.values()
+        )
+        return able and all(self.threads().values())
 
     @property
     def is_idle(self) -> bool:
@@ -194,32 +240,19 @@ class Core:
 
         Registered payloads that nobody has leased do not count.
         """
-        if self.scorer is not None:
-            queue = self.scorer.queue()
+        for scorer in self.scorers.values():
+            queue = scorer.queue()
             if queue.waiting_requests or queue.running_requests:
                 return False
         return not self.ledger.lease_count()
 
 
-def probe(engine: Engine) -> Check:
-    """Probe a teacher's causality, which is also the first that is asked of an engine.
-
-    Raises:
-        AlignmentError: it is not causal.
-        EngineError: it failed, or its logits have another shape than its profile says.
-    """
-    try:
-        return probe_causality(engine)
-    except TeacherLogitsError:
-        raise
-    except Exception as error:
-        raise EngineError(
-            f"engine {engine.profile.name} failed on the first rows it was tried with "
-            f"({words_of(error)}): mend it; `logits(rows)` yields tensors "
-            f"[positions, {engine.profile.head_rows}], as its profile says; --log-level debug "
-            "shows where",
-            facts={"engine": engine.profile.name, "error": type(error).__name__},
-        ) from error
+def on_offer(config: ServerConfig, *, has_broker: bool, has_ray: bool) -> frozenset[Transport]:
+    """Return the transports of ``--transports`` for which there is what they take."""
+    offered = frozenset(config.transports)
+    if not has_broker:
+        offered -= {Transport.SHARED_MEMORY, Transport.CUDA_IPC}
+    return offered if has_ray else offered - {Transport.RAY_OBJECT}
 
 
 def own_device(config: ServerConfig, device: EngineDevice) -> OwnDevice:
@@ -229,26 +262,4 @@ def own_device(config: ServerConfig, device: EngineDevice) -> OwnDevice:
     _log.info("the engine writes to its device", extra={"facts": facts})
     return OwnDevice(
         offer=device.offer, budget_bytes=size_bytes, slab_size_bytes=config.slab_size_bytes
-    )
-
-
-def describe_teacher(config: ServerConfig, engine: EngineProfile) -> TeacherProfile:
-    """Return the profile of the server's own teacher."""
-    return TeacherProfile(
-        teacher_id=config.teacher_id,
-        revision=engine.revision,
-        vocabulary_size=engine.vocabulary_size,
-        head_rows=engine.head_rows,
-        top_k=min(config.top_k, engine.vocabulary_size),
-        max_row_tokens=engine.max_row_tokens,
-        batch_grid=config.batch_grid,
-        model_grid=config.model_grid,
-        tokenizer_fingerprint=engine.tokenizer_fingerprint,
-        engine=engine.name,
-        arithmetic_type=engine.arithmetic_type,
-        hints=NodeHints(
-            host_name=socket.gethostname(),
-            pid=os.getpid(),
-            versions={"teacher-logits": __version__},
-        ),
     )

@@ -24,6 +24,8 @@ class News:
     mail: set[str] = field(default_factory=set)
     #: Publishers' slabs that nobody reads any more.
     slabs_dropped: list[str] = field(default_factory=list)
+    #: Leases on payloads in an object store that have ended.
+    objects_let_go: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(
@@ -32,6 +34,7 @@ class News:
             or self.teachers_changed
             or self.mail
             or self.slabs_dropped
+            or self.objects_let_go
         )
 
 
@@ -44,6 +47,7 @@ class Listeners:
     teachers_changed: list[Callable[[], None]] = field(default_factory=list)
     mail: list[Callable[[Collection[str]], None]] = field(default_factory=list)
     slabs_dropped: list[Callable[[Collection[str]], None]] = field(default_factory=list)
+    objects_let_go: list[Callable[[Collection[str]], None]] = field(default_factory=list)
 
     def tell(self, news: News) -> None:
         """Tell everybody what concerns them."""
@@ -56,6 +60,7 @@ class Listeners:
                 callback()
         for names, tellers in (
             (news.slabs_dropped, self.slabs_dropped),
+            (news.objects_let_go, self.objects_let_go),
             (news.mail, self.mail),
         ):
             for teller in tuple(tellers) if names else ():

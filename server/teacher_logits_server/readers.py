@@ -6,6 +6,7 @@ whoever calls adds the name of the flag.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from datetime import timedelta
@@ -77,6 +78,17 @@ def whole(text: str) -> int:
         return int(text.strip())
     except ValueError:
         raise ValueError("give a whole number") from None
+
+
+def amount(text: str) -> float:
+    """Read a number of things that can be shared: ``1``, ``0.5``."""
+    try:
+        number = float(text.strip())
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < math.inf:
+        raise ValueError("give a number that is not negative, such as 1 or 0.5")
+    return number
 
 
 def switch(text: str) -> bool:
@@ -155,6 +167,7 @@ def span_setting(value: timedelta) -> str:
 SIZE = Reader("BYTES", size, int)
 SPAN = Reader("SPAN", span, timedelta)
 COUNT = Reader("N", whole, int)
+AMOUNT = Reader("N", amount, float)
 SHARE = Reader("SHARE", share, float)
 UID = Reader("UID", whole, int)
 SWITCH = Reader("", switch, bool)

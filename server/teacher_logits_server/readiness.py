@@ -3,10 +3,12 @@
 One line of JSON, the same that the log's ``ready`` event holds:
 
     {"address": "unix:/run/...", "addresses": [...], "broker": "...", "teacher_id": "...",
-     "vocabulary_size": 49152, "pool_bytes": 1073741824, "transports": [...], "epoch": "...",
-     "pid": 4711}
+     "teacher_ids": [...], "vocabulary_size": 49152, "pool_bytes": 1073741824,
+     "transports": [...], "epoch": "...", "pid": 4711, "replicas": 0}
 
-``teacher_id`` is empty, and ``vocabulary_size`` 0, where the server has no engine. The file
+``teacher_id`` and ``vocabulary_size`` are those of the first of ``teacher_ids``, the teachers that
+the server runs itself; empty, and 0, where it runs none. ``replicas`` counts those of ``--engine
+ray``, of all teachers together, which are all ready when the server is. The file
 appears whole or not at all, and is gone when the server stops.
 """
 
@@ -32,11 +34,13 @@ class Readiness:
     addresses: tuple[str, ...]
     broker: str
     teacher_id: str
+    teacher_ids: tuple[str, ...]
     vocabulary_size: int
     pool_bytes: int
     transports: tuple[str, ...]
     epoch: str
     pid: int
+    replicas: int = 0
 
     def to_json(self) -> str:
         """Return one line of JSON, without its end."""

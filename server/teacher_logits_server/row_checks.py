@@ -24,7 +24,12 @@ _END = 1 << 31
 
 _KNOWN_STATUSES = bytes(RowStatus)
 # A tuple: it is searched by identity first, and hashing a kind takes longer.
-_CHECKED = (ColumnKind.ROW_OFFSETS, ColumnKind.ROW_WINDOWS, ColumnKind.ROW_STATUS)
+_CHECKED = (
+    ColumnKind.ROW_OFFSETS,
+    ColumnKind.ROW_WINDOWS,
+    ColumnKind.ROW_STATUS,
+    ColumnKind.ROW_RUNS,
+)
 
 
 def check_rows(
@@ -60,6 +65,8 @@ def check_rows(
             numbers = _numbers("i", data)
             _compare(payload, kind, _bytes(numbers[1::2]), array("i", row_positions))
             _check_firsts(payload, numbers[0::2], row_positions)
+        elif kind is ColumnKind.ROW_RUNS:
+            _check_runs(payload, _numbers("i", data), column.shape[1], row_positions)
         elif bad_row_count is not None:
             _check_status(payload, data, bad_row_count)
 
@@ -112,6 +119,17 @@ def _check_firsts(payload: Payload, firsts: Sequence[int], counts: Sequence[int]
                 f"{_END}",
                 facts={"column": ColumnKind.ROW_WINDOWS.value, "row": row, "first": first},
             )
+
+
+def _check_runs(
+    payload: Payload, numbers: array[int], width: int, row_positions: Sequence[int]
+) -> None:
+    for row, count in enumerate(row_positions):
+        own = numbers[row * width : (row + 1) * width]
+        if min(own) < 0:
+            raise _differs(payload, ColumnKind.ROW_RUNS, f"row {row}", min(own), 0)
+        if sum(own[1::2]) != count:
+            raise _differs(payload, ColumnKind.ROW_RUNS, f"row {row}", sum(own[1::2]), count)
 
 
 def _check_status(payload: Payload, data: bytes, bad_row_count: int) -> None:

@@ -16,24 +16,27 @@ import asyncio
 import logging
 import os
 import sys
-import threading
 from dataclasses import asdict
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING
 
 from teacher_logits.addresses import Address, check_path, read_address
 from teacher_logits.clock import MonotonicClock
 from teacher_logits.transport import Transport
 from teacher_logits_server.config import default_address, runtime_folder
+from teacher_logits_server.exporters.ray_link import join_cluster
 from teacher_logits_server.readiness import Readiness
 from teacher_logits_server.reaper import Reaper
 from teacher_logits_server.services.bulk import BulkService
 from teacher_logits_server.services.endpoint import Endpoint
+from teacher_logits_server.services.objects import ObjectService
 from teacher_logits_server.services.operator import OperatorService
 from teacher_logits_server.services.registry import RegistryService
 from teacher_logits_server.services.student import StudentService
 from teacher_logits_server.services.waiting import Waiting
 from teacher_logits_server.sockets import EVERYONE, OWNER_ONLY, SocketClaim
+from teacher_logits_server.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,10 +44,9 @@ if TYPE_CHECKING:
     from teacher_logits.device_memory import DeviceMemory
     from teacher_logits_server.config import ServerConfig
     from teacher_logits_server.core import Core
-    from teacher_logits_server.engines import Engine
+    from teacher_logits_server.engines.served import ServedTeacher
+    from teacher_logits_server.exporters.ray_link import RayLink
     from teacher_logits_server.services.scoring import ScoringService
-
-T = TypeVar("T")
 
 SWEEP_INTERVAL = timedelta(milliseconds=500)
 DRAIN_POLL_SECONDS = 0.05
@@ -58,25 +60,26 @@ class Server:
     """One server, on the event loop that starts it.
 
     Args:
-        load_engine: loads the teacher, on a thread of its own; returns None for a server that
-            has none, and serves published teachers alone.
+        load: loads the teachers, on a thread of its own; none for a server that serves
+            published teachers alone.
         device_memory: the driver of the engine's device; see ``core.Core``.
     """
 
     def __init__(
         self,
         config: ServerConfig,
-        load_engine: Callable[[], Engine | None],
+        load: Callable[[], Sequence[ServedTeacher]],
         *,
         device_memory: DeviceMemory | None = None,
     ) -> None:
         self._config = config
         self._device_memory = device_memory
-        self._load_engine = load_engine
+        self._load = load
         self._clock = MonotonicClock()
         self._endpoint: Endpoint | None = None
         self._broker_claim: SocketClaim | None = None
         self._core: Core | None = None
+        self._ray: RayLink | None = None
         self._scoring: ScoringService | None = None
         self._waiting: Waiting | None = None
         self._reaping: asyncio.Task[None] | None = None
@@ -136,6 +139,9 @@ class Server:
         core, self._core = self._core, None
         if core is not None:
             core.hang_up()
+        ray, self._ray = self._ray, None
+        if ray is not None:
+            await in_thread(ray.stop, name="stop")
         claim, self._broker_claim = self._broker_claim, None
         if claim is not None:
             claim.release()
@@ -155,6 +161,8 @@ class Server:
         log_addresses(addresses)
         if Transport.SHARED_MEMORY in config.transports and sys.platform == "linux":
             self._broker_claim = SocketClaim(broker_path(config, addresses), flag="--broker")
+        if config.ray_address and Transport.RAY_OBJECT in config.transports:
+            self._ray = await in_thread(partial(join_cluster, config), name="join")
         self._core = core = await in_thread(self._build, name="load")
         core.start()
         if self._broker_claim is not None:
@@ -167,18 +175,21 @@ class Server:
         return self._readiness(core, addresses)
 
     def _build(self) -> Core:
-        """Load the teacher and put the core together, on a thread of its own."""
+        """Load the teachers and put the core together, on a thread of its own."""
         # Not before: it brings torch, and a server that is refused need not wait for that.
         from teacher_logits_server.core import Core
+        from teacher_logits_server.engines.passes import closed_on_failure
 
-        engine = self._load_engine()
-        return Core(
-            config=self._config,
-            engine=engine,
-            clock=self._clock,
-            broker_path=self._broker_path,
-            device_memory=self._device_memory,
-        )
+        teachers = self._load()
+        with closed_on_failure(*(each.engine for each in teachers)):
+            return Core(
+                config=self._config,
+                teachers=teachers,
+                clock=self._clock,
+                broker_path=self._broker_path,
+                device_memory=self._device_memory,
+                ray=self._ray,
+            )
 
     @property
     def _broker_path(self) -> str:
@@ -187,23 +198,36 @@ class Server:
     def _add_services(self, endpoint: Endpoint, core: Core, addresses: Sequence[Address]) -> None:
         from teacher_logits_server.services.scoring import ScoringService  # brings torch too
 
-        clock, ledger, scorer = self._clock, core.ledger, core.scorer
+        clock, ledger, scorers = self._clock, core.ledger, core.scorers
         calls, path, wait = core.publishing, self._broker_path, self._config.default_wait
         services = endpoint.services
         self._waiting = waiting = Waiting(clock=clock, longest_wait=wait)
         waiting.listen_to(ledger)
-        services.add_student(
-            StudentService(ledger=ledger, publishing=calls, waiting=waiting, broker_path=path)
+        objects = core.objects
+        student = StudentService(
+            ledger=ledger, publishing=calls, waiting=waiting, broker_path=path, objects=objects
         )
+        services.add_student(student)
+        if objects is not None:
+            services.add_objects(ObjectService(exporter=objects, waiting=waiting))
         services.add_registry(
             RegistryService(
                 ledger=ledger, slabs=core.slabs, calls=calls, waiting=waiting, broker_path=path
             )
         )
-        self._scoring = ScoringService(scorer=scorer, ledger=ledger, clock=clock, longest_wait=wait)
+        self._scoring = ScoringService(
+            scorers=scorers, ledger=ledger, clock=clock, longest_wait=wait
+        )
         services.add_scoring(self._scoring)
         services.add_operator(
-            OperatorService(ledger=ledger, publishing=calls, scorer=scorer, clock=clock)
+            OperatorService(
+                ledger=ledger,
+                publishing=calls,
+                scorers=scorers,
+                clock=clock,
+                objects=objects,
+                replicas=core.replicas,
+            )
         )
         if Transport.STREAM in self._config.transports:
             paths = [address.path for address in addresses if address.is_unix]
@@ -217,22 +241,24 @@ class Server:
             return
         healthy = core.is_healthy
         if not healthy and not self._is_sick:
-            _log.error("unhealthy", extra={"facts": core.threads()})
+            _log.error("unhealthy", extra={"facts": core.health()})
         self._is_sick = not healthy
         await endpoint.set_serving(healthy and not self._draining)
 
     def _readiness(self, core: Core, addresses: Sequence[Address]) -> Readiness:
-        teacher = core.ledger.engine_teacher
+        teachers = core.profiles
         readiness = Readiness(
             address=str(addresses[0]),
             addresses=tuple(map(str, addresses)),
             broker=self._broker_path,
-            teacher_id="" if teacher is None else teacher.teacher_id,
-            vocabulary_size=0 if teacher is None else teacher.vocabulary_size,
+            teacher_id=teachers[0].teacher_id if teachers else "",
+            teacher_ids=tuple(each.teacher_id for each in teachers),
+            vocabulary_size=teachers[0].vocabulary_size if teachers else 0,
             pool_bytes=self._config.pool_size_bytes,
             transports=tuple(sorted(transport.value for transport in core.offered)),
             epoch=core.ledger.epoch,
             pid=os.getpid(),
+            replicas=len(core.replicas()),
         )
         _log.info("ready", extra={"facts": asdict(readiness)})
         return readiness
@@ -252,41 +278,6 @@ def broker_path(config: ServerConfig, addresses: Sequence[Address]) -> str:
     else:
         path = os.path.join(runtime_folder(), f"port-{addresses[0].port}{BROKER_SUFFIX}")
     return check_path(path, what="--broker")
-
-
-async def in_thread(work: Callable[[], T], *, name: str) -> T:
-    """Run ``work`` on a daemon thread and return what it returns.
-
-    Unlike an executor's, the thread keeps no process from ending: a signal that comes while
-    a large model loads is obeyed at once.
-    """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        result, failure = None, None
-        try:
-            result = work()
-        except BaseException as error:
-            failure = error
-        try:
-            loop.call_soon_threadsafe(settle, result, failure)
-        except RuntimeError:
-            pass  # the loop is over, and with it whoever asked
-
-    thread = threading.Thread(target=run, name=f"teacher-logits-{name}", daemon=True)
-    thread.start()
-    result = await future
-    thread.join()
-    return result
 
 
 def log_addresses(addresses: Sequence[Address]) -> None:

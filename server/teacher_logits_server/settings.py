@@ -15,14 +15,24 @@ from typing import TYPE_CHECKING
 from teacher_logits.transport import Transport
 from teacher_logits_server import readers
 from teacher_logits_server.flags import setting as _set
+from teacher_logits_server.named_teachers import NAMED
+from teacher_logits_server.ray_settings import RaySettings
+from teacher_logits_server.replica_settings import ReplicaSettings
 
 if TYPE_CHECKING:
     from teacher_logits.grid import BatchGrid
     from teacher_logits.locality import ModelGrid
+    from teacher_logits_server.named_teachers import NamedTeacher
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 
-SERVABLE = (Transport.LOCAL, Transport.CUDA_IPC, Transport.SHARED_MEMORY, Transport.STREAM)
+SERVABLE = (
+    Transport.LOCAL,
+    Transport.CUDA_IPC,
+    Transport.SHARED_MEMORY,
+    Transport.RAY_OBJECT,
+    Transport.STREAM,
+)
 """Transports that this release has exporters for."""
 
 
@@ -66,7 +76,7 @@ class ListenSettings:
         readers.TRANSPORTS,
         "ways on offer to hand payloads over, with commas between; cuda_ipc passes the device "
         "memory of publishers on, and of this server's own teacher (--device-pool-size): it takes "
-        "shared_memory beside it; publishers' needs no GPU here",
+        "shared_memory beside it; publishers' needs no GPU here; ray_object needs --ray-address",
     )
 
 
@@ -85,11 +95,19 @@ class TeacherSettings:
         "",
         "--engine",
         readers.NAME,
-        "what computes the scores: transformers (meant where --model is given), or your own as "
-        "module:function, looked for in the current folder too, which is called with the config "
-        "and returns an engine",
+        "what computes the scores: transformers (meant where --model is given), ray, which is "
+        "several of another one (--replicas), or your own as module:function, looked for in the "
+        "current folder too, which is called with the config and returns an engine",
     )
     teacher_id: str = _set("teacher", "--teacher-id", readers.NAME, "name that students ask for")
+    teachers: tuple[NamedTeacher, ...] = _set(
+        (),
+        "--teacher",
+        NAMED,
+        "one more teacher and its name, several times if wanted: a model, or an engine as "
+        "module:function; it has the settings below, but for what a file says of it (teachers:)",
+        repeated=True,
+    )
     dtype: str = _set(
         "auto",
         "--dtype",
@@ -267,7 +285,9 @@ class OutputSettings:
 GROUPS = (
     ListenSettings,
     TeacherSettings,
+    ReplicaSettings,
     MemorySettings,
+    RaySettings,
     LimitSettings,
     TimeSettings,
     OutputSettings,

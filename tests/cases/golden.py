@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 import torch
 
+from teacher_logits_client.ray.row_order import DynamicBatching, SequencePacking
+
 FOLDER = Path(os.environ.get("TEACHER_LOGITS_CASES") or Path(__file__).parent / "data")
 
 
@@ -58,6 +60,32 @@ class PadCase:
     error: str | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class DpShardCase:
+    """How upstream cut a batch over ranks; `error` names what it raised instead."""
+
+    id: str
+    tag: str
+    total: int
+    batch_size: int | None
+    shards: int
+    input_lengths: list[int] | None
+    batching: SequencePacking | DynamicBatching | None
+    error: str | None
+    rows_per_shard: list[list[int]]
+    micro_batch_indices: list[list[list[list[int]]]]
+    micro_batch_lengths: list[list[list[int]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandleCase:
+    """What workers answered, (rank, a handle a row) each, and the rows upstream made of it."""
+
+    id: str
+    worker_results: list[tuple[int, list[dict[str, int]]]]
+    expected: list[list[dict[str, int]]] | None
+
+
 def rule_cases(name: str) -> list[RuleCase]:
     return [
         RuleCase(
@@ -86,6 +114,83 @@ def pad_cases(name: str) -> list[PadCase]:
     ]
 
 
+def dp_shard_cases(name: str) -> list[DpShardCase]:
+    return [
+        DpShardCase(
+            id=line["id"],
+            tag=line["tag"],
+            total=line["total"],
+            batch_size=line["batch_size"],
+            shards=line["shards"],
+            input_lengths=line["input_lengths"],
+            batching=_batching(line),
+            error=line["error"],
+            rows_per_shard=line.get("rows_per_shard", []),
+            micro_batch_indices=line.get("micro_batch_indices", []),
+            micro_batch_lengths=line.get("micro_batch_lengths", []),
+        )
+        for line in map(json.loads, _lines(name))
+    ]
+
+
+def handle_cases(name: str) -> list[HandleCase]:
+    return [
+        HandleCase(
+            id=line["id"],
+            worker_results=[
+                (each["dp_rank"], each["per_sample_handles"]) for each in line["worker_results"]
+            ],
+            expected=[row["teacher_shards"] for row in line["expected"]] if line["ok"] else None,
+        )
+        for line in map(json.loads, _lines(name))
+    ]
+
+
+def _batching(line: dict[str, Any]) -> SequencePacking | DynamicBatching | None:
+    if packing := line["sequence_packing_args"]:
+        return SequencePacking(
+            max_tokens_per_micro_batch=packing["max_tokens_per_microbatch"],
+            pad_multiple=packing["sequence_length_pad_multiple"],
+            algorithm=packing["algorithm"],
+        )
+    if dynamic := line["dynamic_batching_args"]:
+        return DynamicBatching(
+            max_tokens_per_micro_batch=dynamic["max_tokens_per_microbatch"],
+            length_round=dynamic["sequence_length_round"],
+        )
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanCase:
+    """What upstream plans for one student rank: its shards, and which part of each goes where."""
+
+    id: str
+    tag: str
+    student_cp: int
+    student_cp_rank: int
+    full_seq_len: int
+    full_vocab_size: int
+    shards: list[dict[str, Any]]
+    plan: list[dict[str, Any]]
+
+
+def plan_cases(name: str) -> list[PlanCase]:
+    return [
+        PlanCase(
+            id=line["id"],
+            tag=f"tp{line['teacher_tp']}-cp{line['teacher_cp']}-student-cp{line['student_cp']}",
+            student_cp=line["student_cp"],
+            student_cp_rank=line["student_cp_rank"],
+            full_seq_len=line["full_seq_len"],
+            full_vocab_size=line["full_vocab_size"],
+            shards=line["shards"],
+            plan=line["plan"],
+        )
+        for line in map(json.loads, _lines(name))
+    ]
+
+
 def arrays(name: str, group: str) -> dict[str, np.ndarray]:
     """The fields of one group of an .npz file, without the group's name."""
     with np.load(FOLDER / name) as file:
@@ -101,7 +206,7 @@ def tensors(name: str) -> dict[str, Any]:
     return found
 
 
-def each(cases: list[RuleCase] | list[PadCase]) -> pytest.MarkDecorator:
+def each(cases: list[RuleCase] | list[PadCase] | list[PlanCase]) -> pytest.MarkDecorator:
     """One test a case, named `id-tag`."""
     return pytest.mark.parametrize("case", cases, ids=[f"{case.id}-{case.tag}" for case in cases])
 

@@ -490,6 +490,16 @@ class TestAVisit:
 
         assert found["handshake"].verdict is Verdict.OK
 
+    def test_of_several_teachers_lists_them_and_visits_the_first(
+        self, server: testing.ServerProcess
+    ) -> None:
+        profile = a_teacher("another")
+        with tl.connect(server.address) as client, client.open_publisher(profile):
+            found = visited(server.address)
+
+        assert found["teachers"].facts["teachers"] == "teacher, another"
+        assert found["handshake"].facts["teacher_id"] == "teacher"
+
     def test_where_nobody_is_fails_and_goes_no_further(self, tmp_path: Path) -> None:
         visit = Visit(address=f"unix:{tmp_path / 'nobody'}", timeout=0.2)
 

@@ -18,8 +18,10 @@ from teacher_logits.transport import Settlement
 from teacher_logits.views import (
     DeviceSlabView,
     LeaseView,
+    ObjectStoreView,
     QueueView,
     RegisteredView,
+    ReplicaView,
     ServerView,
     SessionView,
     StepView,
@@ -335,6 +337,29 @@ class TestWhatCallsForAHand:
         assert [each["slab_id"] for each in shown] == ["slab-1", "slab-2"]
         assert shown[0]["device_uuid"] == "GPU-0"
 
+    def test_objects_of_a_ray_cluster_show_with_what_was_spilled(self) -> None:
+        store = ObjectStoreView(
+            state="joined",
+            budget_bytes=8 << 20,
+            used_bytes=5 << 20,
+            object_count=2,
+            waiting_count=1,
+            store_bytes=9 << 20,
+            store_used_bytes=6 << 20,
+            spilled_bytes=1 << 20,
+            holder="teacher-logits-holder/e/n",
+            holder_restarts=1,
+        )
+        view = a_view(object_store=store)
+
+        text = " ".join(as_text(view).split())
+        assert "objects 5 MiB of 8 MiB in 2 objects, 1 wait for room" in text
+        assert "6 MiB of 9 MiB, 1 MiB SPILLED to disk; holder" in text
+        assert json.loads(as_json(view))["object_store"]["spilled_bytes"] == 1 << 20
+        lost = a_view(object_store=ObjectStoreView(**{**vars(store), "state": "lost"}))
+        assert "the Ray cluster is gone" in as_text(lost)
+        assert "objects" not in as_text(a_view())
+
     def test_a_server_without_publishers_speaks_of_none(self) -> None:
         assert "STEP" not in as_text(a_view())
         assert "publishers" not in as_text(a_view())
@@ -440,3 +465,29 @@ class TestMistakes:
     def test_a_timeout_must_be_one(self) -> None:
         with pytest.raises(ConfigError, match="--timeout"):
             cli.inspect(["unix:/run/t.sock", "--timeout", "-1"])
+
+
+def test_replicas_are_counted_and_each_says_what_it_does_and_why_it_ended_last() -> None:
+    one = ReplicaView(
+        number=0,
+        state="ready",
+        node_id="0123456789abcdef",
+        host_name="node-1",
+        pid=12,
+        outstanding_passes=2,
+        outstanding_tokens=16384,
+        restarts=0,
+    )
+    other = replace(
+        one, number=1, state="down", pid=13, outstanding_passes=0, restarts=2, reason="gone"
+    )
+    text = inspect_view.as_text(a_view(replicas=(one, other)), address="unix:/s")
+    joined = " ".join(text.split())
+    assert "replicas 1 of 2 ready" in joined
+    assert (
+        "replica 0, ready: process 12 on node-1, node 0123456789ab, 16,384 tokens in 2 passes to "
+        "compute replica 1, down"
+    ) in joined
+    assert "started anew 2 times (gone)" in joined
+    document = json.loads(inspect_json.as_json(a_view(replicas=(other,)), address="unix:/s"))
+    assert document["replicas"][0]["reason"] == "gone"

@@ -132,6 +132,7 @@ class TestOnADevice:
             ColumnKind.ROW_WINDOWS,
             ColumnKind.ROW_DIGESTS,
             ColumnKind.ROW_STATUS,
+            ColumnKind.ROW_RUNS,
         }
 
         assert {kind for kind in ColumnKind if not is_on_device(kind)} == rows

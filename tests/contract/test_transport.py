@@ -107,7 +107,7 @@ def test_a_failed_proof_is_refused_with_what_failed() -> None:
 def test_all_that_stands_before_the_chosen_one_is_refused_and_nothing_else(
     wanted: list[Transport], offered: frozenset[Transport], proven: frozenset[Transport]
 ) -> None:
-    possible = [t for t in wanted if t in offered and (t in proven or not t.is_local)]
+    possible = [t for t in wanted if t in offered and (t in proven or not t.needs_proof)]
 
     settlement = settle(writer_id="w", wanted=wanted, offered=offered, proven=proven, failures={})
 

@@ -49,6 +49,13 @@ class Publishing(Desk):
             with self.reserve(step) as draft:
                 tl.select_top_k(self.teaching.logits(step, draft.rows), out=draft)
 
+    def publish_part(self, *steps: int) -> None:
+        """Write and seal what this context-parallel rank holds of some steps' rows."""
+        for step in steps:
+            with self.reserve(step) as draft:
+                own = self.teaching.logits_of_part(step, draft.rows, self._rank)
+                tl.select_top_k(own, out=draft)
+
     def publish_window(self, step: int, positions: int) -> None:
         """Write and seal some first positions of a step's one row."""
         teaching = replace(self.teaching, row_tokens=(positions,))

@@ -11,7 +11,9 @@ import teacher_logits_client as tl
 from teacher_logits.digest import row_digest
 from teacher_logits.grid import rows_of_rank
 from teacher_logits.layout import ElementType
+from teacher_logits.shard_parts import ShardedBy
 from teacher_logits.tensors import DTYPES
+from teacher_logits.zigzag import zigzag_positions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,7 +26,8 @@ class Teaching:
     """A teacher and its students' common settings, in plain values.
 
     ``row_tokens`` are the lengths of a step's rows, by turns; with ``empty_every`` n, each nth
-    row's window is empty.
+    row's window is empty. With ``context`` above 1 the one data-parallel rank is as many
+    context-parallel ones, which divide its rows in zigzag order; ``rank`` then is theirs.
     """
 
     teacher_id: str = "device"
@@ -36,6 +39,7 @@ class Teaching:
     temperatures: tuple[float, ...] = (1.0, 2.0)
     row_tokens: tuple[int, ...] = (3, 7, 2, 5)
     empty_every: int = 0
+    context: int = 1
 
     @property
     def grid(self) -> tl.BatchGrid:
@@ -55,7 +59,17 @@ class Teaching:
             temperatures=self.temperatures,
             value_type=ElementType(self.value_type),
             batch_grid=self.grid,
-            data_parallel_rank=rank,
+            data_parallel_rank=rank if self.context == 1 else 0,
+            sharded_by=() if self.context == 1 else (ShardedBy.ZIGZAG,),
+            model_grid=None if self.context == 1 else self._model_grid(rank),
+        )
+
+    def _model_grid(self, rank: int) -> tl.ModelGrid:
+        return tl.ModelGrid(
+            node_count=1,
+            gpus_per_node=8,
+            context_parallel_size=self.context,
+            context_parallel_rank=rank,
         )
 
     def student(self, **wishes: object) -> tl.StudentProfile:
@@ -72,7 +86,7 @@ class Teaching:
 
     def rows_of(self, rank: int) -> range:
         """Return the rows that a rank of the teacher writes."""
-        return rows_of_rank(self.grid, rank)
+        return rows_of_rank(self.grid, rank if self.context == 1 else 0)
 
     def tokens(self, step: int, row: int) -> list[int]:
         """Return a row's token ids."""
@@ -99,6 +113,22 @@ class Teaching:
             dtype=torch.int64,
         ).unsqueeze(1)
         return ((seeds + columns * columns * 37 + columns * seeds) % 499) / 64
+
+    def logits_of_part(self, step: int, rows: Sequence[int], rank: int) -> torch.Tensor:
+        """Return those that a context-parallel rank has, flat, of rows each padded by itself."""
+        logits = self.logits(step, rows)
+        held, start, parts = [], 0, 2 * self.context
+        for row in rows:
+            count = self.window(step, row)[1]
+            width = -(-len(self.tokens(step, row)) // parts) * parts
+            held += [
+                start + position
+                for run in zigzag_positions(width, rank=rank, size=self.context)
+                for position in run
+                if position < count
+            ]
+            start += count
+        return logits[held]
 
     def right(self, step: int, rows: Sequence[int]) -> dict[str, torch.Tensor]:
         """Return every column as it must be read."""

@@ -29,10 +29,11 @@ GRID = tl.BatchGrid(global_batch_size=2, data_parallel_size=1, micro_batch_size=
 
 @dataclass(frozen=True, kw_only=True)
 class House:
-    """A server of the example's engine, one for publishers, and a folder."""
+    """A server of the example's engine, one of several, one for publishers, and a folder."""
 
     address: str
     registry: str
+    several: str
     engine: object
     folder: Path
 
@@ -171,6 +172,19 @@ def of_a_client(house: House) -> Iterator[dict[str, object]]:
 
 
 @contextmanager
+def of_several(house: House) -> Iterator[dict[str, object]]:
+    with tl.connect(house.several) as client:
+        yield {
+            "client": client,
+            "profile": house.profile(),
+            "input_ids": IDS,
+            "lengths": LENGTHS,
+            "mask": MASK,
+            "student_logits": torch.randn(2, 5, V),
+        }
+
+
+@contextmanager
 def of_published(house: House) -> Iterator[dict[str, object]]:
     """Steps of a teacher in this process, and a rank that has them to read."""
     teacher_id = f"published-{next(NUMBERS)}"
@@ -214,6 +228,27 @@ def of_a_publisher(house: House) -> Iterator[dict[str, object]]:
 
 
 @contextmanager
+def of_a_part(house: House) -> Iterator[dict[str, object]]:
+    with tl.connect(house.registry) as client:
+        yield {
+            "client": client,
+            "given": {
+                "teacher_id": f"divided-{next(NUMBERS)}",
+                "vocabulary_size": V,
+                "head_rows": V,
+                "top_k": 8,
+                "max_row_tokens": 16,
+                "batch_grid": GRID,
+            },
+            "tensor_rank": 1,
+            "context_rank": 2,
+            "input_ids": torch.ones(2, 16, dtype=torch.int64),
+            "lengths": [16, 9],
+            "local_logits": torch.randn(2, 4, V // 2),
+        }
+
+
+@contextmanager
 def of_tests(house: House) -> Iterator[dict[str, object]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(testing, "serve", lambda: nullcontext(house))
@@ -231,9 +266,11 @@ SCENES: dict[str, Callable[[House], AbstractContextManager[dict[str, object]]]] 
     "from teacher_logits.codec": of_a_session,
     "parity = tl.compare_with_reference": of_a_session,
     "from teacher_logits_client.trainers import nemo_rl": of_a_session,
+    "tags_of = ": of_several,
     "from teacher_logits_client.data_plane.jagged": of_a_session,
     "with client.open_session": of_published,
     "teacher = tl.TeacherProfile": of_a_publisher,
+    "from teacher_logits.profiles import PUBLISHED_COLUMNS": of_a_part,
     "loss_sum, count = ": of_losses,
     "logits = tl.losses.from_hidden": of_losses,
     "kept = tl.select_top_k": of_losses,

@@ -32,6 +32,7 @@ ELSEWHERE = {
         "tests/client/trainers/test_transformers_trainer.py"
     ),
     "trainer.train(resume_from_checkpoint": "tests/client/trainers/test_trainer_edges.py",
+    "from teacher_logits_client.ray import DeferredTeacher, Side": "tests/ray/test_deferred.py",
     "with tl.connect(address) as client, client.open_publisher(profile, dev": "make gpu-check",
     "storage = torch.empty(1 << 30": "make gpu-check",
     "from teacher_logits_client.data_plane.fields": "tests/ray/test_transfer_queue.py",
@@ -65,9 +66,14 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     engine = runpy.run_path(str(ROOT / "examples" / "own_engine.py"))["make"](None)
     config = ServerConfig(listen=(f"unix:{folder}/s",))
     others = ServerConfig(listen=(f"unix:{folder}/r",))
-    with serve_in_thread(config, engine) as server, serve_in_thread(others, None) as registry:
+    named = ServerConfig(listen=(f"unix:{folder}/n",))
+    with (
+        serve_in_thread(config, engine) as server,
+        serve_in_thread(others, None) as registry,
+        serve_in_thread(named, {"math": engine, "code": engine}) as several,
+    ):
         addresses = {"address": server.address, "registry": registry.address}
-        yield House(**addresses, engine=engine, folder=folder)
+        yield House(**addresses, several=several.address, engine=engine, folder=folder)
 
 
 def begins(snippet: Snippet, beginnings: Iterable[str]) -> list[str]:

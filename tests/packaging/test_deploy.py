@@ -97,6 +97,11 @@ def test_the_teacher_is_told_settings_that_it_knows_and_listens_where_students_l
     assert words(services()["student"], "command") == [ADDRESS]
 
 
+def test_the_settings_of_a_pool_of_teachers_are_ones_that_the_server_knows() -> None:
+    read = read_config(["--config", str(DEPLOY / "ray" / "teacher_pool.yaml")])
+    assert (read.engine, read.replicas, read.replica_gpus) == ("ray", 8, 1.0)
+
+
 def test_the_teacher_may_drain_for_as_long_as_it_was_told() -> None:
     teacher = services()["teacher"]
     grace_seconds = int(str(teacher["stop_grace_period"]).removesuffix("s"))

@@ -12,6 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE, DESIGN = ROOT / "docs" / "using.md", ROOT / "docs" / "design.md"
 HEADINGS = {GUIDE: "| `rule` | what", DESIGN: "| `rule` | decided"}
+HAND_OVER = ROOT / "client" / "teacher_logits_client" / "ray"
+"""A room whose rules refuse no session: its own page has them."""
 NOT_GIVEN = "unknown"
 """What stands in for the names of a refusal that came without any."""
 
@@ -37,7 +39,7 @@ def patterns_of_code() -> dict[str, frozenset[str]]:
     found: dict[str, frozenset[str]] = {}
     for path in ROOT.glob("*/teacher_logits*/**/*.py"):
         text = path.read_text("utf-8")
-        if "Violation(" not in text:
+        if "Violation(" not in text or HAND_OVER in path.parents:
             continue
         values: list[ast.expr] = []
         for node in ast.walk(ast.parse(text)):
@@ -87,3 +89,17 @@ def test_the_design_says_where_each_is_decided() -> None:
     for names, modules, *_ in rows_of(DESIGN):
         for name in names:
             assert is_given(name, modules), (name, modules)
+
+
+def test_each_rule_of_a_hand_over_under_ray_is_told_and_no_other() -> None:
+    given = set()
+    for path in HAND_OVER.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Violation", "_violation"):
+                named = [each.value for each in node.keywords if each.arg == "rule"] or node.args
+                given |= {str(each.value) for each in named if isinstance(each, ast.Constant)}
+    page = (ROOT / "docs" / "ray.md").read_text("utf-8")
+    lines = page.partition("\n| rule |")[2].partition("\n\n")[0].splitlines()[2:]
+    told = [name for line in lines for name in names_in(line.split("|")[1])]
+
+    assert sorted(told) == sorted({*given, "not_positive"})

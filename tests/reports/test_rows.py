@@ -15,6 +15,7 @@ TESTS = Path(__file__).parents[1]
 COST = "reports/test_cost.py"
 VALUES = "reports/test_values.py"
 SERVICE = "reports/test_service.py"
+SEVERAL = "reports/test_several_teachers.py"
 BYTES = "reports/test_hostile_bytes.py"
 HANDSHAKE = "reports/test_handshake_refusals.py"
 BITS = "transport_suite/test_bits.py"
@@ -30,6 +31,7 @@ ERRORS = "contract/wire/test_wire_errors.py"
 SOURCE = "packaging/test_source_rules.py"
 BROKER = "reports/test_broken_broker.py"
 CONFIG = "server/test_config.py"
+NAMED = "server/test_named_teachers.py"
 ENGINE = "server/engines/test_custom_engine.py"
 TRANSFORMERS = "server/engines/test_transformers_engine.py"
 CONNECTIONS = "reports/test_connections.py"
@@ -58,6 +60,7 @@ RELAYS = "server/lending/test_relays.py"
 LINES = "server/services/test_line_publishers.py"
 PROOFS = "server/ledger/test_ledger.py"
 REGISTRY = "server/services/test_registry_service.py"
+RAY_OBJECTS = "ray/test_ray_object.py"
 LEDGER = "server/ledger/test_registered.py"
 BULK = "server/services/test_bulk.py"
 EXPORTERS = "server/exporters/test_exporters.py"
@@ -82,6 +85,7 @@ NAMED_AFTER_ROWS = (
     REGISTERED,
     ROUNDS,
     SERVICE,
+    SEVERAL,
     VALUES,
 )
 
@@ -183,6 +187,11 @@ ROWS: dict[str, list[tuple[str, str]]] = {
             "test_r17_a_wait_that_the_server_leaves_alone_names_the_callers_or_its_default",
         ),
     ],
+    # Idle pools that stay: teachers of publishers, in a server without a model.
+    "R18": [
+        (SEVERAL, "test_r18_two_publishers_of_two_teachers_publish_where_no_model_is_loaded"),
+        (SEVERAL, "test_r30_a_publisher_of_a_name_that_an_engine_has_is_refused_with_the_names"),
+    ],
     # A head of 152,064 columns beside one of 151,936.
     "R19": [
         (VALUES, "test_r19_another_vocabulary_size_is_refused_with_both_and_the_way_out"),
@@ -264,6 +273,40 @@ ROWS: dict[str, list[tuple[str, str]]] = {
         (ROUNDS, "test_r29_many_requests_at_once_are_all_answered_within_the_pool"),
         (PUBLISHING, "test_a_teacher_of_two_ranks_waits_for_its_students_step_by_step"),
     ],
+    # Several teachers wanted, and no key by which a row goes to one.
+    "R30": [
+        (
+            SEVERAL,
+            "test_r30_each_row_of_a_mixed_batch_is_scored_by_the_teacher_that_has_its_tag",
+        ),
+        (SEVERAL, "test_r30_rows_of_one_teacher_are_its_own_payload"),
+        (SEVERAL, "test_r30_sessions_with_profiles_of_their_own_make_one_batch_of_the_widest"),
+        (SEVERAL, "test_r30_a_profile_that_names_a_teacher_itself_is_refused"),
+        (SEVERAL, "test_r30_what_is_taken_out_ends_with_the_answer"),
+        (SEVERAL, "test_r30_prefixes_and_windows_go_with_their_rows"),
+        (
+            SEVERAL,
+            "test_r30_a_row_with_a_tag_that_nobody_has_is_refused_before_anything_is_sent",
+        ),
+        (
+            SEVERAL,
+            "test_r30_a_tag_that_two_teachers_have_is_refused_before_a_session_is_opened",
+        ),
+        (
+            SEVERAL,
+            "test_r30_a_teacher_that_is_not_there_is_told_with_those_that_are_and_no_session_is_left",
+        ),
+        (SEVERAL, "test_r30_who_names_no_teacher_of_several_is_told_them"),
+        (
+            SEVERAL,
+            "test_r30_one_teacher_that_fails_is_named_and_what_the_others_said_is_not_lost",
+        ),
+        (
+            SEVERAL,
+            "test_r30_what_is_wrong_with_a_row_names_its_place_in_the_batch_and_nothing_is_left_asked",
+        ),
+        (SEVERAL, "test_r30_a_publisher_of_a_name_that_an_engine_has_is_refused_with_the_names"),
+    ],
     # An engine whose numbers are not the trainer's.
     "R31": [
         (STUDENTS, "test_r31_who_computed_a_payload_and_how_is_told_and_may_be_insisted_on"),
@@ -313,6 +356,12 @@ ROWS: dict[str, list[tuple[str, str]]] = {
         (DEVICE_REFUSALS, "test_under_prefer_the_rank_is_streamed_to_and_told_why"),
         (DEVICE_REFUSALS, "test_through_host_copies_it_is_local_all_the_same"),
     ],
+    # An object whose owner is gone.
+    "R40": [
+        (RAY_OBJECTS, "test_what_publishers_register_comes_too"),
+        (RAY_OBJECTS, "test_is_a_typed_error_before_the_deadline_and_has_a_successor"),
+        (RAY_OBJECTS, "test_a_server_whose_ray_process_died_serves_on_and_joins_again"),
+    ],
     # A limit of 4 MiB.
     "R41": [
         (GIB, "test_a_gib_comes_whole_through_a_stock_channel_without_options"),
@@ -335,10 +384,26 @@ ROWS: dict[str, list[tuple[str, str]]] = {
         (BYTES, "test_r43_what_is_no_http_at_all_does_not_stop_the_server"),
         (BYTES, "test_r43_the_bombs_would_have_gone_off"),
     ],
+    # K of 20 where 256 were wanted; one slow teacher stalls the step.
+    "R44": [
+        (SCORED, "test_every_k_and_value_type_is_the_dense_teachers"),
+        (
+            SEVERAL,
+            "test_r44_while_one_of_eight_teachers_is_held_up_the_other_seven_have_answered",
+        ),
+        (SEVERAL, "test_r44_what_has_come_is_had_while_another_teacher_is_late"),
+        (SEVERAL, "test_r44_leases_on_one_teachers_share_of_the_pool_leave_the_others_theirs"),
+    ],
     # The teacher's log-probabilities of the student's own ids.
     "R45": [
         (CHOSEN, "test_is_what_the_dense_teacher_says_of_them"),
         (CHOSEN, "test_grow_with_positions_times_ids_and_with_nothing_else"),
+    ],
+    # Transports that compete: one suite, in which a transport is a line.
+    "R46": [
+        (BITS, "test_every_k_and_form_of_rows_comes_bit_by_bit"),
+        (BITS, "test_one_payload_has_one_digest_over_every_transport"),
+        (RAY_OBJECTS, "test_a_worker_on_another_node_gets_it_over_ray"),
     ],
     # Other backends: a teacher of one's own in 30 lines.
     "R47": [
@@ -362,6 +427,21 @@ ROWS: dict[str, list[tuple[str, str]]] = {
         (SCORED, "test_every_k_and_value_type_is_the_dense_teachers"),
         (VALUES, "test_r50_k_may_be_the_whole_vocabulary_and_then_nothing_is_left"),
         (VALUES, "test_r50_k_beyond_the_vocabulary_is_refused_with_both_numbers"),
+    ],
+    # Put from the driver, and read into one's own buffers.
+    "R51": [
+        (RAY_OBJECTS, "test_what_publishers_register_comes_too"),
+        (RAY_OBJECTS, "test_copies_come_into_one_buffer_that_is_used_again"),
+    ],
+    # A teacher's entry, silently dropped.
+    "R52": [
+        (SEVERAL, "test_r52_a_default_and_named_teachers_are_all_there"),
+        (SEVERAL, "test_r52_a_start_in_which_one_teacher_does_not_load_is_refused_by_its_name"),
+        (NAMED, "test_and_named_ones_are_there_together"),
+        (NAMED, "test_one_that_cannot_be_is_refused_by_its_name"),
+        (NAMED, "test_all_that_cannot_be_are_told_at_once"),
+        (NAMED, "test_a_name_that_stands_there_twice_is_refused"),
+        (NAMED, "test_named_and_without_a_model_is_refused_and_not_left_out"),
     ],
     # One row's failure, swallowed.
     "R53": [
@@ -524,6 +604,22 @@ ROWS: dict[str, list[tuple[str, str]]] = {
     "T43": [
         (CLIENT, "test_an_idle_session_is_renewed_and_lives"),
         (HEARTBEAT, "test_an_idle_session_lives_for_as_long_as_it_is_renewed"),
+    ],
+    # A get that copies each time.
+    "T45": [
+        (RAY_OBJECTS, "test_two_views_of_a_payload_share_one_address"),
+        (RAY_OBJECTS, "test_one_object_serves_all_readers_of_a_payload"),
+    ],
+    # A get that never ends, or an owner that exited.
+    "T46": [
+        (RAY_OBJECTS, "test_a_server_whose_ray_process_died_serves_on_and_joins_again"),
+        (RAY_OBJECTS, "test_is_a_typed_error_before_the_deadline_and_has_a_successor"),
+        (RAY_OBJECTS, "test_a_server_that_is_killed_leaves_nothing_in_the_cluster"),
+    ],
+    # Objects that are never freed.
+    "T47": [
+        (RAY_OBJECTS, "test_payload_after_payload_leaves_the_store_as_it_was"),
+        (RAY_OBJECTS, "test_no_reference_is_in_any_message"),
     ],
     # Tensors that pass through whoever only hands them on.
     "T50": [

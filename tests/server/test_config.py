@@ -48,7 +48,7 @@ def test_help_tells_of_every_flag_with_its_unit_and_default(
     assert "most shared memory for payloads, all slabs together (default: 1GiB)" in said
     assert "--session-ttl SPAN a remote session ends when no renewal came" in said
     assert "memory of publishers on, and of this server's own teacher (--device-pool-size" in said
-    assert "(default: local,cuda_ipc,shared_memory,stream)" in said
+    assert "(default: local,cuda_ipc,shared_memory,ray_object,stream)" in said
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,8 @@ def test_help_tells_of_every_flag_with_its_unit_and_default(
         ("transports", (), "at least one"),
         ("transports", (Transport.STREAM, Transport.STREAM), "none twice"),
         ("transports", (Transport.CUDA_IPC, Transport.STREAM), "shared_memory beside it"),
-        ("transports", (Transport.RAY_OBJECT,), "it has local, cuda_ipc, shared_memory, stream"),
+        ("transports", (Transport.RAY_OBJECT,), "needs --ray-address"),
+        ("ray_budget_bytes", 4096, "no --ray-address names one"),
         ("allow_uids", (-5,), "start at 0"),
         ("broker", "relative/path", "absolute path"),
         (
@@ -108,6 +109,27 @@ def test_a_setting_that_makes_no_sense_is_refused_by_its_flag(
     assert flag_of(field) in refusal.value.message
     assert rule in refusal.value.message
     assert refusal.value.facts["flag"] == flag_of(field)
+
+
+class TestARayCluster:
+    @pytest.mark.parametrize(
+        ("settings", "said"),
+        [
+            ({"ray_budget_bytes": 5}, "--ray-budget 5: must be 0"),
+            ({"ray_namespace": ""}, "--ray-namespace : must be a name"),
+            ({"transports": (Transport.STREAM,)}, "--ray-address auto: is joined for ray_object"),
+        ],
+    )
+    def test_is_refused_where_it_would_be_of_no_use(
+        self, settings: dict[str, object], said: str
+    ) -> None:
+        with pytest.raises(ConfigError) as refusal:
+            ServerConfig(ray_address="auto", **settings)  # type: ignore[arg-type]
+        assert said in refusal.value.message
+
+    def test_is_not_joined_where_it_is_not_named(self) -> None:
+        assert ServerConfig().ray_address == ""
+        assert Transport.RAY_OBJECT in ServerConfig().transports
 
 
 class TestTheEngine:

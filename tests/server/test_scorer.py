@@ -46,6 +46,7 @@ from teacher_logits.transport import Transport
 from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.engines import EngineProfile, Row
 from teacher_logits_server.ledger import Ledger
+from teacher_logits_server.publishers.engines import EngineTeacher
 from teacher_logits_server.scorer import BadRows, ScoreJob, Scorer
 from teacher_logits_server.scorer import thread as scorer_thread
 from teacher_logits_server.slabs import ServerSlabs
@@ -147,13 +148,17 @@ class Service:
         return Ledger(
             epoch=keys.new_epoch(),
             limits=self.config,
-            teacher=TeacherProfile(
-                teacher_id="teacher",
-                vocabulary_size=VOCABULARY,
-                head_rows=HEAD_ROWS,
-                top_k=VOCABULARY,
-                max_row_tokens=self.teacher.profile.max_row_tokens,
-                revision="r1",
+            engines=(
+                EngineTeacher(
+                    profile=TeacherProfile(
+                        teacher_id="teacher",
+                        vocabulary_size=VOCABULARY,
+                        head_rows=HEAD_ROWS,
+                        top_k=VOCABULARY,
+                        max_row_tokens=self.teacher.profile.max_row_tokens,
+                        revision="r1",
+                    )
+                ),
             ),
             clock=self.clock,
             slots=self.slabs,

@@ -12,13 +12,15 @@ from teacher_logits.layout import COLUMN_RULES, Column, ColumnKind, ElementType,
 from teacher_logits.payload import Payload
 from teacher_logits.tensors import DTYPES
 
+#: All kinds but that which a part of a sequence has in place of its rows' windows.
+KINDS = COLUMN_RULES.keys() - {ColumnKind.ROW_RUNS}
 Windows = tuple[tuple[int, int], ...]
 
 TOP_KS = (1, 2, 9, 10, 20, 21, 64, 65, 100, 256, 1024)
 VALUE_TYPES = (ElementType.FLOAT16, ElementType.BFLOAT16, ElementType.FLOAT32)
 TEMPERATURES = (1.0, 2.0)
 #: Lengths of the axes that nothing else says.
-AXES = {"V": 37, "H": 48, "M": 3, "T": len(TEMPERATURES)}
+AXES = {"V": 37, "H": 48, "M": 3, "R": 2, "T": len(TEMPERATURES)}
 
 ROWS: dict[str, Windows] = {
     "ragged": ((0, 3), (2, 1), (0, 5)),
@@ -85,7 +87,7 @@ class Content:
 def every_kind(
     *, top_k: int, windows: Windows, element_type: ElementType, seed: int = 0
 ) -> Content:
-    """Make a payload with a column of every kind that has a rule.
+    """Make a payload with a column of every kind that a whole sequence has.
 
     Columns are of ``element_type`` where they may be, else of the first type they may have.
     """
@@ -93,6 +95,8 @@ def every_kind(
     axes = {**AXES, "P": positions, "N": len(windows), "N+1": len(windows) + 1, "K": top_k}
     specs = []
     for kind, (types, shape) in COLUMN_RULES.items():
+        if kind not in KINDS:
+            continue
         usual = min(types, key=lambda each: each.value)
         sizes = [axis if isinstance(axis, int) else axes[axis] for axis in shape]
         specs.append((kind, element_type if element_type in types else usual, sizes))

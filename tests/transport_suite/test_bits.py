@@ -4,11 +4,11 @@ import itertools
 
 import pytest
 from tests.transport_suite.conftest import OpenSession
-from tests.transport_suite.contents import ROWS, TOP_KS, VALUE_TYPES, Content, every_kind
+from tests.transport_suite.contents import KINDS, ROWS, TOP_KS, VALUE_TYPES, Content, every_kind
 from tests.transport_suite.ways import WAYS, Way
 from tests.transport_suite.writing import Embedded, Sealed
 
-from teacher_logits.layout import COLUMN_RULES, ColumnKind, ElementType
+from teacher_logits.layout import ColumnKind, ElementType
 from teacher_logits.tensors import DTYPES, to_bytes
 from teacher_logits_client import LeasedPayload, MapMode
 
@@ -50,7 +50,7 @@ def test_every_element_type_comes_bit_by_bit(
     server: Embedded, open_session: OpenSession, way: Way, element_type: ElementType
 ) -> None:
     content = every_kind(top_k=21, windows=ROWS["ragged"], element_type=element_type, seed=1)
-    assert {column.kind for column in content.columns} == set(COLUMN_RULES)
+    assert {column.kind for column in content.columns} == KINDS
     assert element_type in {column.element_type for column in content.columns}
     with server.sealed(content) as held, open_session(way, content) as session:
         with session.acquire(payload_id=held.payload.payload_id) as leased:

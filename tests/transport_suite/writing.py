@@ -26,7 +26,7 @@ from teacher_logits.transport import Transport
 from teacher_logits_server.app import serve_in_thread
 from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.core import Core
-from teacher_logits_server.engines import Engine
+from teacher_logits_server.engines.served import Engines
 
 PATIENCE_SECONDS = 30
 PAGE_BYTES = 4096
@@ -121,7 +121,7 @@ class Embedded:
 
 @contextmanager
 def embedded_server(
-    folder: Path, *, pool_bytes: int, engine: Engine | None = None, **settings: object
+    folder: Path, *, pool_bytes: int, engine: Engines = None, **settings: object
 ) -> Iterator[Embedded]:
     """Run a server in a thread of this process, by default with the dense teacher.
 

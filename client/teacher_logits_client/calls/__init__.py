@@ -22,11 +22,14 @@ from teacher_logits.v1 import (
     teacher_logits_service_pb2_grpc,
 )
 from teacher_logits.wire import student_to_wire, transport_to_wire
-from teacher_logits.wire.session import lease_from_wire, session_from_wire
+from teacher_logits.wire.objects import holder_from_wire
+from teacher_logits.wire.payloads import lease_from_wire
+from teacher_logits.wire.session import session_from_wire
 from teacher_logits.wire.transport import probe_from_wire, refusal_to_wire
 from teacher_logits_client.calls.channels import Channels
 from teacher_logits_client.calls.direct_streams import ending
 from teacher_logits_client.calls.failures import Waiting, error_of, stream_error_of
+from teacher_logits_client.calls.objects import ObjectCalls
 from teacher_logits_client.calls.opened import OpenedSession
 from teacher_logits_client.calls.pending import PendingLease
 from teacher_logits_client.calls.registry import RegistryCalls
@@ -66,6 +69,7 @@ class Calls:
             response_deserializer=bytes,
         )
         self.registry = RegistryCalls(self._channels, address=address, invoke=self._call)
+        self.objects = ObjectCalls(self._channels, invoke=self._call)
 
     @property
     def is_closed(self) -> bool:
@@ -99,6 +103,7 @@ class Calls:
             broker_path=reply.broker_path,
             nonce=reply.nonce,
             device_probes=tuple(map(probe_from_wire, reply.device_probes)),
+            ray_holder=holder_from_wire(reply.ray_holder) if reply.HasField("ray_holder") else None,
         )
 
     def prove_locality(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar, cast
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar, cast
 import grpc
 
 from teacher_logits.v1 import scoring_service_pb2
-from teacher_logits.wire.session import lease_from_wire
+from teacher_logits.wire.payloads import lease_from_wire
 from teacher_logits_client.calls.failures import Waiting, cancelled, deadline_passed, error_of
 
 if TYPE_CHECKING:
@@ -92,6 +93,14 @@ class PendingLease(PendingCall[ScoreReply]):
         lease = lease_from_wire(self._answer(seconds, waited=waited).lease)
         self.is_taken = True
         return lease
+
+    def wait(self, timeout: float | None) -> bool:
+        """Wait until ``done``, for ``timeout`` seconds at most; return whether it is."""
+        ended = threading.Event()
+        self.when_done(ended.set)
+        left = max(0.0, self._over_at - time.monotonic())
+        ended.wait(left if timeout is None else min(timeout, left))
+        return self.done()
 
     def done(self) -> bool:
         """Whether the lease or an error is there, or the call was cancelled."""

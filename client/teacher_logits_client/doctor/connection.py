@@ -19,6 +19,8 @@ from teacher_logits_client.connecting import connect
 from teacher_logits_client.doctor.findings import Finding, Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from teacher_logits.profiles import TeacherProfile
     from teacher_logits.transport import Refusal
     from teacher_logits_client.client import Client
@@ -82,17 +84,18 @@ def connection_findings(visit: Visit) -> list[Finding]:
 
 def _shake_hands(client: Client, visit: Visit) -> list[Finding]:
     try:
-        teacher = _teacher_of(client, visit)
+        found = _teachers(client, visit)
     except TeacherLogitsError as error:
         return [_failed("handshake", error, _cure_of_refusal(error))]
-    grid = teacher.batch_grid if teacher is not None else None
+    grid, teacher_id = found[0].batch_grid, found[0].teacher_id
+    named = [] if len(found) == 1 else [_several(found)]
     profile = StudentProfile(
         batch_grid=BatchGrid(
             global_batch_size=1 if grid is None else grid.global_batch_size,
             data_parallel_size=1,
             micro_batch_size=1,
         ),
-        teacher_id=visit.teacher_id,
+        teacher_id=teacher_id,
         top_k=1,
         student_id="doctor",
         locality=visit.locality,
@@ -100,13 +103,14 @@ def _shake_hands(client: Client, visit: Visit) -> list[Finding]:
     try:
         session = client.open_session(profile)
     except TeacherLogitsError as error:
-        return [_failed("handshake", error, _cure_of_refusal(error))]
+        return [*named, _failed("handshake", error, _cure_of_refusal(error))]
     with session:
-        return [_handshake(session), _settled(session), *map(_refused, session.refusals)]
+        refused = map(_refused, session.refusals)
+        return [*named, _handshake(session), _settled(session), *refused]
 
 
-def _teacher_of(client: Client, visit: Visit) -> TeacherProfile | None:
-    """Return the teacher to be visited, as the server says right now; None where it has several."""
+def _teachers(client: Client, visit: Visit) -> list[TeacherProfile]:
+    """Return the teacher to be visited, as the server says right now; all where none is named."""
     teachers = inspect_server(client.address, timeout=visit.timeout).teachers
     found = [each for each in teachers if visit.teacher_id in ("", each.teacher_id)]
     if not found:
@@ -116,7 +120,18 @@ def _teacher_of(client: Client, visit: Visit) -> TeacherProfile | None:
             f"there is {what} here right now (asked, and not waited for); there are: {names}",
             facts={"teacher_id": visit.teacher_id, "teachers": names},
         )
-    return found[0] if len(found) == 1 else None
+    return found
+
+
+def _several(teachers: Sequence[TeacherProfile]) -> Finding:
+    names = ", ".join(each.teacher_id for each in teachers)
+    return Finding(
+        name="teachers",
+        verdict=Verdict.OK,
+        message=f"there are {len(teachers)} teachers: {names}; the first is visited here "
+        "(--teacher-id visits another), and a student has to name one",
+        facts={"teachers": names},
+    )
 
 
 def _handshake(session: Session) -> Finding:

@@ -20,6 +20,7 @@ from teacher_logits.layout import RowStatus
 from teacher_logits.selection import row_statuses
 from teacher_logits.selection.invariants import check_invariants
 from teacher_logits_client.drafts.columns import NOT_SELECTED, UNKNOWN, WRITTEN_BY_TEACHER
+from teacher_logits_client.drafts.shard_ids import check_own_ids
 from teacher_logits_client.rows.alignment import check_lookup_identity
 from teacher_logits_client.rows.flat_rows import INTEGERS
 
@@ -69,6 +70,7 @@ def finish(columns: DraftColumns, rows: DraftRows, payload: Payload, *, mask: bo
     columns.by_kind[Kind.ROW_STATUS].copy_(statuses)
     if any_by_hand:
         _check_values(columns, rows, payload)
+        check_own_ids(columns, rows, payload)
         _check_last_positions(columns, rows)
         _check_lookup(columns, rows)
     columns.bad_row_count = len(bad)
@@ -263,4 +265,4 @@ def _bad_rows(
 def _place(rows: DraftRows, position: int) -> tuple[int, int]:
     """Return the row of a position of the draft, and its place in that row."""
     row = int(torch.searchsorted(rows.offsets, position, right=True)) - 1
-    return row, position - int(rows.offsets[row]) + int(rows.windows[row, 0])
+    return row, int(rows.places()[position])

@@ -15,10 +15,11 @@ from teacher_logits.digest import payload_digest
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.keys import PayloadKey
 from teacher_logits.layout import ColumnKind as Kind
-from teacher_logits.layout import lay_out, top_k_columns
+from teacher_logits.layout import ElementType, lay_out, top_k_columns
 from teacher_logits.payload import Payload
 from teacher_logits.profiles import NEEDED_COLUMNS
 from teacher_logits.selection import Selection, row_statuses
+from teacher_logits.shard_parts import part_of, shard_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,7 +81,11 @@ def columns_of(profile: TeacherProfile, rows: DraftRows) -> tuple[tuple[Column, 
             "of each position, and samples or chosen ids come from a server's engine",
             facts={"unknown": unknown, "missing": missing},
         )
-    return lay_out((c.kind, c.element_type, c.shape) for c in columns if c.kind in wanted)
+    specs = [(c.kind, c.element_type, c.shape) for c in columns if c.kind in wanted]
+    if rows.held is not None:
+        runs = 2 * rows.held.runs.shape[1]
+        specs.append((Kind.ROW_RUNS, ElementType.INT32, (len(rows.rows), runs)))
+    return lay_out(specs)
 
 
 def temperatures_of(profile: TeacherProfile) -> tuple[float, ...]:
@@ -116,7 +121,8 @@ def describe(
         size_bytes=size_bytes,
         whole_rows=rows.are_whole,
         selection=profile.selection,
-        key=PayloadKey(teacher_id=profile.teacher_id, step=step, shard=profile.data_parallel_rank),
+        key=PayloadKey(teacher_id=profile.teacher_id, step=step, shard=shard_of(profile)),
+        part=part_of(profile),
     )
 
 
@@ -166,8 +172,15 @@ class DraftColumns:
             self.touched.fill_(True)
         else:
             self._mark(rows)
+        self._describe(rows)
+
+    def _describe(self, rows: DraftRows) -> None:
+        """Write what describes the rows."""
+        found = self.by_kind
         found[Kind.ROW_OFFSETS].copy_(rows.offsets)
         found[Kind.ROW_WINDOWS].copy_(rows.windows)
+        if rows.held is not None:
+            found[Kind.ROW_RUNS].copy_(rows.held.runs.flatten(1))
         digests = torch.frombuffer(bytearray(rows.digests), dtype=torch.uint8)
         found[Kind.ROW_DIGESTS].copy_(digests.view_as(found[Kind.ROW_DIGESTS]))
         found[Kind.ROW_STATUS].zero_()

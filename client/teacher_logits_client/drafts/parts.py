@@ -7,6 +7,9 @@ them in, and keeps the real positions only; nothing of the size of the logits is
     [L, ...]      packed: all positions of every row, where windows leave some out
     [N, S, ...]   a rectangle as wide as the rows were given, each row padded at its right
     [N, C, ...]   a rectangle of the windows, where all rows have C positions
+
+Of a context-parallel rank, L and S are what it holds of each row, padding included
+(``shard_rows``).
 """
 
 from __future__ import annotations
@@ -15,9 +18,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import PayloadInvalidError
-from teacher_logits.selection.rule_selection import select_into
 from teacher_logits_client.drafts.checks import check_kind, check_tensor, narrowed
 from teacher_logits_client.drafts.columns import NOT_SELECTED
+from teacher_logits_client.drafts.shard_ids import select_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -69,6 +72,8 @@ class DraftPart:
         )
         start = int(draft_rows.offsets[first])
         self._positions = slice(start, start + int(self._offsets[-1]))
+        held = draft_rows.held
+        self._held = None if held is None else held.part(self.index, self._positions)
 
     @property
     def position_count(self) -> int:
@@ -121,14 +126,7 @@ class DraftPart:
             if following is not None:
                 is_flat = following.shape == (self.position_count,)
                 next_here = following[positions if is_flat else index].reshape(-1)
-            select_into(
-                out[positions],
-                logits[index],
-                rule=self._payload.selection,
-                temperatures=self._payload.temperatures,
-                vocab_size=self._payload.vocabulary_size,
-                next_ids=next_here,
-            )
+            select_own(out[positions], logits[index], payload=self._payload, next_ids=next_here)
         self._columns.note_selected(self.index, self._positions, self._offsets)
         return out
 
@@ -195,8 +193,9 @@ class DraftPart:
         width, says = int(logits.shape[-1]), self._draft_rows.head_rows
         if logits.dim() > 1 and width > says:
             raise _invalid(
-                f"logits have {width} columns, and the teacher's profile says head_rows={says}: "
-                "give the logits of that head, or open the publisher with the head that it has",
+                f"logits have {width} columns, and the teacher's profile says head_rows={says} "
+                "(for this rank): give the logits of that head, or open the publisher with the "
+                "head that it has",
                 columns=width,
                 head_rows=says,
                 vocabulary_size=self._payload.vocabulary_size,
@@ -231,6 +230,11 @@ class DraftPart:
         shape = tuple(given.shape[: given.dim() - axes])
         if len(shape) == 1 and shape[0] == self.position_count:
             return [(slice(0, shape[0]), slice(0, shape[0]))]
+        if self._held is not None:
+            pieces = self._held.pieces(shape, self._row_counts())
+            if pieces is not None:
+                return pieces
+            raise self._wrong_shape(tuple(given.shape), what)
         if len(shape) == 1 and shape[0] == int(self._lengths.sum()):
             starts = (self._lengths.cumsum(0) - self._lengths + self._windows[:, 0]).tolist()
             return [
@@ -270,6 +274,8 @@ class DraftPart:
 
     def _wrong_shape(self, shape: tuple[int, ...], what: str) -> PayloadInvalidError:
         rows, width, positions = len(self.rows), self._draft_rows.width, self.position_count
+        if self._held is not None:
+            width = int(self._held.spans[:, :, 1].sum(1).amax())
         facts: dict[str, Fact] = {
             "shape": str(shape),
             "row_count": rows,

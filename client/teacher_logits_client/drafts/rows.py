@@ -16,6 +16,7 @@ import torch
 from teacher_logits.digest import DIGEST_BYTES
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.grid import is_size
+from teacher_logits.shard_parts import columns_of_rank
 from teacher_logits_client.payloads.guards import next_ids
 from teacher_logits_client.rows import make_row_batch
 from teacher_logits_client.rows.valid_counts import valid_count, whole_numbers
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from teacher_logits.profiles import TeacherProfile
+    from teacher_logits_client.drafts.held_rows import HeldRows
     from teacher_logits_client.rows.flat_rows import Mask, Numbers, Rows
     from teacher_logits_client.rows.valid_counts import LossMask
 
@@ -56,7 +58,8 @@ class DraftRows:
     position and the count written of each row, ``offsets`` [N+1] where they start, ``next_ids``
     [P] the token that comes next, -1 where none does, or None where ids were not given.
     ``head_rows`` are the columns that logits have at most, by the profile. ``valid_count`` are the
-    positions that count, None where no mask was given.
+    positions that count, None where no mask was given. ``held`` are the runs of positions of a rank
+    that holds part of each row; ``windows`` then are its first position and all that it holds.
     """
 
     rows: range
@@ -69,6 +72,8 @@ class DraftRows:
     digests: bytes
     valid_count: int | None
     head_rows: int
+    held: HeldRows | None = None
+    has_whole_rows: bool | None = None
 
     @property
     def position_count(self) -> int:
@@ -77,7 +82,9 @@ class DraftRows:
 
     @property
     def are_whole(self) -> bool:
-        """Whether every row is written from its first position to its last."""
+        """Whether every row is written from its first position to its last, by all that hold it."""
+        if self.has_whole_rows is not None:
+            return self.has_whole_rows
         return torch.equal(self.windows[:, 1], self.lengths)
 
     @property
@@ -118,10 +125,15 @@ class DraftRows:
 
     def has_next(self) -> torch.Tensor:
         """Return bool [P]: whether a token comes next, as the lengths say."""
+        return self.places() + 1 < self.lengths.repeat_interleave(self.windows[:, 1])
+
+    def places(self) -> torch.Tensor:
+        """Return int64 [P]: where each position stands in its row."""
+        if self.held is not None:
+            return self.held.places
         firsts, counts = self.windows[:, 0], self.windows[:, 1]
         within = torch.arange(self.position_count) - self.offsets[:-1].repeat_interleave(counts)
-        places = within + firsts.repeat_interleave(counts)
-        return places + 1 < self.lengths.repeat_interleave(counts)
+        return within + firsts.repeat_interleave(counts)
 
 
 def make_draft_rows(
@@ -134,15 +146,17 @@ def make_draft_rows(
     """
     if given.input_ids is None:
         lengths = _lengths_alone(given, rows, padded_count, profile.max_row_tokens)
-        own = _own(given.windows, rows, padded_count, what="windows")
+        own = own_rows(given.windows, rows, padded_count, what="windows")
         windows = _windows_alone(own, lengths)
         width, following, digests = int(lengths.max()), None, UNKNOWN_DIGEST * len(rows)
     else:
         batch = make_row_batch(
-            _own(given.input_ids, rows, padded_count, what="input_ids"),
-            _own(given.lengths, rows, padded_count, what="lengths"),
-            attention_mask=_own(given.attention_mask, rows, padded_count, what="attention_mask"),
-            windows=_own(given.windows, rows, padded_count, what="windows"),
+            own_rows(given.input_ids, rows, padded_count, what="input_ids"),
+            own_rows(given.lengths, rows, padded_count, what="lengths"),
+            attention_mask=own_rows(
+                given.attention_mask, rows, padded_count, what="attention_mask"
+            ),
+            windows=own_rows(given.windows, rows, padded_count, what="windows"),
             vocabulary_size=profile.vocabulary_size,
             prefix_vocabulary_size=profile.vocabulary_size,
         )
@@ -152,7 +166,7 @@ def make_draft_rows(
         following, digests = next_ids(batch), batch.digests
     _check_longest(lengths, profile.max_row_tokens)
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), windows[:, 1].cumsum(0)])
-    mask = _own(given.loss_mask, rows, padded_count, what="loss_mask")
+    mask = own_rows(given.loss_mask, rows, padded_count, what="loss_mask")
     return DraftRows(
         rows=rows,
         padded_count=padded_count,
@@ -162,12 +176,12 @@ def make_draft_rows(
         offsets=offsets,
         next_ids=following,
         digests=digests,
-        head_rows=profile.head_rows,
+        head_rows=len(columns_of_rank(profile)),
         valid_count=None if mask is None else valid_count(mask, lengths, windows, width),
     )
 
 
-def _own(given, rows: range, padded_count: int, *, what: str):  # type: ignore[no-untyped-def]
+def own_rows(given, rows: range, padded_count: int, *, what: str):  # type: ignore[no-untyped-def]
     """Return what is given of the rows to write: of as many, or with padding rows behind."""
     if given is None:
         return None
@@ -192,7 +206,7 @@ def _lengths_alone(given: Given, rows: range, padded_count: int, longest: int) -
             "neither input_ids nor lengths are given: give input_ids, or at least the true tokens "
             "of each row"
         )
-    own = _own(given.lengths, rows, padded_count, what="lengths")
+    own = own_rows(given.lengths, rows, padded_count, what="lengths")
     lengths = whole_numbers(own, "lengths", (len(rows),))
     longest = min(longest, _MOST_TOKENS)
     wrong = ((lengths < 1) | (lengths > longest)).nonzero().flatten()

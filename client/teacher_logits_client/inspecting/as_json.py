@@ -38,6 +38,8 @@ def as_json(view: ServerView, *, address: str) -> str:
             "extent_count": pool.extent_count,
         },
         "registered": asdict(view.registered),
+        "object_store": None if view.object_store is None else asdict(view.object_store),
+        "replicas": [asdict(replica) for replica in view.replicas],
         "steps": [_step_json(step) for step in view.steps],
         "queue": {
             "waiting_requests": queue.waiting_requests,

@@ -9,6 +9,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from teacher_logits.clock import span_text
+from teacher_logits_client.inspecting.replicas import replica_lines
 from teacher_logits_client.units import size_text
 
 if TYPE_CHECKING:
@@ -47,7 +48,9 @@ def as_text(view: ServerView, *, address: str) -> str:
         f"queue     {_count(queue.waiting_requests, 'request')} waiting with "
         f"{queue.waiting_tokens:,} tokens, {queue.running_requests} running; "
         f"{_count(queue.scored_requests, 'request')} with {queue.scored_tokens:,} tokens scored",
+        *replica_lines(view.replicas),
         *_registered_lines(view),
+        *_store_lines(view),
     ]
     parts = [
         *(line for text in head for line in _wrapped(text, behind=" " * 10)),
@@ -172,6 +175,24 @@ def _device_lines(slabs: Sequence[DeviceSlabView]) -> list[str]:
         f"{size_text(sum(each.size_bytes for each in own))}; passed to "
         f"{_count(max(each.reader_count for each in own), 'session')}"
         for (writer_id, uuid), own in groups.items()
+    ]
+
+
+def _store_lines(view: ServerView) -> list[str]:
+    """Return what is in a Ray cluster's object store, where the server has joined one."""
+    store = view.object_store
+    if store is None:
+        return []
+    if store.state == "lost":
+        return ["objects   the Ray cluster is gone: payloads are streamed in their place"]
+    spilled = f", {size_text(store.spilled_bytes)} SPILLED to disk" if store.spilled_bytes else ""
+    waiting = f", {store.waiting_count} wait for room" if store.waiting_count else ""
+    again = f", {_count(store.holder_restarts, 'restart')}" if store.holder_restarts else ""
+    return [
+        f"objects   {size_text(store.used_bytes)} of {size_text(store.budget_bytes)} in "
+        f"{_count(store.object_count, 'object')}{waiting}; the node's store has "
+        f"{size_text(store.store_used_bytes)} of {size_text(store.store_bytes)}{spilled}; "
+        f"holder {store.holder}{again}"
     ]
 
 

@@ -24,12 +24,11 @@ from teacher_logits.errors import (
 )
 from teacher_logits.transport import Transport
 from teacher_logits_client.fallback import pause_before_resuming
+from teacher_logits_client.openers.buffered_payload import BufferedPayload
 from teacher_logits_client.openers.codec_terms import check_encoding
 from teacher_logits_client.openers.decoder import Copying, Decoder
-from teacher_logits_client.openers.host_payload import HostPayload
 
 if TYPE_CHECKING:
-    import mmap
     from collections.abc import Callable, Iterable
 
     from teacher_logits.encodings import StreamCodec
@@ -51,26 +50,6 @@ class Chunk(NamedTuple):
     offset_bytes: int
     crc32c: int
     data: memoryview
-
-
-class StreamedPayload(HostPayload):
-    """A payload in a buffer of this side."""
-
-    copied = True
-
-    def __init__(self, buffer: mmap.mmap, size_bytes: int, pool: BufferPool) -> None:
-        super().__init__(memoryview(buffer)[:size_bytes])
-        self._memory = buffer
-        self._pool = pool
-
-    def is_current(self) -> bool:
-        """Say that it is: nobody else has these bytes."""
-        return True
-
-    def vacate(self) -> int:
-        """Give the buffer back to the pool."""
-        self._pool.put(self._memory)
-        return 0
 
 
 class StreamOpener:
@@ -106,7 +85,7 @@ class StreamOpener:
         self._pause = pause
         self._has_refused = False
 
-    def open(self, lease: LeaseTerms, *, until: float) -> StreamedPayload:
+    def open(self, lease: LeaseTerms, *, until: float) -> BufferedPayload:
         """Return the lease's payload, all of it. See ``Opener.open``.
 
         Raises:
@@ -123,7 +102,7 @@ class StreamOpener:
         except BaseException:
             self._pool.put(buffer)
             raise
-        return StreamedPayload(buffer, size, self._pool)
+        return BufferedPayload(buffer, size, self._pool)
 
     def close(self) -> None:
         """Keep nothing, so let go of nothing; the buffers are the client's."""

@@ -23,7 +23,7 @@ from teacher_logits.layout import ColumnKind
 from teacher_logits_client.forks import refuse_to_travel
 from teacher_logits_client.payloads.checked_rows import CheckedRows
 from teacher_logits_client.payloads.micro_batches import MicroBatch, RowTargets
-from teacher_logits_client.payloads.row_columns import RowColumns, Shape
+from teacher_logits_client.payloads.row_columns import RowColumns, Shape, is_copy
 from teacher_logits_client.targets.leased_targets import Made
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from teacher_logits.transport import Transport
     from teacher_logits_client.payloads import LeasedPayload
     from teacher_logits_client.payloads.returns import Returner
-    from teacher_logits_client.payloads.row_columns import Part
+    from teacher_logits_client.payloads.row_parts import RowPart
     from teacher_logits_client.rows import RowBatch
     from teacher_logits_client.targets import Targets
 
@@ -58,7 +58,7 @@ class Batch:
     def __init__(
         self,
         grant: StepGrant,
-        parts: Sequence[Part],
+        parts: Sequence[RowPart],
         payloads: Sequence[LeasedPayload],
         *,
         rows: range,
@@ -79,7 +79,7 @@ class Batch:
             each.payload.payload_id: each.transport for each in payloads
         }
         #: Whether the rows span shards, so that what is taken of all of them is a copy.
-        self.copied = len(parts) > 1
+        self.copied = is_copy(parts)
         self._grant: StepGrant | None = grant
         self._parts = parts
         self._payloads = payloads
@@ -98,7 +98,7 @@ class Batch:
         """Make the tensors that a loss takes before there is an owner, who may never come."""
         for payload in self._payloads:
             payload.make_ahead(TAKEN_BY_LOSSES)
-        if len(self._parts) == 1 and self.real_row_count == self.row_count:
+        if not self.copied and self.real_row_count == self.row_count:
             self._whole = self._take(0, self.row_count)
             self._whole.make_ahead(TAKEN_BY_LOSSES)
 

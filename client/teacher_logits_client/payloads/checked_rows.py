@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from teacher_logits.terms import Check
-    from teacher_logits_client.payloads.row_columns import Part
+    from teacher_logits_client.payloads.row_parts import RowPart
     from teacher_logits_client.rows import RowBatch
 
 
@@ -37,7 +37,7 @@ class CheckedRows:
         PayloadInvalidError: what is sealed has a status that is none.
     """
 
-    def __init__(self, parts: Sequence[Part], *, rows: range, is_sealed: bool) -> None:
+    def __init__(self, parts: Sequence[RowPart], *, rows: range, is_sealed: bool) -> None:
         self._parts = parts
         self._rows = rows
         #: Where the statuses lie: they are looked at while somebody waits for the rows.
@@ -62,6 +62,8 @@ class CheckedRows:
         """
         for part in self._parts:
             part.look_again()
+        if any(part.is_copy for part in self._parts):  # what several payloads say is read anew
+            self._status = [part.status for part in self._parts]
         self._statuses = b"".join(self._status)
         check_statuses(self._statuses, first_row=self._rows.start)
 

@@ -49,6 +49,12 @@ def check_entries(payload: Payload, profile: StudentProfile, batch: RowBatch | N
     Raises:
         PayloadInvalidError: with the numbers of both.
     """
+    if payload.part is not None:
+        raise PayloadInvalidError(
+            f"payload {payload.payload_id} holds a part of its rows ({payload.part.text}): acquire "
+            "its step, which puts all of them together",
+            facts={"payload_id": payload.payload_id, "part": payload.part.text},
+        )
     has = payload.selection
     for kind in _COLUMNS.get(type(has), SCORED_COLUMNS):
         payload.column(kind)

@@ -32,6 +32,7 @@ from teacher_logits.layout import (
 )
 from teacher_logits.profiles import SCORED_COLUMNS
 from teacher_logits.tensors import DTYPES
+from teacher_logits_client.payloads.row_parts import RowPart
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,7 +48,7 @@ _HOST = torch.device("cpu")
 _AXES = {kind: rules[1][0] for kind, rules in COLUMN_RULES.items()}
 
 
-class Part(Mapping[ColumnKind, torch.Tensor]):
+class Part(RowPart):
     """``row_count`` rows of one payload from its row ``first`` on, as views.
 
     ``row_offsets`` are counted anew from 0, which is a copy.
@@ -61,6 +62,7 @@ class Part(Mapping[ColumnKind, torch.Tensor]):
         self.row_count = row_count
         self._columns = columns
         self._is_whole = row_count == payload.row_count
+        self._runs: bytes | None = None
         self._start, self._stop = self._place()
         if not 0 <= self._start <= self._stop <= payload.position_count:
             raise PayloadInvalidError(
@@ -80,6 +82,12 @@ class Part(Mapping[ColumnKind, torch.Tensor]):
         Raises:
             PayloadInvalidError: naming both places.
         """
+        if self._runs is not None and self._runs != self._raw_runs():
+            raise PayloadInvalidError(
+                f"{self._run_kind.value} of payload {self.payload.payload_id} have changed between "
+                "its announcement and its seal",
+                facts={"payload_id": self.payload.payload_id},
+            )
         if self._is_whole:
             return  # its place follows from no offset
         was, now = (self._start, self._stop), self._place()
@@ -90,6 +98,47 @@ class Part(Mapping[ColumnKind, torch.Tensor]):
                 "when it was sealed",
                 facts={"start": now[0], "stop": now[1]},
             )
+
+    def runs(self) -> list[list[range]]:
+        """Return the runs of positions of each row, in the order in which they lie there.
+
+        Raises:
+            PayloadInvalidError: they are not of as many positions as the row has.
+        """
+        kind = self._run_kind
+        width = self.payload.column(kind).shape[1]
+        self._runs = self._raw_runs()
+        numbers = memoryview(self._runs).cast("i")
+        offsets = self._columns.raw(ColumnKind.ROW_OFFSETS).cast("q")
+        if self._is_whole and self._stop - self._start != self.payload.position_count:
+            raise PayloadInvalidError(
+                f"payload {self.payload.payload_id} has {self.payload.position_count} positions, "
+                f"and its row_offsets speak of {self._stop - self._start}",
+                facts={"positions": self.payload.position_count},
+            )
+        found = []
+        for row in range(self.first, self.first + self.row_count):
+            own = numbers[row * width : (row + 1) * width].tolist()
+            count = offsets[row + 1] - offsets[row]
+            if min(own) < 0 or sum(own[1::2]) != count:
+                raise PayloadInvalidError(
+                    f"row {self.payload.first_row + row} has {count} positions in payload "
+                    f"{self.payload.payload_id}, and its {kind.value} are {own}",
+                    facts={"row": self.payload.first_row + row, "positions": count},
+                )
+            runs = zip(own[::2], own[1::2], strict=True)
+            found.append([range(start, start + length) for start, length in runs if length])
+        return found
+
+    @property
+    def _run_kind(self) -> ColumnKind:
+        """What says which positions of its rows it has."""
+        part = self.payload.part
+        is_parted = part is not None and part.sequence_parts > 1
+        return ColumnKind.ROW_RUNS if is_parted else ColumnKind.ROW_WINDOWS
+
+    def _raw_runs(self) -> bytes:
+        return bytes(self._columns.raw(self._run_kind))
 
     def _place(self) -> tuple[int, int]:
         offsets = self._columns.raw(ColumnKind.ROW_OFFSETS).cast("q")
@@ -152,7 +201,7 @@ class Shape:
     device: torch.device
 
     @classmethod
-    def of(cls, parts: Sequence[Part], profile: StudentProfile) -> Shape:
+    def of(cls, parts: Sequence[RowPart], profile: StudentProfile) -> Shape:
         """Return that of some parts, or of what a student asked for where it has none."""
         if not parts:
             return cls(
@@ -190,12 +239,12 @@ class RowColumns(Mapping[ColumnKind, torch.Tensor]):
     ``whole_rows`` whether every row has all its positions.
     """
 
-    def __init__(self, parts: Sequence[Part], *, padding_rows: int, shape: Shape) -> None:
+    def __init__(self, parts: Sequence[RowPart], *, padding_rows: int, shape: Shape) -> None:
         self._parts = tuple(parts)
         self._padding = padding_rows
         self._shape = shape
         self._made: dict[ColumnKind, torch.Tensor] = {}
-        self.copied = len(self._parts) > 1
+        self.copied = is_copy(self._parts)
         self.whole_rows = all(part.payload.whole_rows for part in self._parts)
         #: Its teacher's; None where there is nothing but padding.
         sizes = [part.payload.vocabulary_size for part in parts]
@@ -238,6 +287,11 @@ class RowColumns(Mapping[ColumnKind, torch.Tensor]):
         return torch.cat(pieces)
 
 
-def _device_of(parts: Sequence[Part]) -> torch.device:
+def is_copy(parts: Sequence[RowPart]) -> bool:
+    """Say whether positions of the rows of some parts are copied, and not viewed."""
+    return len(parts) > 1 or any(part.is_copy for part in parts)
+
+
+def _device_of(parts: Sequence[RowPart]) -> torch.device:
     """Return the first device that some part is on; the host where none is."""
     return next((part.device for part in parts if part.device != _HOST), _HOST)

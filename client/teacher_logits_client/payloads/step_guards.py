@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from teacher_logits.payload import Payload
     from teacher_logits.profiles import StudentProfile
-    from teacher_logits_client.payloads.row_columns import Part
+    from teacher_logits_client.payloads.row_parts import RowPart
     from teacher_logits_client.rows import RowBatch
 
 _OK = int(RowStatus.OK)
@@ -41,7 +41,7 @@ _UNKNOWN = bytes(DIGEST_BYTES)
 _NO_IDS = "the rank's token ids are not known here; pass input_ids to have this checked"
 
 
-def check_tiling(parts: Sequence[Part], rows: range) -> None:
+def check_tiling(parts: Sequence[RowPart], rows: range) -> None:
     """Refuse parts that are not the rank's real rows, each once and in order.
 
     Raises:
@@ -94,7 +94,7 @@ def check_shape(payload: Payload, profile: StudentProfile) -> None:
 
 
 def check_step(
-    parts: Sequence[Part],
+    parts: Sequence[RowPart],
     *,
     rows: range,
     batch: RowBatch,
@@ -130,7 +130,7 @@ def check_step(
     return (status, _digests(parts), _lookup(found))
 
 
-def statuses_of(parts: Sequence[Part]) -> bytes:
+def statuses_of(parts: Sequence[RowPart]) -> bytes:
     """Return the status of each row."""
     return b"".join([part.status for part in parts])
 
@@ -166,7 +166,7 @@ def _rows_of(batch: RowBatch, starts: list[int], first: int, count: int) -> RowB
     )
 
 
-def _check_part(part: Part, own: RowBatch, *, has_windows: bool) -> LookupCheck:
+def _check_part(part: RowPart, own: RowBatch, *, has_windows: bool) -> LookupCheck:
     received = to_bytes(part[ColumnKind.ROW_DIGESTS])
     if received != own.digests:
         pairs = list(zip(cut_digests(own.digests), cut_digests(received), strict=True))
@@ -187,7 +187,9 @@ def _check_part(part: Part, own: RowBatch, *, has_windows: bool) -> LookupCheck:
     return check_lookup_identity(part, following, first_row=part.first_row, bound=part.bound)
 
 
-def _other_positions(part: Part, own: RowBatch, windows: torch.Tensor, row: int) -> AlignmentError:
+def _other_positions(
+    part: RowPart, own: RowBatch, windows: torch.Tensor, row: int
+) -> AlignmentError:
     first, count = windows[row].tolist()
     wanted_first, wanted_count = own.windows[row].tolist()
     length = int(own.rows.lengths[row])
@@ -206,7 +208,7 @@ def _other_positions(part: Part, own: RowBatch, windows: torch.Tensor, row: int)
     )
 
 
-def _digests(parts: Sequence[Part]) -> Check:
+def _digests(parts: Sequence[RowPart]) -> Check:
     digests = [
         each for part in parts for each in cut_digests(to_bytes(part[ColumnKind.ROW_DIGESTS]))
     ]

@@ -24,6 +24,7 @@ from teacher_logits.errors import (
     SessionExpiredError,
     TeacherLogitsError,
 )
+from teacher_logits.shard_parts import shard_of
 from teacher_logits_client.config import check_timeout
 from teacher_logits_client.drafts.rows import Given
 from teacher_logits_client.forks import refuse_to_travel
@@ -92,8 +93,8 @@ class Publisher:
 
     @property
     def shard(self) -> int:
-        """The shard that it writes: its data-parallel rank."""
-        return self.profile.data_parallel_rank
+        """The shard that it writes: its data-parallel rank, where that is not divided."""
+        return shard_of(self.profile)
 
     def rows_of_step(self, real_rows: int | None = None) -> range:
         """Return the rows of a step that this rank writes, padding left out.
@@ -124,7 +125,8 @@ class Publisher:
         """Claim rows of a step and wait for room to write them.
 
         N rows are given in the step's order; padding rows of a partial last batch may stand
-        behind them or be left out.
+        behind them or be left out. They are whole rows on each rank of a teacher that divides them
+        (``sharded_by``): the draft then holds this rank's part, and takes its own logits.
 
         Args:
             step: from 0 to 2**62 - 1.

@@ -14,6 +14,7 @@ from teacher_logits.keys import STEP_LIMIT
 from teacher_logits_client.drafts import Draft
 from teacher_logits_client.drafts.columns import columns_of, describe
 from teacher_logits_client.drafts.rows import make_draft_rows
+from teacher_logits_client.drafts.shard_rows import hold_part
 from teacher_logits_client.publishing.publisher_rows import rows_to_write
 from teacher_logits_client.slabs.claims import Claim
 from teacher_logits_client.slabs.placed_columns import place_columns
@@ -46,7 +47,7 @@ def reserve_draft(
     """Claim rows and wait for room; see ``Publisher.reserve``. What fails is given up."""
     _check_asked(asked)
     own, padded = rows_to_write(profile, asked.rows, real_rows=asked.real_rows)
-    rows = make_draft_rows(profile, own, padded, asked.given)
+    rows = hold_part(profile, make_draft_rows(profile, own, padded, asked.given), asked.given)
     claim = _claim(desk.way, profile, asked, rows)
     way = desk.way
     try:

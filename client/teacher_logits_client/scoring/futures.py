@@ -114,6 +114,24 @@ class ScoreFuture:
         yield from scored.__await__()
         return self.result()
 
+    @property
+    def asked(self) -> RowBatch:
+        """The rows that were sent."""
+        return self._batch
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until ``result`` would not have to wait for the teacher; return whether it is so.
+
+        ``timeout`` is in seconds; without one, the request's own deadline counts.
+        """
+        self._answers.check_here()
+        return self._pending.wait(timeout)
+
+    def has_failed(self) -> bool:
+        """Whether the request has ended without a payload."""
+        self._answers.check_here()
+        return self._failure is not None or self._pending.has_failed()
+
     def done(self) -> bool:
         """Whether ``result`` would not have to wait for the teacher."""
         self._answers.check_here()

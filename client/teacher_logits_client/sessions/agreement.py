@@ -33,7 +33,7 @@ from teacher_logits.profiles import NodeHints
 from teacher_logits.transport import RefusalReason, Transport
 from teacher_logits_client.openers.codec_terms import check_settled
 from teacher_logits_client.sessions.device_evidence import note_exported
-from teacher_logits_client.sessions.evidence import OPENABLE, DeviceSide, gather, not_openable
+from teacher_logits_client.sessions.evidence import DeviceSide, gather
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,7 +116,7 @@ def shake_hands(
     return Agreed(
         terms=terms,
         profile=asked,
-        refusals=_refusals(profile, asked, terms),
+        refusals=_refusals(asked, terms),
         line=line,
         resident=evidence.resident,
         nonce=opened.nonce,
@@ -217,26 +217,16 @@ def _prove(
 
 
 def _asked(profile: StudentProfile, devices: Devices) -> StudentProfile:
-    """Fill in the hints, and leave out what would be settled on and could not be opened.
+    """Fill in the hints.
 
     A transport that needs proof stays: without one it is refused, with its reason.
     """
     hints = profile.hints if profile.hints != NodeHints() else node_hints(devices.seen())
-    transports = tuple(t for t in profile.transports if t in OPENABLE or t.is_local)
-    if not transports:
-        wanted = ", ".join(t.value for t in profile.transports)
-        raise NoCommonTransportError(
-            f"this client (release {__version__}) can open none of the transports that the "
-            f"profile wants ({wanted}); allow 'shared_memory' or 'stream'",
-            facts={t.value: RefusalReason.PLATFORM.value for t in profile.transports},
-        )
-    return replace(profile, hints=hints, transports=transports)
+    return replace(profile, hints=hints)
 
 
-def _refusals(
-    profile: StudentProfile, asked: StudentProfile, terms: SessionTerms
-) -> tuple[Refusal, ...]:
-    """Return the server's refusals, and ours, in the order in which the student wanted them.
+def _refusals(asked: StudentProfile, terms: SessionTerms) -> tuple[Refusal, ...]:
+    """Return the server's refusals in the order in which the student wanted the transports.
 
     Where no writer is there any more nothing was settled, and of what was asked nothing refused.
     """
@@ -244,13 +234,7 @@ def _refusals(
     refusals = [refusal for s in terms.settlements for refusal in s.refusals]
     refusals.sort(key=lambda refusal: refusal.reason is not RefusalReason.NOT_OFFERED)
     found = {refusal.transport: refusal for refusal in refusals}
-    settled = {settlement.transport for settlement in terms.settlements}
-    for transport in profile.transports:
-        if transport in settled:
-            break
-        if transport not in asked.transports:
-            found.setdefault(transport, not_openable(transport))
-    return tuple(found[t] for t in profile.transports if t in found)
+    return tuple(found[t] for t in asked.transports if t in found)
 
 
 def node_hints(device_uuids: tuple[str, ...] = ()) -> NodeHints:

@@ -10,10 +10,11 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from teacher_logits import __version__, inprocess
+from teacher_logits import inprocess
 from teacher_logits.errors import NotAvailable, TeacherLogitsError, TransportFailure
 from teacher_logits.terms import SERVER_WRITER
 from teacher_logits.transport import Refusal, RefusalReason, Transport, proof_of
+from teacher_logits_client.openers.ray_cluster import read_challenge
 from teacher_logits_client.sessions.device_evidence import note_exported, try_devices
 
 if TYPE_CHECKING:
@@ -21,16 +22,12 @@ if TYPE_CHECKING:
 
     from teacher_logits.inprocess import Resident
     from teacher_logits.profiles import NodeHints
+    from teacher_logits.terms import RayHolder
     from teacher_logits_client.calls.opened import OpenedSession
     from teacher_logits_client.line import Line
     from teacher_logits_client.openers.devices import Devices
 
     MakeLine = Callable[[str, float], Line]
-
-OPENABLE = frozenset(
-    {Transport.LOCAL, Transport.CUDA_IPC, Transport.SHARED_MEMORY, Transport.STREAM}
-)
-"""Transports that this release of the client has an opener for."""
 
 
 @dataclass
@@ -46,15 +43,6 @@ class Evidence:
     def fail(self, transport: Transport, reason: RefusalReason, message: str) -> None:
         """Note why a transport could not be proven."""
         self.failures.append(Refusal(transport=transport, reason=reason, message=message))
-
-
-def not_openable(transport: Transport) -> Refusal:
-    """Return the refusal of a transport that this release has no opener for."""
-    return Refusal(
-        transport=transport,
-        reason=RefusalReason.PLATFORM,
-        message=f"this client (release {__version__}) cannot open it",
-    )
 
 
 def gather(
@@ -73,20 +61,8 @@ def gather(
     """
     evidence = Evidence()
     nonce = opened.nonce
-    for transport in wanted:
-        if transport is Transport.LOCAL:
-            evidence.resident = inprocess.find(opened.terms.epoch)
-            if evidence.resident is None:
-                evidence.fail(
-                    transport,
-                    RefusalReason.OTHER_PROCESS,
-                    f"the server does not live in process {os.getpid()}",
-                )
-            else:
-                secret = evidence.resident.secret
-                evidence.proofs[transport, ""] = proof_of(secret, nonce=nonce, transport=transport)
-        elif transport not in OPENABLE:
-            evidence.failures.append(not_openable(transport))
+    if Transport.LOCAL in wanted:
+        _look_in_here(opened, evidence)
     if not {Transport.SHARED_MEMORY, Transport.CUDA_IPC}.isdisjoint(wanted):
         challenge = _read_challenge(opened, socket_path, evidence, make_line, until)
         if challenge is not None:
@@ -95,7 +71,40 @@ def gather(
             evidence.proofs[transport, ""] = mac
         if devices is not None and Transport.CUDA_IPC in wanted and opened.device_probes:
             _open_probes(opened, evidence, devices, until)
+    if Transport.RAY_OBJECT in wanted and opened.ray_holder is not None:
+        _ask_holder(opened.ray_holder, nonce, wanted, evidence, until)
     return evidence
+
+
+def _ask_holder(
+    holder: RayHolder,
+    nonce: bytes,
+    wanted: Sequence[Transport],
+    evidence: Evidence,
+    until: float,
+) -> None:
+    """Ask the server's holder for its challenge, where nothing that is wanted more will do."""
+    transport = Transport.RAY_OBJECT
+    before = wanted[: wanted.index(transport)]
+    if any((each, "") in evidence.proofs for each in before):
+        return
+    found = read_challenge(holder, until=until)
+    if isinstance(found, Refusal):
+        evidence.failures.append(found)
+    else:
+        evidence.proofs[transport, ""] = proof_of(found, nonce=nonce, transport=transport)
+
+
+def _look_in_here(opened: OpenedSession, evidence: Evidence) -> None:
+    """Look for the server in this process's table."""
+    transport = Transport.LOCAL
+    evidence.resident = inprocess.find(opened.terms.epoch)
+    if evidence.resident is None:
+        message = f"the server does not live in process {os.getpid()}"
+        evidence.fail(transport, RefusalReason.OTHER_PROCESS, message)
+        return
+    secret = evidence.resident.secret
+    evidence.proofs[transport, ""] = proof_of(secret, nonce=opened.nonce, transport=transport)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Session openers: one session's openers, and which of them brings a lease's bytes.
 
-    no extent                   streamed
+    no extent                   streamed, or an object of a Ray cluster's store (``ray_object``)
     on a device alone           ``cuda_ipc``, however its writer was settled when it was granted
     in a slab, all of it        ``local`` or ``shared_memory``
 
@@ -14,13 +14,19 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import HostCopyNeededError, SlabOpenError, TransportFailure
+from teacher_logits.errors import (
+    HostCopyNeededError,
+    PoolFullError,
+    SlabOpenError,
+    TransportFailure,
+)
 from teacher_logits.transport import Transport
 from teacher_logits_client.config import MapMode
 from teacher_logits_client.fallback import Choice, next_transport
 from teacher_logits_client.openers.cuda_ipc import CudaIpcOpener
 from teacher_logits_client.openers.devices import OpenedSlabs
 from teacher_logits_client.openers.local import LocalOpener
+from teacher_logits_client.openers.ray_object import RayObjectOpener
 from teacher_logits_client.openers.shared_memory import SharedMemoryOpener
 from teacher_logits_client.openers.stream import StreamOpener
 
@@ -34,6 +40,7 @@ if TYPE_CHECKING:
     from teacher_logits_client.openers import OpenedPayload, Opener
     from teacher_logits_client.openers.buffers import BufferPool
     from teacher_logits_client.openers.devices import Devices
+    from teacher_logits_client.openers.ray_object import PutObject
     from teacher_logits_client.sessions.agreement import Agreed
 
     Read = Callable[[str, int, float], Iterable[bytes]]
@@ -54,7 +61,10 @@ class SessionOpeners:
         read, read_as_written: yield a lease's bytes; see ``StreamOpener``.
         count: adds to one of the client's counts.
         withdraw: tells the server that a writer's device memory cannot be opened any more.
+        put_object: has a lease's payload put into the object store; see ``RayObjectOpener``.
     """
+
+    _has_fallen_back = False
 
     def __init__(
         self,
@@ -67,34 +77,41 @@ class SessionOpeners:
         read_as_written: Read | None = None,
         count: Callable[..., None],
         withdraw: Callable[[str, TeacherLogitsError], None],
+        put_object: PutObject | None = None,
     ) -> None:
         self._session_id = agreed.terms.session_id
         self._count = count
         self._withdraw = withdraw
+        profile, line = agreed.profile, agreed.line
         self._choice = Choice(
-            wanted=agreed.profile.transports,
-            locality=agreed.profile.locality,
-            has_line=agreed.line is not None,
+            wanted=profile.transports, locality=profile.locality, has_line=line is not None
         )
-        self.by_transport: dict[Transport, Opener] = {
-            Transport.STREAM: StreamOpener(
-                read,
-                pool=buffers,
-                count=lambda size: count("streamed_bytes", size),
-                codec=agreed.terms.stream.codec,
-                read_as_written=read_as_written,
-            )
-        }
+        stream = StreamOpener(
+            read,
+            pool=buffers,
+            count=lambda size: count("streamed_bytes", size),
+            codec=agreed.terms.stream.codec,
+            read_as_written=read_as_written,
+        )
+        self.by_transport: dict[Transport, Opener] = {Transport.STREAM: stream}
+        if put_object is not None:
+            self.by_transport[Transport.RAY_OBJECT] = self._make_objects(put_object, buffers, mode)
         self._shared: SharedMemoryOpener | None = None
         self._device: CudaIpcOpener | None = None
-        if agreed.line is not None:
-            self._shared = _make_shared(agreed.line, mode, devices)
+        if line is not None:
+            self._shared = _make_shared(line, mode, devices)
             self._device = CudaIpcOpener(self._shared, OpenedSlabs(devices))
             self.by_transport[Transport.SHARED_MEMORY] = self._shared
             self.by_transport[Transport.CUDA_IPC] = self._device
         if agreed.resident is not None:
             self.by_transport[Transport.LOCAL] = LocalOpener(agreed.resident)
-        self._has_fallen_back = False
+
+    def _make_objects(
+        self, put_object: PutObject, buffers: BufferPool, mode: MapMode
+    ) -> RayObjectOpener:
+        may_stream = next_transport(Transport.RAY_OBJECT, self._choice) is not None
+        as_views = mode is MapMode.READ_ONLY
+        return RayObjectOpener(put_object, buffers, as_views=as_views, may_stream=may_stream)
 
     def open(
         self, lease: LeaseTerms, *, settled: Transport | None, until: float
@@ -118,6 +135,12 @@ class SessionOpeners:
                 if other is None:
                     raise (failure if device_failure is None else _gone(lease, failure)) from None
                 self._note_fallback(transport, other, failure)
+                transport = other
+            except PoolFullError as full:
+                other = next_transport(transport, self._choice)
+                if transport is not Transport.RAY_OBJECT or other is None:
+                    raise
+                self._note_fallback(transport, other, full)
                 transport = other
             except HostCopyNeededError:
                 if device_failure is None:
@@ -165,7 +188,7 @@ class SessionOpeners:
             raise SlabOpenError("a step was announced to a session that shares no memory")
         return self._shared
 
-    def _note_fallback(self, failed: Transport, other: Transport, why: TransportFailure) -> None:
+    def _note_fallback(self, failed: Transport, other: Transport, why: TeacherLogitsError) -> None:
         self._count("fallbacks")
         if not self._has_fallen_back:
             self._has_fallen_back = True
@@ -182,6 +205,8 @@ class SessionOpeners:
 
 def _first(lease: LeaseTerms, settled: Transport | None) -> Transport:
     """Return the transport that is tried first."""
+    if lease.as_object:
+        return Transport.RAY_OBJECT
     if lease.extent is None:
         return Transport.STREAM
     if lease.on_device:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from teacher_logits.device_memory import DeviceProbe
-    from teacher_logits.terms import LeaseTerms, StepGrant
+    from teacher_logits.terms import LeaseTerms, ObjectTicket, StepGrant
     from teacher_logits.transport import Settlement
     from teacher_logits_client.calls import Calls
     from teacher_logits_client.openers import OpenedPayload
@@ -72,11 +72,10 @@ class Reader:
             mode=mode,
             buffers=buffers,
             read=self._read,
-            read_as_written=lambda lease_id, offset, timeout: calls.read_payload(
-                self._session_id, lease_id, offset, timeout=timeout, as_written=True
-            ),
+            read_as_written=partial(self._read, as_written=True),
             count=returner.count,
             withdraw=self._late.withdraw,
+            put_object=self._put_object,
         )
         self._lock = threading.Lock()
         self._out: set[str] = set()
@@ -253,8 +252,12 @@ class Reader:
         if idle:
             self.let_go()
 
-    def _read(self, lease_id: str, offset_bytes: int, timeout: float) -> Iterator[bytes]:
-        return self._calls.read_payload(self._session_id, lease_id, offset_bytes, timeout=timeout)
+    def _read(self, lease_id: str, at: int, timeout: float, **more: bool) -> Iterator[bytes]:
+        read = partial(self._calls.read_payload, self._session_id, lease_id, at)
+        return read(timeout=timeout, **more)
+
+    def _put_object(self, lease_id: str, **given: float) -> ObjectTicket:
+        return self._calls.objects.put(self._session_id, lease_id, **given)
 
     def _give_back(self, lease_id: str, request_id: str = "") -> None:
         """Tell the server; on the returner's thread. The line stays until it has heard."""

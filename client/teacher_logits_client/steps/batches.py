@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from teacher_logits_client.payloads.assembled import assemble
 from teacher_logits_client.payloads.batch import Batch
 from teacher_logits_client.payloads.step_guards import check_shape, check_tiling
 
@@ -45,7 +46,7 @@ class BatchMaker:
         for each in payloads:
             check_shape(each.payload, self._profile)
         real = real_rows_of(self.rows, grant.real_rows)
-        parts = [part for each in payloads if (part := _part(each, real)) is not None]
+        parts = assemble([part for each in payloads if (part := _part(each, real)) is not None])
         check_tiling(parts, real)
         return Batch(
             grant,

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ from teacher_logits.selection.checks import (
     check_whole,
 )
 from teacher_logits.selection.complement import complement_sums
-from teacher_logits.selection.ranking import in_order, rank
+from teacher_logits.selection.ranking import first_in_order, rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
     from teacher_logits.errors import Fact
 
 Spans = tuple[tuple[int, int], ...]
+
+_AT_ONCE = 8
+"""Slices merged in one go: one sort for all, and of a loop over tiles no more are kept."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -145,49 +149,51 @@ def select_partial(
 
 
 def merge_partials(parts: Iterable[PartialSelection]) -> PartialSelection:
-    """Merge the selections of some slices into that of all their ids, one after the other.
+    """Merge the selections of some slices into that of all their ids, a few at a time.
 
     Raises:
         PayloadInvalidError: there are none, two of them hold an id, or they were cut by
             different settings or beside different next ids.
     """
-    merged: PartialSelection | None = None
+    waiting: list[PartialSelection] = []
     for part in parts:
         if not isinstance(part, PartialSelection):
             raise _invalid(
                 f"a slice is a {type(part).__name__}: merge what select_partial returned",
                 given=type(part).__name__,
             )
-        merged = part if merged is None else _merge(merged, part)
-    if merged is None:
+        waiting.append(part)
+        if len(waiting) == _AT_ONCE:
+            waiting = [_merge(waiting)]
+    if not waiting:
         raise _invalid("no slices are given: merge at least one")
-    return merged
+    return waiting[0] if len(waiting) == 1 else _merge(waiting)
 
 
-def _merge(a: PartialSelection, b: PartialSelection) -> PartialSelection:
-    spans = _joined(a, b)
-    k = a.ids.shape[1]
-    ids, logits = torch.cat([a.ids, b.ids], 1), torch.cat([a.logits, b.logits], 1)
-    order = in_order(ids, logits)
-    ids, logits = ids.gather(1, order), logits.gather(1, order)
-    scale = torch.tensor(a.temperatures, dtype=torch.float64, device=logits.device)
-    rejected = (logits[:, k:].double().unsqueeze(2) / scale).logsumexp(1)
-    following = a.next_logits
-    if following is not None and b.next_logits is not None:
-        following = torch.maximum(following, b.next_logits)
+def _merge(parts: Sequence[PartialSelection]) -> PartialSelection:
+    first, k = parts[0], parts[0].ids.shape[1]
+    spans = first.spans
+    for other in parts[1:]:
+        spans = _joined(first, spans, other)
+    ids, logits = torch.cat([p.ids for p in parts], 1), torch.cat([p.logits for p in parts], 1)
+    best = first_in_order(ids, logits, k)
+    rests = [part.log_rest for part in parts]
+    scale = torch.tensor(first.temperatures, dtype=torch.float64, device=logits.device)
+    rejected = logits.scatter(1, best, -torch.inf).double().unsqueeze(2) / scale
+    following = [part.next_logits for part in parts if part.next_logits is not None]
     return replace(
-        a,
-        ids=ids[:, :k],
-        logits=logits[:, :k],
-        log_rest=torch.logaddexp(torch.logaddexp(a.log_rest, b.log_rest), rejected),
-        status=_worse(a.status, b.status),
-        next_logits=following,
+        first,
+        ids=ids.gather(1, best),
+        logits=logits.gather(1, best),
+        log_rest=torch.stack([*rests, rejected.logsumexp(1)]).logsumexp(0),
+        status=reduce(_worse, [part.status for part in parts]),
+        next_logits=torch.stack(following).amax(0) if following else None,
         spans=spans,
     )
 
 
-def _joined(a: PartialSelection, b: PartialSelection) -> Spans:
-    """Return the ids of both, if they can be merged."""
+def _joined(a: PartialSelection, held: Spans, b: PartialSelection) -> Spans:
+    """Return the ids that are ``held`` and those of ``b``, which is to be cut as ``a`` is."""
     for name, of_a, of_b in (
         ("positions and entries", tuple(a.ids.shape), tuple(b.ids.shape)),
         ("temperatures", a.temperatures, b.temperatures),
@@ -202,7 +208,7 @@ def _joined(a: PartialSelection, b: PartialSelection) -> Spans:
                 second=str(of_b),
             )
     _check_alike(a.next_ids, b.next_ids)
-    spans = sorted((*a.spans, *b.spans))
+    spans = sorted((*held, *b.spans))
     for (_, stop), (start, end) in pairwise(spans):
         if start < stop:
             raise _invalid(

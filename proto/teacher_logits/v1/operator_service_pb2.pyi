@@ -38,7 +38,7 @@ class ReclaimResponse(_message.Message):
     def __init__(self, freed_bytes: _Optional[int] = ..., lease_count: _Optional[int] = ..., session_count: _Optional[int] = ...) -> None: ...
 
 class InspectResponse(_message.Message):
-    __slots__ = ("epoch", "version", "uptime", "draining", "teachers", "sessions", "leases", "pool", "queue", "steps", "registered")
+    __slots__ = ("epoch", "version", "uptime", "draining", "teachers", "sessions", "leases", "pool", "queue", "steps", "registered", "object_store", "replicas")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     UPTIME_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,8 @@ class InspectResponse(_message.Message):
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     REGISTERED_FIELD_NUMBER: _ClassVar[int]
+    OBJECT_STORE_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
     epoch: str
     version: str
     uptime: _duration_pb2.Duration
@@ -61,7 +63,9 @@ class InspectResponse(_message.Message):
     queue: QueueState
     steps: _containers.RepeatedCompositeFieldContainer[StepState]
     registered: RegisteredState
-    def __init__(self, epoch: _Optional[str] = ..., version: _Optional[str] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., draining: bool = ..., teachers: _Optional[_Iterable[_Union[_profile_pb2.TeacherProfile, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[SessionState, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseState, _Mapping]]] = ..., pool: _Optional[_Union[PoolState, _Mapping]] = ..., queue: _Optional[_Union[QueueState, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[StepState, _Mapping]]] = ..., registered: _Optional[_Union[RegisteredState, _Mapping]] = ...) -> None: ...
+    object_store: ObjectStoreState
+    replicas: _containers.RepeatedCompositeFieldContainer[ReplicaState]
+    def __init__(self, epoch: _Optional[str] = ..., version: _Optional[str] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., draining: bool = ..., teachers: _Optional[_Iterable[_Union[_profile_pb2.TeacherProfile, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[SessionState, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseState, _Mapping]]] = ..., pool: _Optional[_Union[PoolState, _Mapping]] = ..., queue: _Optional[_Union[QueueState, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[StepState, _Mapping]]] = ..., registered: _Optional[_Union[RegisteredState, _Mapping]] = ..., object_store: _Optional[_Union[ObjectStoreState, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaState, _Mapping]]] = ...) -> None: ...
 
 class SessionState(_message.Message):
     __slots__ = ("session_id", "student_id", "teacher_id", "data_parallel_rank", "transports", "liveness", "age", "silent", "pid", "host_name", "lease_count", "leased_bytes", "kind", "state")
@@ -184,6 +188,52 @@ class DeviceSlabState(_message.Message):
     used_bytes: int
     reader_count: int
     def __init__(self, slab_id: _Optional[str] = ..., writer_id: _Optional[str] = ..., session_id: _Optional[str] = ..., device_uuid: _Optional[str] = ..., size_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., reader_count: _Optional[int] = ...) -> None: ...
+
+class ObjectStoreState(_message.Message):
+    __slots__ = ("state", "budget_bytes", "used_bytes", "object_count", "waiting_count", "store_bytes", "store_used_bytes", "spilled_bytes", "holder", "holder_restarts")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OBJECT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    WAITING_COUNT_FIELD_NUMBER: _ClassVar[int]
+    STORE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STORE_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SPILLED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    budget_bytes: int
+    used_bytes: int
+    object_count: int
+    waiting_count: int
+    store_bytes: int
+    store_used_bytes: int
+    spilled_bytes: int
+    holder: str
+    holder_restarts: int
+    def __init__(self, state: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., object_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., store_bytes: _Optional[int] = ..., store_used_bytes: _Optional[int] = ..., spilled_bytes: _Optional[int] = ..., holder: _Optional[str] = ..., holder_restarts: _Optional[int] = ...) -> None: ...
+
+class ReplicaState(_message.Message):
+    __slots__ = ("number", "state", "node_id", "host_name", "pid", "outstanding_passes", "outstanding_tokens", "restarts", "reason")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    HOST_NAME_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    OUTSTANDING_PASSES_FIELD_NUMBER: _ClassVar[int]
+    OUTSTANDING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    state: str
+    node_id: str
+    host_name: str
+    pid: int
+    outstanding_passes: int
+    outstanding_tokens: int
+    restarts: int
+    reason: str
+    def __init__(self, number: _Optional[int] = ..., state: _Optional[str] = ..., node_id: _Optional[str] = ..., host_name: _Optional[str] = ..., pid: _Optional[int] = ..., outstanding_passes: _Optional[int] = ..., outstanding_tokens: _Optional[int] = ..., restarts: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class QueueState(_message.Message):
     __slots__ = ("waiting_requests", "waiting_tokens", "running_requests", "scored_requests", "scored_tokens")

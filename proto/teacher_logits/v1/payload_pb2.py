@@ -27,7 +27,7 @@ from teacher_logits.v1 import tensor_pb2 as teacher__logits_dot_v1_dot_tensor__p
 from teacher_logits.v1 import transport_pb2 as teacher__logits_dot_v1_dot_transport__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fteacher_logits/v1/payload.proto\x12\x11teacher_logits.v1\x1a!teacher_logits/v1/selection.proto\x1a\x1eteacher_logits/v1/tensor.proto\x1a!teacher_logits/v1/transport.proto\"=\n\nPayloadKey\x12\x12\n\nteacher_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\r\n\x05shard\x18\x03 \x01(\x05\"\x8f\x03\n\x07Payload\x12\x12\n\npayload_id\x18\x01 \x01(\t\x12*\n\x03key\x18\x02 \x01(\x0b\x32\x1d.teacher_logits.v1.PayloadKey\x12\x12\n\nteacher_id\x18\x03 \x01(\t\x12\x18\n\x10teacher_revision\x18\x04 \x01(\t\x12\x11\n\tfirst_row\x18\x05 \x01(\x03\x12\x11\n\trow_count\x18\x06 \x01(\x03\x12\x16\n\x0eposition_count\x18\x07 \x01(\x03\x12\r\n\x05top_k\x18\x08 \x01(\x05\x12\x14\n\x0ctemperatures\x18\t \x03(\x01\x12\x17\n\x0fvocabulary_size\x18\n \x01(\x05\x12*\n\x07\x63olumns\x18\x0b \x03(\x0b\x32\x19.teacher_logits.v1.Column\x12\x12\n\nsize_bytes\x18\x0c \x01(\x03\x12\x15\n\rbad_row_count\x18\r \x01(\x03\x12\x12\n\nwhole_rows\x18\x0e \x01(\x08\x12/\n\tselection\x18\x0f \x01(\x0b\x32\x1c.teacher_logits.v1.Selection\"e\n\x06\x45xtent\x12\x0f\n\x07slab_id\x18\x01 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x03\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\x0c\n\x04slot\x18\x04 \x01(\x05\x12\x12\n\ngeneration\x18\x05 \x01(\x04\"\xc5\x01\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12+\n\x07payload\x18\x02 \x01(\x0b\x32\x1a.teacher_logits.v1.Payload\x12\x11\n\twriter_id\x18\x03 \x01(\t\x12-\n\x04slab\x18\x04 \x01(\x0b\x32\x1d.teacher_logits.v1.SlabSourceH\x00\x12\x31\n\x06stream\x18\x05 \x01(\x0b\x32\x1f.teacher_logits.v1.StreamSourceH\x00\x42\x08\n\x06source\"J\n\nSlabSource\x12)\n\x06\x65xtent\x18\x01 \x01(\x0b\x32\x19.teacher_logits.v1.Extent\x12\x11\n\ton_device\x18\x02 \x01(\x08\"\xad\x01\n\x0cStreamSource\x12-\n\x06values\x18\x04 \x01(\x0e\x32\x1d.teacher_logits.v1.ValueCodec\x12\'\n\x03ids\x18\x05 \x01(\x0e\x32\x1a.teacher_logits.v1.IdCodec\x12\x31\n\x07\x63olumns\x18\x06 \x03(\x0b\x32 .teacher_logits.v1.EncodedColumn\x12\x12\n\nsize_bytes\x18\x07 \x01(\x03\"\xf8\x01\n\tStepGrant\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12(\n\x06leases\x18\x02 \x03(\x0b\x32\x18.teacher_logits.v1.Lease\x12\x11\n\treal_rows\x18\x03 \x01(\x03\x12\x19\n\x0cglobal_count\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x38\n\x0bsettlements\x18\x05 \x03(\x0b\x32#.teacher_logits.v1.SettledTransport\x12\x0e\n\x06status\x18\x06 \x01(\x0c\x12*\n\x07\x61waited\x18\x07 \x03(\x0b\x32\x19.teacher_logits.v1.ExtentB\x0f\n\r_global_countb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fteacher_logits/v1/payload.proto\x12\x11teacher_logits.v1\x1a!teacher_logits/v1/selection.proto\x1a\x1eteacher_logits/v1/tensor.proto\x1a!teacher_logits/v1/transport.proto\"=\n\nPayloadKey\x12\x12\n\nteacher_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\r\n\x05shard\x18\x03 \x01(\x05\"]\n\tShardPart\x12\x15\n\rsequence_part\x18\x01 \x01(\x05\x12\x16\n\x0esequence_parts\x18\x02 \x01(\x05\x12\x10\n\x08\x66irst_id\x18\x03 \x01(\x05\x12\x0f\n\x07stop_id\x18\x04 \x01(\x05\"\xbb\x03\n\x07Payload\x12\x12\n\npayload_id\x18\x01 \x01(\t\x12*\n\x03key\x18\x02 \x01(\x0b\x32\x1d.teacher_logits.v1.PayloadKey\x12\x12\n\nteacher_id\x18\x03 \x01(\t\x12\x18\n\x10teacher_revision\x18\x04 \x01(\t\x12\x11\n\tfirst_row\x18\x05 \x01(\x03\x12\x11\n\trow_count\x18\x06 \x01(\x03\x12\x16\n\x0eposition_count\x18\x07 \x01(\x03\x12\r\n\x05top_k\x18\x08 \x01(\x05\x12\x14\n\x0ctemperatures\x18\t \x03(\x01\x12\x17\n\x0fvocabulary_size\x18\n \x01(\x05\x12*\n\x07\x63olumns\x18\x0b \x03(\x0b\x32\x19.teacher_logits.v1.Column\x12\x12\n\nsize_bytes\x18\x0c \x01(\x03\x12\x15\n\rbad_row_count\x18\r \x01(\x03\x12\x12\n\nwhole_rows\x18\x0e \x01(\x08\x12/\n\tselection\x18\x0f \x01(\x0b\x32\x1c.teacher_logits.v1.Selection\x12*\n\x04part\x18\x10 \x01(\x0b\x32\x1c.teacher_logits.v1.ShardPart\"e\n\x06\x45xtent\x12\x0f\n\x07slab_id\x18\x01 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x03\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\x0c\n\x04slot\x18\x04 \x01(\x05\x12\x12\n\ngeneration\x18\x05 \x01(\x04\"\xf8\x01\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12+\n\x07payload\x18\x02 \x01(\x0b\x32\x1a.teacher_logits.v1.Payload\x12\x11\n\twriter_id\x18\x03 \x01(\t\x12-\n\x04slab\x18\x04 \x01(\x0b\x32\x1d.teacher_logits.v1.SlabSourceH\x00\x12\x31\n\x06stream\x18\x05 \x01(\x0b\x32\x1f.teacher_logits.v1.StreamSourceH\x00\x12\x31\n\x06object\x18\x06 \x01(\x0b\x32\x1f.teacher_logits.v1.ObjectSourceH\x00\x42\x08\n\x06source\"J\n\nSlabSource\x12)\n\x06\x65xtent\x18\x01 \x01(\x0b\x32\x19.teacher_logits.v1.Extent\x12\x11\n\ton_device\x18\x02 \x01(\x08\"\x0e\n\x0cObjectSource\"\xad\x01\n\x0cStreamSource\x12-\n\x06values\x18\x04 \x01(\x0e\x32\x1d.teacher_logits.v1.ValueCodec\x12\'\n\x03ids\x18\x05 \x01(\x0e\x32\x1a.teacher_logits.v1.IdCodec\x12\x31\n\x07\x63olumns\x18\x06 \x03(\x0b\x32 .teacher_logits.v1.EncodedColumn\x12\x12\n\nsize_bytes\x18\x07 \x01(\x03\"\xf8\x01\n\tStepGrant\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12(\n\x06leases\x18\x02 \x03(\x0b\x32\x18.teacher_logits.v1.Lease\x12\x11\n\treal_rows\x18\x03 \x01(\x03\x12\x19\n\x0cglobal_count\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x38\n\x0bsettlements\x18\x05 \x03(\x0b\x32#.teacher_logits.v1.SettledTransport\x12\x0e\n\x06status\x18\x06 \x01(\x0c\x12*\n\x07\x61waited\x18\x07 \x03(\x0b\x32\x19.teacher_logits.v1.ExtentB\x0f\n\r_global_countb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,16 +36,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PAYLOADKEY']._serialized_start=156
   _globals['_PAYLOADKEY']._serialized_end=217
-  _globals['_PAYLOAD']._serialized_start=220
-  _globals['_PAYLOAD']._serialized_end=619
-  _globals['_EXTENT']._serialized_start=621
-  _globals['_EXTENT']._serialized_end=722
-  _globals['_LEASE']._serialized_start=725
-  _globals['_LEASE']._serialized_end=922
-  _globals['_SLABSOURCE']._serialized_start=924
-  _globals['_SLABSOURCE']._serialized_end=998
-  _globals['_STREAMSOURCE']._serialized_start=1001
-  _globals['_STREAMSOURCE']._serialized_end=1174
-  _globals['_STEPGRANT']._serialized_start=1177
-  _globals['_STEPGRANT']._serialized_end=1425
+  _globals['_SHARDPART']._serialized_start=219
+  _globals['_SHARDPART']._serialized_end=312
+  _globals['_PAYLOAD']._serialized_start=315
+  _globals['_PAYLOAD']._serialized_end=758
+  _globals['_EXTENT']._serialized_start=760
+  _globals['_EXTENT']._serialized_end=861
+  _globals['_LEASE']._serialized_start=864
+  _globals['_LEASE']._serialized_end=1112
+  _globals['_SLABSOURCE']._serialized_start=1114
+  _globals['_SLABSOURCE']._serialized_end=1188
+  _globals['_OBJECTSOURCE']._serialized_start=1190
+  _globals['_OBJECTSOURCE']._serialized_end=1204
+  _globals['_STREAMSOURCE']._serialized_start=1207
+  _globals['_STREAMSOURCE']._serialized_end=1380
+  _globals['_STEPGRANT']._serialized_start=1383
+  _globals['_STEPGRANT']._serialized_end=1631
 # @@protoc_insertion_point(module_scope)

@@ -19,8 +19,20 @@ class PayloadKey(_message.Message):
     shard: int
     def __init__(self, teacher_id: _Optional[str] = ..., step: _Optional[int] = ..., shard: _Optional[int] = ...) -> None: ...
 
+class ShardPart(_message.Message):
+    __slots__ = ("sequence_part", "sequence_parts", "first_id", "stop_id")
+    SEQUENCE_PART_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_PARTS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ID_FIELD_NUMBER: _ClassVar[int]
+    STOP_ID_FIELD_NUMBER: _ClassVar[int]
+    sequence_part: int
+    sequence_parts: int
+    first_id: int
+    stop_id: int
+    def __init__(self, sequence_part: _Optional[int] = ..., sequence_parts: _Optional[int] = ..., first_id: _Optional[int] = ..., stop_id: _Optional[int] = ...) -> None: ...
+
 class Payload(_message.Message):
-    __slots__ = ("payload_id", "key", "teacher_id", "teacher_revision", "first_row", "row_count", "position_count", "top_k", "temperatures", "vocabulary_size", "columns", "size_bytes", "bad_row_count", "whole_rows", "selection")
+    __slots__ = ("payload_id", "key", "teacher_id", "teacher_revision", "first_row", "row_count", "position_count", "top_k", "temperatures", "vocabulary_size", "columns", "size_bytes", "bad_row_count", "whole_rows", "selection", "part")
     PAYLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     TEACHER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +48,7 @@ class Payload(_message.Message):
     BAD_ROW_COUNT_FIELD_NUMBER: _ClassVar[int]
     WHOLE_ROWS_FIELD_NUMBER: _ClassVar[int]
     SELECTION_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     payload_id: str
     key: PayloadKey
     teacher_id: str
@@ -51,7 +64,8 @@ class Payload(_message.Message):
     bad_row_count: int
     whole_rows: bool
     selection: _selection_pb2.Selection
-    def __init__(self, payload_id: _Optional[str] = ..., key: _Optional[_Union[PayloadKey, _Mapping]] = ..., teacher_id: _Optional[str] = ..., teacher_revision: _Optional[str] = ..., first_row: _Optional[int] = ..., row_count: _Optional[int] = ..., position_count: _Optional[int] = ..., top_k: _Optional[int] = ..., temperatures: _Optional[_Iterable[float]] = ..., vocabulary_size: _Optional[int] = ..., columns: _Optional[_Iterable[_Union[_tensor_pb2.Column, _Mapping]]] = ..., size_bytes: _Optional[int] = ..., bad_row_count: _Optional[int] = ..., whole_rows: bool = ..., selection: _Optional[_Union[_selection_pb2.Selection, _Mapping]] = ...) -> None: ...
+    part: ShardPart
+    def __init__(self, payload_id: _Optional[str] = ..., key: _Optional[_Union[PayloadKey, _Mapping]] = ..., teacher_id: _Optional[str] = ..., teacher_revision: _Optional[str] = ..., first_row: _Optional[int] = ..., row_count: _Optional[int] = ..., position_count: _Optional[int] = ..., top_k: _Optional[int] = ..., temperatures: _Optional[_Iterable[float]] = ..., vocabulary_size: _Optional[int] = ..., columns: _Optional[_Iterable[_Union[_tensor_pb2.Column, _Mapping]]] = ..., size_bytes: _Optional[int] = ..., bad_row_count: _Optional[int] = ..., whole_rows: bool = ..., selection: _Optional[_Union[_selection_pb2.Selection, _Mapping]] = ..., part: _Optional[_Union[ShardPart, _Mapping]] = ...) -> None: ...
 
 class Extent(_message.Message):
     __slots__ = ("slab_id", "offset_bytes", "size_bytes", "slot", "generation")
@@ -68,18 +82,20 @@ class Extent(_message.Message):
     def __init__(self, slab_id: _Optional[str] = ..., offset_bytes: _Optional[int] = ..., size_bytes: _Optional[int] = ..., slot: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("lease_id", "payload", "writer_id", "slab", "stream")
+    __slots__ = ("lease_id", "payload", "writer_id", "slab", "stream", "object")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     WRITER_ID_FIELD_NUMBER: _ClassVar[int]
     SLAB_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
+    OBJECT_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     payload: Payload
     writer_id: str
     slab: SlabSource
     stream: StreamSource
-    def __init__(self, lease_id: _Optional[str] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., writer_id: _Optional[str] = ..., slab: _Optional[_Union[SlabSource, _Mapping]] = ..., stream: _Optional[_Union[StreamSource, _Mapping]] = ...) -> None: ...
+    object: ObjectSource
+    def __init__(self, lease_id: _Optional[str] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., writer_id: _Optional[str] = ..., slab: _Optional[_Union[SlabSource, _Mapping]] = ..., stream: _Optional[_Union[StreamSource, _Mapping]] = ..., object: _Optional[_Union[ObjectSource, _Mapping]] = ...) -> None: ...
 
 class SlabSource(_message.Message):
     __slots__ = ("extent", "on_device")
@@ -88,6 +104,10 @@ class SlabSource(_message.Message):
     extent: Extent
     on_device: bool
     def __init__(self, extent: _Optional[_Union[Extent, _Mapping]] = ..., on_device: bool = ...) -> None: ...
+
+class ObjectSource(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class StreamSource(_message.Message):
     __slots__ = ("values", "ids", "columns", "size_bytes")

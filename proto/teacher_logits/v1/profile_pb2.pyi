@@ -23,6 +23,13 @@ class VocabularyPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     VOCABULARY_POLICY_UNSPECIFIED: _ClassVar[VocabularyPolicy]
     VOCABULARY_POLICY_STRICT: _ClassVar[VocabularyPolicy]
     VOCABULARY_POLICY_TRUNCATE: _ClassVar[VocabularyPolicy]
+
+class ShardedBy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SHARDED_BY_UNSPECIFIED: _ClassVar[ShardedBy]
+    SHARDED_BY_VOCABULARY: _ClassVar[ShardedBy]
+    SHARDED_BY_SEQUENCE: _ClassVar[ShardedBy]
+    SHARDED_BY_ZIGZAG: _ClassVar[ShardedBy]
 LOCALITY_UNSPECIFIED: Locality
 LOCALITY_PREFER: Locality
 LOCALITY_REQUIRE: Locality
@@ -30,9 +37,13 @@ LOCALITY_RULE: Locality
 VOCABULARY_POLICY_UNSPECIFIED: VocabularyPolicy
 VOCABULARY_POLICY_STRICT: VocabularyPolicy
 VOCABULARY_POLICY_TRUNCATE: VocabularyPolicy
+SHARDED_BY_UNSPECIFIED: ShardedBy
+SHARDED_BY_VOCABULARY: ShardedBy
+SHARDED_BY_SEQUENCE: ShardedBy
+SHARDED_BY_ZIGZAG: ShardedBy
 
 class TeacherProfile(_message.Message):
-    __slots__ = ("teacher_id", "revision", "batch_grid", "model_grid", "tokenizer_fingerprint", "vocabulary_size", "head_rows", "top_k", "temperatures", "columns", "engine", "arithmetic_type", "hints", "max_row_tokens", "data_parallel_rank", "value_type", "selection")
+    __slots__ = ("teacher_id", "revision", "batch_grid", "model_grid", "tokenizer_fingerprint", "vocabulary_size", "head_rows", "top_k", "temperatures", "columns", "engine", "arithmetic_type", "hints", "max_row_tokens", "data_parallel_rank", "value_type", "selection", "sharded_by")
     TEACHER_ID_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     BATCH_GRID_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +61,7 @@ class TeacherProfile(_message.Message):
     DATA_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
     VALUE_TYPE_FIELD_NUMBER: _ClassVar[int]
     SELECTION_FIELD_NUMBER: _ClassVar[int]
+    SHARDED_BY_FIELD_NUMBER: _ClassVar[int]
     teacher_id: str
     revision: str
     batch_grid: _grid_pb2.BatchGrid
@@ -67,7 +79,8 @@ class TeacherProfile(_message.Message):
     data_parallel_rank: int
     value_type: _tensor_pb2.ElementType
     selection: _selection_pb2.Selection
-    def __init__(self, teacher_id: _Optional[str] = ..., revision: _Optional[str] = ..., batch_grid: _Optional[_Union[_grid_pb2.BatchGrid, _Mapping]] = ..., model_grid: _Optional[_Union[_grid_pb2.ModelGrid, _Mapping]] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., head_rows: _Optional[int] = ..., top_k: _Optional[int] = ..., temperatures: _Optional[_Iterable[float]] = ..., columns: _Optional[_Iterable[_Union[_tensor_pb2.ColumnKind, str]]] = ..., engine: _Optional[str] = ..., arithmetic_type: _Optional[str] = ..., hints: _Optional[_Union[_grid_pb2.NodeHints, _Mapping]] = ..., max_row_tokens: _Optional[int] = ..., data_parallel_rank: _Optional[int] = ..., value_type: _Optional[_Union[_tensor_pb2.ElementType, str]] = ..., selection: _Optional[_Union[_selection_pb2.Selection, _Mapping]] = ...) -> None: ...
+    sharded_by: _containers.RepeatedScalarFieldContainer[ShardedBy]
+    def __init__(self, teacher_id: _Optional[str] = ..., revision: _Optional[str] = ..., batch_grid: _Optional[_Union[_grid_pb2.BatchGrid, _Mapping]] = ..., model_grid: _Optional[_Union[_grid_pb2.ModelGrid, _Mapping]] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., head_rows: _Optional[int] = ..., top_k: _Optional[int] = ..., temperatures: _Optional[_Iterable[float]] = ..., columns: _Optional[_Iterable[_Union[_tensor_pb2.ColumnKind, str]]] = ..., engine: _Optional[str] = ..., arithmetic_type: _Optional[str] = ..., hints: _Optional[_Union[_grid_pb2.NodeHints, _Mapping]] = ..., max_row_tokens: _Optional[int] = ..., data_parallel_rank: _Optional[int] = ..., value_type: _Optional[_Union[_tensor_pb2.ElementType, str]] = ..., selection: _Optional[_Union[_selection_pb2.Selection, _Mapping]] = ..., sharded_by: _Optional[_Iterable[_Union[ShardedBy, str]]] = ...) -> None: ...
 
 class StudentProfile(_message.Message):
     __slots__ = ("teacher_id", "batch_grid", "model_grid", "data_parallel_rank", "tokenizer_fingerprint", "vocabulary_size", "vocabulary_policy", "top_k", "temperatures", "columns", "value_type", "student_id", "readers_per_rank", "engine", "arithmetic_type", "transports", "locality", "hints", "selection", "value_codecs", "id_codecs")

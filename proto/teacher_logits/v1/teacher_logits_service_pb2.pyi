@@ -1,6 +1,7 @@
 from teacher_logits.v1 import device_pb2 as _device_pb2
 from teacher_logits.v1 import payload_pb2 as _payload_pb2
 from teacher_logits.v1 import profile_pb2 as _profile_pb2
+from teacher_logits.v1 import ray_pb2 as _ray_pb2
 from teacher_logits.v1 import session_pb2 as _session_pb2
 from teacher_logits.v1 import transport_pb2 as _transport_pb2
 from google.protobuf.internal import containers as _containers
@@ -22,16 +23,18 @@ class OpenSessionRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., profile: _Optional[_Union[_profile_pb2.StudentProfile, _Mapping]] = ...) -> None: ...
 
 class OpenSessionResponse(_message.Message):
-    __slots__ = ("session", "broker_path", "nonce", "device_probes")
+    __slots__ = ("session", "broker_path", "nonce", "device_probes", "ray_holder")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     BROKER_PATH_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_PROBES_FIELD_NUMBER: _ClassVar[int]
+    RAY_HOLDER_FIELD_NUMBER: _ClassVar[int]
     session: _session_pb2.Session
     broker_path: str
     nonce: bytes
     device_probes: _containers.RepeatedCompositeFieldContainer[_device_pb2.DeviceProbe]
-    def __init__(self, session: _Optional[_Union[_session_pb2.Session, _Mapping]] = ..., broker_path: _Optional[str] = ..., nonce: _Optional[bytes] = ..., device_probes: _Optional[_Iterable[_Union[_device_pb2.DeviceProbe, _Mapping]]] = ...) -> None: ...
+    ray_holder: _ray_pb2.RayHolder
+    def __init__(self, session: _Optional[_Union[_session_pb2.Session, _Mapping]] = ..., broker_path: _Optional[str] = ..., nonce: _Optional[bytes] = ..., device_probes: _Optional[_Iterable[_Union[_device_pb2.DeviceProbe, _Mapping]]] = ..., ray_holder: _Optional[_Union[_ray_pb2.RayHolder, _Mapping]] = ...) -> None: ...
 
 class LocalityProof(_message.Message):
     __slots__ = ("transport", "writer_id", "mac")

@@ -37,6 +37,7 @@ class ColumnKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     COLUMN_KIND_SCORED_IDS: _ClassVar[ColumnKind]
     COLUMN_KIND_SCORED_LOGPROBS: _ClassVar[ColumnKind]
     COLUMN_KIND_ENTROPY: _ClassVar[ColumnKind]
+    COLUMN_KIND_ROW_RUNS: _ClassVar[ColumnKind]
 
 class ValueCodec(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -93,6 +94,7 @@ COLUMN_KIND_SAMPLED_WEIGHTS: ColumnKind
 COLUMN_KIND_SCORED_IDS: ColumnKind
 COLUMN_KIND_SCORED_LOGPROBS: ColumnKind
 COLUMN_KIND_ENTROPY: ColumnKind
+COLUMN_KIND_ROW_RUNS: ColumnKind
 VALUE_CODEC_UNSPECIFIED: ValueCodec
 VALUE_CODEC_AS_WRITTEN: ValueCodec
 VALUE_CODEC_FLOAT32: ValueCodec

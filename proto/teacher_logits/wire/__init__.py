@@ -14,6 +14,7 @@ from teacher_logits.encodings import IdCodec, ValueCodec
 from teacher_logits.errors import RequestInvalidError
 from teacher_logits.layout import ColumnKind, ElementType
 from teacher_logits.profiles import StudentProfile, TeacherProfile, VocabularyPolicy
+from teacher_logits.shard_parts import ShardedBy
 from teacher_logits.transport import Locality, Transport
 from teacher_logits.v1 import profile_pb2, tensor_pb2, transport_pb2
 from teacher_logits.wire.grids import (
@@ -159,6 +160,9 @@ def teacher_to_wire(teacher: TeacherProfile) -> profile_pb2.TeacherProfile:
         data_parallel_rank=teacher.data_parallel_rank,
         value_type=element_type_to_wire(teacher.value_type),
         selection=selection_to_wire(teacher.selection),
+        sharded_by=[
+            enum_to_wire(each, profile_pb2.ShardedBy, "SHARDED_BY_") for each in teacher.sharded_by
+        ],
     )
 
 
@@ -192,6 +196,10 @@ def teacher_from_wire(message: profile_pb2.TeacherProfile) -> TeacherProfile:
         data_parallel_rank=message.data_parallel_rank,
         value_type=element_type_from_wire(message.value_type, field="value_type"),
         selection=selection_from_wire(message.selection),
+        sharded_by=tuple(
+            enum_from_wire(each, profile_pb2.ShardedBy, "SHARDED_BY_", ShardedBy)
+            for each in message.sharded_by[:MAX_COLUMNS]
+        ),
     )
 
 

@@ -15,6 +15,8 @@ from teacher_logits.views import (
     StepView,
 )
 from teacher_logits.wire import teacher_from_wire, teacher_to_wire
+from teacher_logits.wire.objects import store_from_wire, store_to_wire
+from teacher_logits.wire.replica import replica_from_wire, replica_to_wire
 from teacher_logits.wire.session import duration_from_wire, duration_to_wire
 from teacher_logits.wire.transport import settlement_from_wire, settlement_to_wire
 
@@ -33,6 +35,8 @@ def server_view_to_wire(view: ServerView) -> messages.InspectResponse:
         queue=_queue_to_wire(view.queue),
         steps=[_step_to_wire(each) for each in view.steps],
         registered=_registered_to_wire(view.registered),
+        object_store=None if view.object_store is None else store_to_wire(view.object_store),
+        replicas=[replica_to_wire(each) for each in view.replicas],
     )
 
 
@@ -55,6 +59,10 @@ def server_view_from_wire(message: messages.InspectResponse) -> ServerView:
         queue=_queue_from_wire(message.queue),
         steps=tuple(_step_from_wire(each) for each in message.steps),
         registered=_registered_from_wire(message.registered),
+        object_store=store_from_wire(message.object_store)
+        if message.HasField("object_store")
+        else None,
+        replicas=tuple(replica_from_wire(each) for each in message.replicas),
     )
 
 

@@ -39,8 +39,10 @@ def check_payload_suits(
     Raises:
         PayloadInvalidError: it is another teacher's, or has fewer entries a position, ids
             beyond this session's vocabulary, not all of its temperatures, or another value type;
-            or its entries were selected otherwise.
+            or its entries were selected otherwise; or it is read by its id, and a part.
     """
+    if is_whole and payload.part is not None:
+        raise _is_part(payload.payload_id, payload.part.text)
     wishes = _wishes(student, payload, is_whole=is_whole)
     value_type = wishes.value_type
     has_type = value_type and payload.column(ColumnKind.TOPK_LOGPROBS).element_type
@@ -70,6 +72,14 @@ def check_payload_suits(
                 f"this session's {said}; open both sessions with the same wishes",
                 facts={f"payload_{what}": says, f"session_{what}": said},
             )
+
+
+def _is_part(payload_id: str, part: str) -> PayloadInvalidError:
+    return PayloadInvalidError(
+        f"payload {payload_id} holds a part of its rows ({part}), as one of several ranks of its "
+        "teacher: acquire its step, which puts them together",
+        facts={"payload_id": payload_id, "part": part},
+    )
 
 
 class _Wishes(NamedTuple):

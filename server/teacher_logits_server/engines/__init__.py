@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from teacher_logits.errors import ConfigError, EngineError, TeacherLogitsError
 from teacher_logits_server.engines.model_files import find_model, find_tokenizer
+from teacher_logits_server.ray_settings import RAY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,9 +31,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from teacher_logits_server.config import ServerConfig
+    from teacher_logits_server.engines.passes import ServedEngine
 
-BUILT_IN = {"transformers": "teacher_logits_server.engines.transformers:from_config"}
-_BUILT_IN_NEEDS = ("torch", "transformers")
+BUILT_IN = {
+    "transformers": "teacher_logits_server.engines.transformers:from_config",
+    RAY: "teacher_logits_server.replicas.engine:from_config",
+}
+_NEEDS = {"transformers": ("torch", "transformers"), RAY: ("ray",)}
 MAX_WORDS = 300
 """Most characters of somebody else's error that a message of ours repeats."""
 
@@ -91,7 +96,7 @@ class Engine(Protocol):
         """
 
 
-EngineFactory: TypeAlias = Callable[["ServerConfig"], Engine]
+EngineFactory: TypeAlias = Callable[["ServerConfig"], "ServedEngine"]
 
 
 def find_engine(name: str) -> EngineFactory:
@@ -132,19 +137,21 @@ def check_settings(config: ServerConfig) -> None:
     if name not in BUILT_IN:
         _check_takes_config(name, find_engine(name))
         return
-    missing = [name for name in _BUILT_IN_NEEDS if importlib.util.find_spec(name) is None]
+    missing = [each for each in _NEEDS[name] if importlib.util.find_spec(each) is None]
     if missing:
         raise ConfigError(
             f"--engine {name} needs {' and '.join(missing)}, not installed here: install "
-            "teacher-logits[transformers]",
+            f"teacher-logits[{name}]",
             facts={"flag": "--engine", "value": name, "missing": ", ".join(missing)},
         )
+    if name == RAY:
+        return  # what its replicas are to load is looked at where they run
     find_model(config.model)
     if config.tokenizer:
         find_tokenizer(config.tokenizer)
 
 
-def make_engine(config: ServerConfig) -> Engine:
+def make_engine(config: ServerConfig) -> ServedEngine:
     """Make the engine that a server was told to serve.
 
     Raises:
@@ -200,7 +207,7 @@ def _check_is_engine(name: str, engine: object, profile: object) -> None:
         why = "has no `profile`"
     elif lacking := [name for name, kind in _PROFILE if not _has(profile, name, kind)]:
         why = f"has a `profile` of type {type(profile).__name__} without {', '.join(lacking)}"
-    elif not callable(getattr(engine, "logits", None)):
+    elif not any(callable(getattr(engine, way, None)) for way in ("logits", "start")):
         why = "has no method `logits`"
     else:
         why = _why_sizes(cast("EngineProfile", profile))

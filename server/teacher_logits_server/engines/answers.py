@@ -21,7 +21,7 @@ from teacher_logits.selection import row_statuses
 from teacher_logits_server.engines.keepers import make_keeper
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from teacher_logits.payload_room import WriterRoom
     from teacher_logits_server.engines import Engine
@@ -52,6 +52,8 @@ class Answer:
         ``columns`` are those that ``layout`` places for the rule of ``wanted``.
         """
         self.request = request
+        self.columns = tuple(columns)
+        self.wanted = wanted
         self._room = room
         self._tensors = room.tensors(columns)
         self.keeper = make_keeper(self._tensors, request, wanted)
@@ -66,6 +68,20 @@ class Answer:
         that is given to a device is done when ``finish`` has returned.
         """
         self.keeper.keep(logits, slice(first_position, first_position + len(logits)))
+
+    def take(
+        self, positions: range, tensors: Mapping[ColumnKind, torch.Tensor], status: torch.Tensor
+    ) -> None:
+        """Keep what another answer has kept of the same positions.
+
+        Args:
+            tensors: its columns over positions, of the same types and row sizes.
+            status: what it says of each position, uint8 [c].
+        """
+        part = slice(positions.start, positions.stop)
+        for kind, values in tensors.items():
+            self._tensors[kind][part].copy_(values)
+        self.keeper.status[part].copy_(status)
 
     def finish(self, *, mask: bool) -> int:
         """Write ``row_status``, wait until all is written, and return how many rows are bad.
@@ -120,6 +136,11 @@ class Part:
         """Where the rows' positions lie in the answer."""
         starts = self.answer.request.position_starts
         return range(starts[self.first_row], starts[self.first_row + self.row_count])
+
+    @property
+    def token_count(self) -> int:
+        """Tokens that the engine gets for the rows."""
+        return sum(self.answer.request.computed_tokens()[self.first_row :][: self.row_count])
 
 
 def fill(engine: Engine, parts: Sequence[Part], *, wanted: Callable[[], bool]) -> bool:

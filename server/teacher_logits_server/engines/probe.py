@@ -15,15 +15,22 @@ import random
 from array import array
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import AlignmentError, PayloadInvalidError
+from teacher_logits.errors import (
+    AlignmentError,
+    EngineError,
+    PayloadInvalidError,
+    TeacherLogitsError,
+)
 from teacher_logits.layout import ElementType, top_k_columns
 from teacher_logits.payload_room import HostRoom
 from teacher_logits.selection.causality import CausalityProbe, Verdict, causality_verdict, worst
 from teacher_logits.selection_rules import TopK
 from teacher_logits.terms import Check
 from teacher_logits.terms import Verdict as CheckVerdict
+from teacher_logits_server.engines import words_of
 from teacher_logits_server.engines.answers import Answer, Part, fill
 from teacher_logits_server.engines.keepers import TopKKeeper, Wanted
+from teacher_logits_server.engines.passes import PassEngine
 from teacher_logits_server.engines.requests import read_request
 
 if TYPE_CHECKING:
@@ -33,6 +40,7 @@ if TYPE_CHECKING:
 
     from teacher_logits.selection import Selection
     from teacher_logits_server.engines import Engine
+    from teacher_logits_server.engines.passes import ServedEngine
 
 CHECK_NAME = "causality"
 ROW_TOKENS = 16
@@ -87,6 +95,31 @@ def probe_causality(engine: Engine) -> Check:
             f"and beside others by {beside_gap:.1e}"
         ),
     )
+
+
+def probe_engine(engine: ServedEngine) -> Check:
+    """Probe a teacher's causality, which is also the first that is asked of an engine.
+
+    One that computes elsewhere was probed there.
+
+    Raises:
+        AlignmentError: it is not causal.
+        EngineError: it failed, or its logits have another shape than its profile says.
+    """
+    if isinstance(engine, PassEngine):
+        return engine.check
+    try:
+        return probe_causality(engine)
+    except TeacherLogitsError:
+        raise
+    except Exception as error:
+        raise EngineError(
+            f"engine {engine.profile.name} failed on the first rows it was tried with "
+            f"({words_of(error)}): mend it; `logits(rows)` yields tensors "
+            f"[positions, {engine.profile.head_rows}], as its profile says; --log-level debug "
+            "shows where",
+            facts={"engine": engine.profile.name, "error": type(error).__name__},
+        ) from error
 
 
 def _refuse_padding(engine_name: str, gap: float, least_effect: float) -> AlignmentError:

@@ -238,7 +238,8 @@ class Ledger(Reclaiming):
             check_on_host(self._lending.sealed(lease))
             sealed = self._lending.pin(lease.payload_id)
             lent = pinned(sealed, self._cut(sealed, lease))
-            lent = replace(lent, encoding=self._encoding(lease, lent.payload))
+            encoding = self._encoding(lease, lent.payload)
+            lent = replace(lent, encoding=encoding, as_object=lease.as_object)
         try:
             yield lent
         finally:

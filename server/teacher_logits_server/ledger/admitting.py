@@ -18,8 +18,8 @@ from teacher_logits.transport import Transport
 from teacher_logits_server.admission import admit
 from teacher_logits_server.admission.holders import Holder, PlaceTaken, standing
 from teacher_logits_server.ledger.handshake import Handshake
-from teacher_logits_server.publishers import shard_taken
 from teacher_logits_server.publishers.promises import check_profile
+from teacher_logits_server.publishers.sharding import shard_taken
 from teacher_logits_server.sessions.session import Session
 from teacher_logits_server.steps.seats import rank_taken
 
@@ -97,12 +97,12 @@ class Admitting(Handshake):
             raise SessionRefusedError(admission.violations)
         if published is not None:
             self._check_seat(published, profile, now)
-        extra = self._extra_checks if published is None else ()
+        engine = self._engines.find(teacher.teacher_id)
         session = self._add_session(
             request_id,
             profile,
             teacher_id=teacher.teacher_id,
-            checks=(*admission.checks, *extra),
+            checks=(*admission.checks, *(engine.checks if engine is not None else ())),
             vocabulary_size=admission.vocabulary_size,
             now=now,
         )

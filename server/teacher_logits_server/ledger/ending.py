@@ -30,14 +30,14 @@ from teacher_logits_server.sessions.session import Phase
 from teacher_logits_server.settlement.proofs import line_lost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from teacher_logits.clock import Clock
-    from teacher_logits.profiles import TeacherProfile
     from teacher_logits.transport import Transport
     from teacher_logits_server.lending import Slots
     from teacher_logits_server.limits import Limits
     from teacher_logits_server.publishers import Published
+    from teacher_logits_server.publishers.engines import EngineTeacher
     from teacher_logits_server.sessions.session import Session
 
 
@@ -49,13 +49,13 @@ class Ending(Stepping):
         *,
         epoch: str,
         limits: Limits,
-        engine: TeacherProfile | None,
+        engines: Sequence[EngineTeacher],
         clock: Clock,
         slots: Slots,
         offered: frozenset[Transport],
     ) -> None:
         super().__init__(
-            epoch=epoch, limits=limits, engine=engine, clock=clock, slots=slots, offered=offered
+            epoch=epoch, limits=limits, engines=engines, clock=clock, slots=slots, offered=offered
         )
         self._limits = limits
         self._sessions = Sessions(

@@ -18,12 +18,14 @@ from teacher_logits_server.settlement.proofs import Line
 from teacher_logits_server.views import describe_session
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from teacher_logits.clock import Clock
     from teacher_logits.profiles import StudentProfile, TeacherProfile
-    from teacher_logits.terms import Check
     from teacher_logits.transport import Refusal
     from teacher_logits_server.lending import Slots
     from teacher_logits_server.limits import Limits
+    from teacher_logits_server.publishers.engines import EngineTeacher
     from teacher_logits_server.settlement.proofs import Page
 
 
@@ -33,13 +35,12 @@ class Handshake(Announcing):
     Args:
         epoch: this life of the server.
         limits: settings; a ``ServerConfig`` will do.
-        teacher: what the server's engine says of itself; None where it has none.
+        engines: the teachers that the server's own engines are.
         clock: the only one.
         slots: the control pages.
         offered: transports that this server has; ``local`` counts only with a secret, and
             ``shared_memory`` needs a broker.
         local_secret: what ``inprocess.Resident`` shows to clients of this process.
-        extra_checks: checks of the teacher itself, shown in every session.
     """
 
     def __init__(
@@ -47,24 +48,22 @@ class Handshake(Announcing):
         *,
         epoch: str,
         limits: Limits,
-        teacher: TeacherProfile | None,
         clock: Clock,
         slots: Slots,
         offered: frozenset[Transport],
+        engines: Sequence[EngineTeacher] = (),
         local_secret: bytes = b"",
-        extra_checks: tuple[Check, ...] = (),
     ) -> None:
         super().__init__(
             epoch=epoch,
             limits=limits,
-            engine=teacher,
+            engines=engines,
             clock=clock,
             slots=slots,
             offered=offered if local_secret else offered - {Transport.LOCAL},
         )
-        self.engine_teacher = teacher
         self._local_secret = local_secret
-        self._extra_checks = extra_checks
+        self._object_challenge = b""
 
     def check_hello(self, session_id: str, nonce: bytes) -> None:
         """Let a broker line speak for a session; its nonce is good for one line.
@@ -130,19 +129,8 @@ class Handshake(Announcing):
             self._close_reader(session)
             self._drop_if_done(session)
 
-    @property
-    def teacher(self) -> TeacherProfile:
-        """What the server's engine says of itself.
-
-        Raises:
-            UnknownTeacherError: it has none.
-        """
-        if self.engine_teacher is None:
-            raise UnknownTeacherError("this server has no engine: its teachers are published")
-        return self.engine_teacher
-
     def teachers(self) -> tuple[TeacherProfile, ...]:
-        """Return the engine's teacher and the published ones."""
+        """Return the engines' teachers and the published ones."""
         with self._step():
             return self._publishers.profiles()
 
@@ -203,4 +191,13 @@ class Handshake(Announcing):
         if session.is_publisher:
             return session.publisher
         published = self._publishers.find(session.teacher_id)
-        return published.profile if published is not None else self.teacher
+        if published is not None:
+            return published.profile
+        engine = self._engines.find(session.teacher_id)
+        if engine is None:
+            raise UnknownTeacherError(
+                f"teacher {session.teacher_id!r} is published no more, and no engine here is it; "
+                f"there are: {self._engines.names}",
+                facts={"teacher_id": session.teacher_id, "teachers": self._engines.names},
+            )
+        return engine.profile

@@ -10,7 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import PayloadInvalidError, TeacherLogitsError
+from teacher_logits.errors import (
+    PayloadConflictError,
+    PayloadInvalidError,
+    TeacherLogitsError,
+)
 from teacher_logits_server.ledger.publishing import Publishing
 from teacher_logits_server.lending.runs import runs_of
 
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
     from teacher_logits.payload import Extent, Payload
     from teacher_logits_server.publishers import Published
     from teacher_logits_server.publishers.drafts import Draft
+    from teacher_logits_server.steps.parts import Part
 
 
 class Placing(Publishing):
@@ -70,8 +75,12 @@ class Placing(Publishing):
             except TeacherLogitsError:
                 self._end_reservation(published, payload_id)
                 raise
-            draft.extent, draft.valid_count = extent, valid_count
             part = published.steps.part_of(payload_id)
+            try:
+                check_siblings(published, part, valid_count)
+            except PayloadConflictError:
+                return  # its seal is told
+            draft.extent, draft.valid_count = extent, valid_count
             if part is not None and part.announce(valid_count):
                 published.steps.changes.decided.append(part.claim.step)
                 self._carry_out(published)
@@ -118,6 +127,17 @@ class Placing(Publishing):
         published.steps.abandon(payload_id)
         self._end_draft(payload_id)
         self._carry_out(published)
+
+
+def check_siblings(published: Published, part: Part | None, valid_count: int | None) -> None:
+    """Refuse another count of positions than those have that hold other ids at the same ones.
+
+    Raises:
+        PayloadConflictError: naming both counts.
+    """
+    step = published.steps.find(part.claim.step) if part is not None else None
+    if part is not None and step is not None and part.repeat is None:
+        step.check_count(part, valid_count)
 
 
 def _check_counts(payload: Payload, *, bad_row_count: int, valid_count: int | None) -> None:

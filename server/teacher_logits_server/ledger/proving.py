@@ -87,6 +87,21 @@ class Proving(Admitting):
             self._pass_over(session)
             return self._terms(session)
 
+    def add_objects(self, challenge: bytes) -> None:
+        """Let sessions have payloads from an object store that prove to have read this there."""
+        with self._step():
+            self._object_challenge = challenge
+            self._offered |= {Transport.RAY_OBJECT}
+
+    def lose_objects(self) -> None:
+        """Settle nobody on the object store from now on: it is gone.
+
+        Who was settled on it keeps its leases, and is streamed to.
+        """
+        with self._step():
+            self._object_challenge = b""
+            self._offered -= {Transport.RAY_OBJECT}
+
     def lacks_writers(self, session_id: str, *, patience: float) -> bool:
         """Whether all whose rows a student is to read died while it was being admitted.
 
@@ -226,4 +241,6 @@ class Proving(Admitting):
             challenges[Transport.LOCAL] = self._local_secret
         if session.line is not None:
             challenges[Transport.SHARED_MEMORY] = session.line.challenge
+        if self._object_challenge:
+            challenges[Transport.RAY_OBJECT] = self._object_challenge
         return challenges

@@ -21,12 +21,14 @@ from teacher_logits.errors import (
     NotAllowedError,
 )
 from teacher_logits.pool import Growth
+from teacher_logits.shard_parts import shard_of
 from teacher_logits.terms import SERVER_WRITER, Reservation
 from teacher_logits_server.ledger.relaying import Relaying
 from teacher_logits_server.lending.rooms import PayloadRoom, Writing, check_room_kept
 from teacher_logits_server.publishers.drafts import Draft
 from teacher_logits_server.publishers.promises import check_promised
-from teacher_logits_server.steps.parts import Claim, Stage
+from teacher_logits_server.steps.claims import Claim
+from teacher_logits_server.steps.parts import Stage
 from teacher_logits_server.views import SHOWN_RANKS, SHOWN_STEPS, waiting_names
 
 if TYPE_CHECKING:
@@ -188,9 +190,10 @@ class Publishing(Relaying):
             session_id=session.session_id,
             request_id=request_id,
             step=payload.key.step if payload.key is not None else 0,
-            shard=session.publisher.data_parallel_rank,
+            shard=shard_of(session.publisher),
             rows=rows,
             real_rows=real_rows or published.global_batch_size,
+            grid=published.parts,
         )
 
     def _streamed(self, session_id: str, payload_id: str) -> Draft:

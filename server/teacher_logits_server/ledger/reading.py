@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from teacher_logits import keys
 from teacher_logits.errors import NotAllowedError, TeacherLogitsError
+from teacher_logits.shard_parts import shard_of
 from teacher_logits.terms import SERVER_WRITER, StepFailure, StepGrant, WritersCame
 from teacher_logits_server.ledger.sealing import Sealing
 from teacher_logits_server.requests import reused
@@ -99,7 +100,7 @@ class Reading(Sealing):
             text = (
                 f"nothing of it is reserved; the lowest step that is open is {lowest}"
                 if found is None
-                else found.lacking_text(published.data_parallel_size)
+                else found.lacking_text(published.shard_count, published.parts)
             )
             if self._writers.isdisjoint(m.session_id for m in published.members.values()):
                 text += "; no publisher of the teacher is left"
@@ -119,7 +120,7 @@ class Reading(Sealing):
             due: list[Mail | None] = [self._mail.take_gone(session_id), self._came(session)]
             due += self._mail.take_withdrawn(session_id)
             if published is not None and session.is_publisher:
-                lowest = published.steps.lowest_without(session.publisher.data_parallel_rank)
+                lowest = published.steps.lowest_without(shard_of(session.publisher))
                 due.append(self._mail.take_freed(session_id, lowest))
             elif published is not None:
                 numbers = self._mail.due(session_id)

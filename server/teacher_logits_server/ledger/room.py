@@ -110,26 +110,34 @@ class Room:
         with self._step():
             self._listeners.slabs_dropped.append(callback)
 
-    def check_fits(self, size_bytes: int, *, on_device: bool = False) -> None:
+    def on_objects_let_go(self, callback: Callable[[Collection[str]], None]) -> None:
+        """Have ``callback`` called with leases on payloads in an object store that have ended."""
+        with self._step():
+            self._listeners.objects_let_go.append(callback)
+
+    def check_fits(self, size_bytes: int, *, on_device: bool = False, teacher_id: str = "") -> None:
         """Refuse a payload that can never fit.
 
         Raises:
-            PayloadInvalidError: it is larger than the budget.
+            PayloadInvalidError: it is larger than the budget, or than its teacher's share.
         """
         with self._step():
-            self._lending.check_fits(size_bytes, on_device=on_device)
+            self._lending.check_fits(size_bytes, on_device=on_device, teacher_id=teacher_id)
 
-    def reserve(self, size_bytes: int, *, on_device: bool = False) -> Extent | Growth:
+    def reserve(
+        self, size_bytes: int, *, on_device: bool = False, teacher_id: str = ""
+    ) -> Extent | Growth:
         """Take room for a writer, readers barred; or say which slab must be added first.
 
-        ``on_device``: in the engine's device memory, if ``add_device`` brought some; so below.
+        ``on_device``: in the engines' device memory, if ``add_device`` brought some; so below.
+        ``teacher_id``: of whose share of host memory, where the writer's teacher has one.
 
         Raises:
             PoolFullError: it does not fit now, or too much room is in quarantine.
             PayloadInvalidError: it never will.
         """
         with self._step():
-            return self._lending.reserve(size_bytes, on_device=on_device)
+            return self._lending.reserve(size_bytes, on_device=on_device, teacher_id=teacher_id)
 
     def add_slab(self, slab_id: str, size_bytes: int, *, on_device: bool = False) -> None:
         """Take a slab that the caller has created into use.

@@ -19,7 +19,7 @@ from teacher_logits.errors import (
     PayloadInvalidError,
     TeacherLogitsError,
 )
-from teacher_logits_server.ledger.placing import Placing
+from teacher_logits_server.ledger.placing import Placing, check_siblings
 from teacher_logits_server.lending.registry import Sealed
 from teacher_logits_server.lending.rooms import pinned
 from teacher_logits_server.steps.parts import Stage
@@ -107,8 +107,8 @@ class Sealing(Placing):
             try:
                 self._check_seal(draft, extent, bad_row_count, valid_count)
                 self._check_place(draft, extent, host_copy=host_copy)
-                if part is not None and part.repeat is not None:
-                    _check_repeat(part, digest, part.digest or repeated_digest, valid_count)
+                check_siblings(published, part, valid_count)
+                _check_repeat(part, digest, repeated_digest, valid_count)
             except TeacherLogitsError:
                 self._end_reservation(published, payload_id)
                 raise
@@ -202,9 +202,13 @@ def _not_comparable(part: Part) -> PayloadConflictError:
     )
 
 
-def _check_repeat(part: Part, digest: str, first: str, valid_count: int | None) -> None:
+def _check_repeat(
+    part: Part | None, digest: str, repeated_digest: str, valid_count: int | None
+) -> None:
     """Refuse other bytes, or another mask, for rows that were sealed."""
-    claim = part.claim
+    if part is None or part.repeat is None:
+        return
+    claim, first = part.claim, part.digest or repeated_digest
     if not digest or not first:
         raise PayloadInvalidError(
             f"the rows of shard {claim.shard} of step {claim.step} were sealed before: seal them "

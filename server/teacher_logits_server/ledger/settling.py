@@ -22,20 +22,24 @@ from teacher_logits.terms import SERVER_WRITER, StreamTerms
 from teacher_logits.transport import Transport
 from teacher_logits_server.admission.stream_codecs import choose_codec
 from teacher_logits_server.ledger.room import Room
+from teacher_logits_server.lending.shares import Shares
 from teacher_logits_server.publishers import Publishers
+from teacher_logits_server.publishers.engines import EngineTeachers
 from teacher_logits_server.settlement import OF_A_PUBLISHER, Wishes, settle_writer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from teacher_logits.clock import Clock
     from teacher_logits.encodings import Encoding
     from teacher_logits.errors import Fact
     from teacher_logits.payload import Payload
-    from teacher_logits.profiles import TeacherProfile
     from teacher_logits.transport import Settlement
     from teacher_logits_server.lending import Slots
     from teacher_logits_server.lending.leases import Lease
     from teacher_logits_server.lending.registry import Sealed
     from teacher_logits_server.limits import Limits
+    from teacher_logits_server.publishers.engines import EngineTeacher
     from teacher_logits_server.sessions.session import Session
     from teacher_logits_server.settlement.device_offers import DeviceOffer
 
@@ -47,15 +51,22 @@ class Settling(Room):
         self,
         *,
         limits: Limits,
-        engine: TeacherProfile | None,
+        engines: Sequence[EngineTeacher],
         clock: Clock,
         slots: Slots,
         offered: frozenset[Transport],
     ) -> None:
         super().__init__(limits=limits, clock=clock, slots=slots)
         self._offered = offered
-        self._engine_teacher = engine
-        self._publishers = Publishers(engine=engine, keep_steps=limits.keep_steps)
+        self._engines = EngineTeachers(engines)
+        self._publishers = Publishers(engines=self._engines, keep_steps=limits.keep_steps)
+        self._lending.shares = Shares(
+            {
+                each.profile.teacher_id: each.pool_size_bytes
+                for each in engines
+                if each.pool_size_bytes is not None
+            }
+        )
 
     def _offers(self, session: Session) -> dict[str, DeviceOffer]:
         """Return the device memory that the writers of a session's teacher offer, by writer."""
@@ -76,7 +87,7 @@ class Settling(Room):
         mine = rows_of_rank(student.batch_grid, student.data_parallel_rank)
         writers = []
         for shard, member in sorted(published.members.items()):
-            rows = rows_of_rank(theirs, shard, side="teacher")
+            rows = rows_of_rank(theirs, published.parts.rank_of(shard), side="teacher")
             if member.writer_id and rows.start < mine.stop and mine.start < rows.stop:
                 writers.append(member.writer_id)
         return list(dict.fromkeys(writers))
@@ -109,14 +120,15 @@ class Settling(Room):
     def _stream_terms(self, session: Session) -> StreamTerms:
         """Return what a session's streams are encoded in; a publisher reads none."""
         published = self._publishers.find(session.teacher_id)
-        teacher = self._engine_teacher if published is None else published.profile
+        teacher = published or self._engines.find(session.teacher_id)
         if session.is_publisher or teacher is None:
             return StreamTerms()
-        return choose_codec(session.student, teacher, is_published=published is not None)
+        return choose_codec(session.student, teacher.profile, is_published=published is not None)
 
     def _encoding(self, lease: Lease, payload: Payload) -> Encoding | None:
         """Return how a lease's payload is streamed; None for its own bytes, or no stream."""
-        return encoding_of(payload, lease.codec) if lease.streams else None
+        is_encoded = lease.streams and not lease.as_object
+        return encoding_of(payload, lease.codec) if is_encoded else None
 
     def _may_try(self, session: Session, writer_id: str) -> bool:
         """Say whether a student may yet prove that it can open a writer's device memory."""
@@ -190,6 +202,12 @@ class Settling(Room):
             f"every reader could open that, and this one reads by {way}{why}; {way_out}",
             facts={**facts, "transport": way},
         )
+
+
+def reads_objects(session: Session, writer_id: str) -> bool:
+    """Say whether a session has a writer's payloads from an object store."""
+    settlement = session.settlements.get(writer_id)
+    return settlement is not None and settlement.transport is Transport.RAY_OBJECT
 
 
 def _opens_device(session: Session, writer_id: str) -> bool:

@@ -19,7 +19,7 @@ from teacher_logits.errors import TeacherLogitsError
 from teacher_logits.grid import rows_of_rank
 from teacher_logits.terms import LeaseTerms, StepGrant
 from teacher_logits_server.admission.suiting import check_payload_suits
-from teacher_logits_server.ledger.settling import Settling
+from teacher_logits_server.ledger.settling import Settling, reads_objects
 from teacher_logits_server.lending.leases import Doubt, Lease
 from teacher_logits_server.publishers.drafts import Drafts
 from teacher_logits_server.steps.announced import Announced
@@ -27,15 +27,17 @@ from teacher_logits_server.steps.grants import Grant, Grants
 from teacher_logits_server.steps.mail import Mail
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from teacher_logits.clock import Clock
     from teacher_logits.cuts import Cut
-    from teacher_logits.profiles import TeacherProfile
     from teacher_logits.transport import Transport
     from teacher_logits_server.lending import Slots
     from teacher_logits_server.lending.registry import Sealed
     from teacher_logits_server.limits import Limits
     from teacher_logits_server.news import News
     from teacher_logits_server.publishers import Published
+    from teacher_logits_server.publishers.engines import EngineTeacher
     from teacher_logits_server.sessions.session import Session
     from teacher_logits_server.steps.parts import Step
 
@@ -48,12 +50,12 @@ class Stepping(Settling):
         *,
         epoch: str,
         limits: Limits,
-        engine: TeacherProfile | None,
+        engines: Sequence[EngineTeacher],
         clock: Clock,
         slots: Slots,
         offered: frozenset[Transport],
     ) -> None:
-        super().__init__(limits=limits, engine=engine, clock=clock, slots=slots, offered=offered)
+        super().__init__(limits=limits, engines=engines, clock=clock, slots=slots, offered=offered)
         self.epoch = epoch
         self._drafts = Drafts()
         self._grants = Grants()
@@ -68,6 +70,8 @@ class Stepping(Settling):
         """End a lease; ``returned`` where its reader said so itself."""
         teacher = self._lending.sealed(lease).payload.teacher_id
         self._lending.take_back(lease)
+        if lease.as_object:
+            self._news.objects_let_go.append(lease.lease_id)
         self._note_end(lease, teacher, returned=returned)
 
     def _doubt(self, lease: Lease, doubt: Doubt) -> None:
@@ -98,13 +102,14 @@ class Stepping(Settling):
     def _cut(self, sealed: Sealed, lease: Lease) -> Cut | None:
         """Return the rows of a payload that a lease streams; None where it has all of it.
 
-        One in a publisher's device memory goes without the gaps that its columns may have there.
+        All readers of an object share it, and so each has all of it. One in a publisher's device
+        memory goes without the gaps that its columns may have there.
         """
         payload, rows = sealed.payload, lease.rows
         if rows is None:
             rows = range(payload.first_row, payload.first_row + payload.row_count)
         is_whole = len(rows) == payload.row_count and not (sealed.on_device and sealed.owner)
-        if is_whole or not lease.streams:
+        if is_whole or lease.as_object or not lease.streams:
             return None
         return cut_rows(payload, sealed.row_positions, first_row=rows.start, row_count=len(rows))
 
@@ -118,6 +123,7 @@ class Stepping(Settling):
             extent=None if lease.streams else sealed.extent,
             on_device=lease.on_device,
             encoding=self._encoding(lease, payload),
+            as_object=lease.as_object,
         )
 
     # Grants
@@ -206,6 +212,7 @@ class Stepping(Settling):
             granted_at=now,
             rows=rows,
             streams=not session.shares(sealed.writer_id),
+            as_object=reads_objects(session, sealed.writer_id),
             on_device=self._reads_device(session, sealed),
             codec=self._stream_terms(session).codec,
         )

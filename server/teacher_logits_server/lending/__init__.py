@@ -29,6 +29,7 @@ from teacher_logits_server.lending.leases import Doubt, Lease, Leases
 from teacher_logits_server.lending.registry import Fate, Registry, Sealed
 from teacher_logits_server.lending.relays import Relays
 from teacher_logits_server.lending.runs import runs_of
+from teacher_logits_server.lending.shares import Shares
 
 if TYPE_CHECKING:
     from teacher_logits.payload import Extent
@@ -63,16 +64,22 @@ class Lending:
         self._freed_foreign: list[tuple[str, str]] = []
         self.leases = Leases()
         self.relays = Relays()
-        #: Device memory of the engine's, where it has some.
+        #: Device memory of the engines', where they have some.
         self.own_device: OwnDevice | None = None
+        #: Host memory that each engine's payloads may take.
+        self.shares = Shares({})
 
     # Room
 
-    def check_fits(self, size_bytes: int, *, on_device: bool = False) -> None:
-        """Refuse a payload that can never fit; see ``Pool.check_fits``."""
+    def check_fits(self, size_bytes: int, *, on_device: bool = False, teacher_id: str = "") -> None:
+        """Refuse a payload that can never fit; see ``Pool`` and, on the host, ``Shares``."""
         self._pool_for(on_device).check_fits(size_bytes)
+        if not on_device:
+            self.shares.check_fits(teacher_id, size_bytes)
 
-    def reserve(self, size_bytes: int, *, on_device: bool = False) -> Extent | Growth:
+    def reserve(
+        self, size_bytes: int, *, on_device: bool = False, teacher_id: str = ""
+    ) -> Extent | Growth:
         """Take room and bar readers from it, or say which slab must be created first.
 
         Raises:
@@ -81,6 +88,8 @@ class Lending:
         """
         pool = self._pool_for(on_device)
         pool.check_fits(size_bytes)
+        if not on_device:
+            self.shares.check(teacher_id, size_bytes, retry_after=RETRY_AFTER)
         self._check_quarantine(pool, size_bytes)
         try:
             answer = pool.reserve(size_bytes)
@@ -89,6 +98,8 @@ class Lending:
             raise
         if not isinstance(answer, Growth):
             self._slots.mark(answer, answer.generation - 1)
+            if not on_device:
+                self.shares.take(teacher_id, answer)
         return answer
 
     def add_slab(self, slab_id: str, size_bytes: int, *, on_device: bool = False) -> None:
@@ -115,6 +126,7 @@ class Lending:
         """Free room, from a writer or from its last reader."""
         self._slots.mark(extent, extent.generation + 1)
         self._pool_for(self.has_device_slab(extent.slab_id)).free(extent)
+        self.shares.give_back(extent)
         self._freed = True
         self._freed_bytes += extent.size_bytes
 

@@ -34,8 +34,9 @@ class Lease:
 
     ``request_id`` is empty for the leases of a step, which its grant knows, and ``digest`` tells
     that request from another. ``rows`` are the global rows that it is for, None for all.
-    ``streams``: its reader looks into no slab; ``on_device``: it reads columns over positions from
-    device memory; ``codec``: what its stream is encoded in. ``doubt`` says why it is in quarantine.
+    ``streams``: its reader looks into no slab; ``as_object``: nor is it streamed to while an object
+    store has its bytes; ``on_device``: it reads columns over positions from device memory;
+    ``codec``: what its stream is encoded in. ``doubt`` says why it is in quarantine.
     """
 
     lease_id: str
@@ -45,6 +46,7 @@ class Lease:
     granted_at: float
     rows: range | None = None
     streams: bool = False
+    as_object: bool = False
     on_device: bool = False
     codec: StreamCodec = AS_WRITTEN
     digest: bytes = b""

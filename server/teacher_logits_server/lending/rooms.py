@@ -38,10 +38,10 @@ class SlabLedger(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class PayloadRoom:
-    """Room for one streamed payload: to ``slabs.ServerSlabs.room_for``, a ledger.
+    """Room for one payload: to ``slabs.ServerSlabs.room_for``, a ledger.
 
-    What is reserved is the payload's in the same step, so that nothing is left where its
-    publisher ends meanwhile; reserved again, it is the same.
+    ``take`` reserves it. A streamed payload has its room in the same step, so that nothing is left
+    where its publisher ends meanwhile; reserved again, it is the same.
     """
 
     size_bytes: int
@@ -100,7 +100,8 @@ class Pinned:
 
     ``segments`` are the bytes of ``payload``; their sources count from the extent's start. What
     none of them covers is padding, and zero. ``writer_id`` says whose slab the extent is in.
-    ``encoding``: how it is streamed, where that is not as its own bytes.
+    ``encoding``: how it is streamed, where that is not as its own bytes. ``as_object``: its reader
+    has it from an object store.
     """
 
     payload: Payload
@@ -108,6 +109,7 @@ class Pinned:
     writer_id: str
     segments: tuple[Segment, ...]
     encoding: Encoding | None = None
+    as_object: bool = False
 
 
 def pinned(sealed: Sealed, cut: Cut | None = None) -> Pinned:
@@ -185,15 +187,12 @@ def check_room_kept(
 def _missing(published: Published, drafts: Drafts, number: int) -> int:
     """Count the shards of a step that will come by stream and have no room yet."""
     step = published.steps.find(number)
-    claimed = step.claimed if step is not None else []
     waiting = drafts.without_room(published.profile.teacher_id, number)
-    if step is not None and step.is_written and step.claimed_rows >= step.real_rows:
-        return waiting
     local = {
         shard
         for shard, member in published.members.items()
         if member.writer_id not in ("", SERVER_WRITER)
     }
-    return waiting + sum(
-        shard not in claimed and shard not in local for shard in range(published.data_parallel_size)
-    )
+    shards = range(published.shard_count)
+    lacking = shards if step is None else step.lacking(shards)
+    return waiting + sum(shard not in local for shard in lacking)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from teacher_logits.errors import NotAvailable, UnknownTeacherError, Violation
 from teacher_logits.profiles import NodeHints
+from teacher_logits.shard_parts import PartGrid, part_grid, shard_of
 from teacher_logits_server.publishers.promises import promised
 from teacher_logits_server.steps import Steps
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from teacher_logits.profiles import TeacherProfile
-    from teacher_logits_server.admission.holders import Standing
+    from teacher_logits_server.publishers.engines import EngineTeachers
     from teacher_logits_server.settlement.device_offers import DeviceOffer
 
 
@@ -72,9 +73,15 @@ class Published:
         return self.profile.batch_grid.global_batch_size if self.profile.batch_grid else 0
 
     @property
-    def data_parallel_size(self) -> int:
+    def parts(self) -> PartGrid:
+        """Into how many shards the rows of a data-parallel rank are divided."""
+        return part_grid(self.profile)
+
+    @property
+    def shard_count(self) -> int:
         """Shards of a step."""
-        return self.profile.batch_grid.data_parallel_size if self.profile.batch_grid else 0
+        grid = self.profile.batch_grid
+        return grid.data_parallel_size * self.parts.count if grid else 0
 
     def offers(self) -> dict[str, DeviceOffer]:
         """Return the device memory that those offer who are there, by writer."""
@@ -91,7 +98,7 @@ class Published:
             for shard, member in self.members.items()
             if member.writer_id and not (member.has_closed and self.steps.is_empty)
         }
-        return [shard for shard in range(self.data_parallel_size) if shard not in there]
+        return [shard for shard in range(self.shard_count) if shard not in there]
 
     @property
     def is_deserted(self) -> bool:
@@ -108,12 +115,12 @@ class Publishers:
     """The published teachers.
 
     Args:
-        engine: the teacher that the server's own engine is, if it has one.
+        engines: the teachers that the server's own engines are.
         keep_steps: see ``Steps``.
     """
 
-    def __init__(self, *, engine: TeacherProfile | None, keep_steps: int) -> None:
-        self._engine = engine
+    def __init__(self, *, engines: EngineTeachers, keep_steps: int) -> None:
+        self._engines = engines
         self._keep_steps = keep_steps
         self._published: dict[str, Published] = {}
 
@@ -122,8 +129,7 @@ class Publishers:
 
     def profiles(self) -> tuple[TeacherProfile, ...]:
         """Return the teachers there are."""
-        engine = () if self._engine is None else (self._engine,)
-        return (*engine, *(each.profile for each in self._published.values()))
+        return (*self._engines.profiles, *(each.profile for each in self._published.values()))
 
     def find(self, teacher_id: str) -> Published | None:
         """Return a published teacher."""
@@ -148,8 +154,9 @@ class Publishers:
 
     def check(self, profile: TeacherProfile) -> list[Violation]:
         """Return what keeps a publisher from being one of its teacher's, its shard aside."""
-        if self._engine is not None and self._engine.teacher_id == profile.teacher_id:
-            return [_conflict(profile, "teacher_id", "an engine of this server", "a publisher")]
+        if self._engines.find(profile.teacher_id) is not None:
+            has = f"one of this server's own (those are: {self._engines.names})"
+            return [_conflict(profile, "teacher_id", has, "a publisher's")]
         published = self._published.get(profile.teacher_id)
         if published is None or published.is_deserted:
             return []
@@ -164,7 +171,7 @@ class Publishers:
     def holders(self, profile: TeacherProfile) -> list[str]:
         """Return the session that publishes a publisher's shard already, if there is one."""
         published = self._published.get(profile.teacher_id)
-        taken = published.members.get(profile.data_parallel_rank) if published is not None else None
+        taken = published.members.get(shard_of(profile)) if published is not None else None
         return [] if taken is None or taken.has_closed else [taken.session_id]
 
     def enter(
@@ -188,7 +195,7 @@ class Publishers:
                 published.members.clear()
             published.steps.begin_anew()
             published.profile = shared(profile)
-        shard = profile.data_parallel_rank
+        shard = shard_of(profile)
         published.members[shard] = Member(
             session_id=session_id, shard=shard, hints=profile.hints, offer=offer
         )
@@ -257,8 +264,9 @@ def shared(profile: TeacherProfile) -> TeacherProfile:
 
 
 def _incomplete(published: Published, missing: list[int]) -> TeacherIncomplete:
-    shards = ", ".join(map(str, missing[:16])) + (" ..." if len(missing) > 16 else "")
-    size = published.data_parallel_size
+    texts = map(published.parts.text_of, missing[:16])
+    shards = ", ".join(texts) + (" ..." if len(missing) > 16 else "")
+    size = published.shard_count
     teacher_id = published.profile.teacher_id
     return TeacherIncomplete(
         f"teacher {teacher_id!r} has {size} publishers, and {len(missing)} of them have not come: "
@@ -280,15 +288,4 @@ def _conflict(profile: TeacherProfile, name: str, has: object, says: object) -> 
         f"and {says_text} by this publisher; have all of them say the same, or use another "
         "teacher id",
         facts={"field": name, f"teacher_{name}": has_text, f"publisher_{name}": says_text},
-    )
-
-
-def shard_taken(profile: TeacherProfile, standing: Standing) -> Violation:
-    """Return the rule that a publisher breaks whose shard another one publishes."""
-    shard = profile.data_parallel_rank
-    return Violation(
-        rule="shard_taken",
-        message=f"shard {shard} of teacher {profile.teacher_id!r} is published by {standing.text}: "
-        "end that one first, or give each publisher its own data_parallel_rank=",
-        facts={"shard": shard, **standing.facts},
     )

@@ -13,6 +13,7 @@ Pure. The rules of a publisher's own profile, in the order in which they are nam
     column_unavailable      a column that this release does not carry, one that every payload
                             has and this publisher's lack, or a value type that log-probabilities
                             cannot have
+    sharding_unavailable    shards that cannot be put together again (``sharding``)
     protocol_version        the two sides speak different versions
 
 Whether it agrees with the teacher's other publishers is ``publishers``' to say.
@@ -29,12 +30,14 @@ from teacher_logits.keys import STEP_LIMIT
 from teacher_logits.layout import COLUMN_RULES, ColumnKind
 from teacher_logits.payload import MAX_TEMPERATURES, check_payload
 from teacher_logits.profiles import NEEDED_COLUMNS, PUBLISHED_COLUMNS
+from teacher_logits.shard_parts import part_of, shard_of
 from teacher_logits_server.admission.capability import (
     MAX_TEMPERATURE,
     MIN_TEMPERATURE,
     check_protocol,
     listed,
 )
+from teacher_logits_server.publishers.sharding import check_sharding
 
 if TYPE_CHECKING:
     from teacher_logits.errors import Fact
@@ -81,6 +84,7 @@ def check_profile(profile: TeacherProfile, *, protocol_version: int) -> list[Vio
         *violations,
         *_check_head(profile),
         *_check_scores(profile),
+        *check_sharding(profile),
         *check_protocol(protocol_version),
     ]
 
@@ -105,11 +109,13 @@ def check_promised(
     value_type = types.get(ColumnKind.TOPK_LOGPROBS, profile.value_type.value)
     says: list[tuple[str, Fact, Fact]] = [
         ("teacher_id", key.teacher_id, profile.teacher_id),
-        ("shard", key.shard, profile.data_parallel_rank),
+        ("shard", key.shard, shard_of(profile)),
+        ("part", repr(payload.part), repr(part_of(profile))),
         ("top_k", payload.top_k, profile.top_k),
         ("vocabulary_size", payload.vocabulary_size, profile.vocabulary_size),
         ("temperatures", listed(payload.temperatures), listed(promised(profile).temperatures)),
-        ("columns", _names(types), _names(profile.columns)),
+        # What a part's runs are is looked at with the part (``check_payload``).
+        ("columns", _names(types.keys() - {ColumnKind.ROW_RUNS}), _names(profile.columns)),
         ("value_type", value_type, profile.value_type.value),
         ("selection", repr(payload.selection), repr(profile.selection)),
     ]

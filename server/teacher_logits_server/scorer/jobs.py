@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from teacher_logits.payload import Extent
     from teacher_logits.profiles import StudentProfile, TeacherProfile
     from teacher_logits.selection_rules import SelectionRule
-    from teacher_logits.terms import LeaseTerms
+    from teacher_logits.terms import LeaseTerms, SessionTerms
     from teacher_logits_server.engines.answers import Answer
     from teacher_logits_server.ledger import Ledger
 
@@ -70,21 +70,22 @@ class ScoreJob:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
-    """What a job will take: its rows, what is kept, its payload's columns, and of which pool."""
+    """What a job takes: rows, what is kept, its payload's columns, whose it is, of which pool."""
 
     request: Request
     top_k: int
     wanted: Wanted
     columns: tuple[Column, ...]
     size_bytes: int
+    teacher: TeacherProfile
     on_device: bool = False
 
-    def payload(self, *, payload_id: str, teacher: TeacherProfile, bad_rows: int) -> Payload:
+    def payload(self, *, payload_id: str, bad_rows: int) -> Payload:
         """Describe the payload that the job has become."""
         return Payload(
             payload_id=payload_id,
-            teacher_id=teacher.teacher_id,
-            teacher_revision=teacher.revision,
+            teacher_id=self.teacher.teacher_id,
+            teacher_revision=self.teacher.revision,
             first_row=0,
             row_count=self.request.row_count,
             position_count=self.request.position_count,
@@ -139,31 +140,27 @@ def plan_job(job: ScoreJob, *, ledger: Ledger, max_request_tokens: int) -> Plan:
     check_request(
         request,
         vocabulary_size=terms.vocabulary_size,
-        teacher_vocabulary_size=ledger.teacher.vocabulary_size,
-        max_row_tokens=ledger.teacher.max_row_tokens,
+        teacher_vocabulary_size=terms.teacher.vocabulary_size,
+        max_row_tokens=terms.teacher.max_row_tokens,
     )
     top_k = profile.top_k if job.chosen is None else job.chosen.per_position
-    wanted = _wanted(job, profile, request, ledger=ledger, vocabulary_size=terms.vocabulary_size)
+    wanted = _wanted(job, profile, request, terms=terms)
     columns, size_bytes = _columns(request, wanted, top_k=top_k, profile=profile)
     on_device = ledger.scores_on_device(job.session_id)
-    ledger.check_fits(size_bytes, on_device=on_device)
+    ledger.check_fits(size_bytes, on_device=on_device, teacher_id=terms.teacher.teacher_id)
     return Plan(
         request=request,
         top_k=top_k,
         wanted=wanted,
         columns=columns,
         size_bytes=size_bytes,
+        teacher=terms.teacher,
         on_device=on_device,
     )
 
 
 def _wanted(
-    job: ScoreJob,
-    profile: StudentProfile,
-    request: Request,
-    *,
-    ledger: Ledger,
-    vocabulary_size: int,
+    job: ScoreJob, profile: StudentProfile, request: Request, *, terms: SessionTerms
 ) -> Wanted:
     ids = None
     selection = _seeded(profile.selection or TOP_K, job.seed)
@@ -172,13 +169,13 @@ def _wanted(
         ids = read_chosen_ids(
             job.chosen,
             request,
-            vocabulary_size=vocabulary_size,
-            most=ledger.teacher.top_k,
+            vocabulary_size=terms.vocabulary_size,
+            most=terms.teacher.top_k,
         )
     return Wanted(
         selection=selection,
         temperatures=(1.0,) if isinstance(selection, Sampled) else profile.all_temperatures,
-        vocabulary_size=vocabulary_size,
+        vocabulary_size=terms.vocabulary_size,
         ids=ids,
     )
 

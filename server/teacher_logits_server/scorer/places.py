@@ -7,18 +7,20 @@ A job has one place. Where its reader's device breaks while it is computed, the 
 to the host half of its slab, and is read there.
 
 Promises: all that was given to the device is done before anybody may read. Room that is given
-back needs no such wait: what is written there next comes from the same thread, and so behind it
-in the same stream.
+back needs no such wait: what is written there next comes behind it in the same stream, which all
+scorers of a device write in, its default one.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from teacher_logits.device_memory import DeviceError
 from teacher_logits.errors import EngineError, HostCopyNeededError
 from teacher_logits.payload_room import DeviceRoom, HostRoom
 from teacher_logits_server.engines.answers import Answer
+from teacher_logits_server.lending.rooms import PayloadRoom
 
 if TYPE_CHECKING:
     from teacher_logits.devices.slab import DeviceSlab
@@ -26,13 +28,13 @@ if TYPE_CHECKING:
     from teacher_logits.payload_room import WriterRoom
     from teacher_logits.terms import LeaseTerms
     from teacher_logits_server.ledger import Ledger
-    from teacher_logits_server.scorer.jobs import Work
+    from teacher_logits_server.scorer.jobs import Plan, Work
 
 
 class Slabs(Protocol):
     """Where payloads are written; ``slabs.ServerSlabs``."""
 
-    def room_for(self, ledger: Ledger, size_bytes: int) -> Extent:
+    def room_for(self, ledger: PayloadRoom, size_bytes: int) -> Extent:
         """Reserve room, and create a slab for it where none has any.
 
         Raises:
@@ -65,8 +67,10 @@ class Places:
         """
         plan = work.plan
         self._ledger.profile(work.job.session_id)  # it may have ended since
-        take = self._slabs.room_on_device if plan.on_device else self._slabs.room_for
-        work.extent = take(self._ledger, plan.size_bytes)
+        if plan.on_device:
+            work.extent = self._slabs.room_on_device(self._ledger, plan.size_bytes)
+        else:
+            work.extent = self._slabs.room_for(self._share_of(plan), plan.size_bytes)
         work.answer = Answer(
             plan.request,
             room=self._room(work.extent, on_device=plan.on_device),
@@ -121,6 +125,11 @@ class Places:
         extent, work.extent, work.answer = work.extent, None, None
         if extent is not None:
             self._ledger.give_back(extent)
+
+    def _share_of(self, plan: Plan) -> PayloadRoom:
+        """Return host memory of which a payload counts in its teacher's share."""
+        reserve = partial(self._ledger.reserve, plan.size_bytes, teacher_id=plan.teacher.teacher_id)
+        return PayloadRoom(size_bytes=plan.size_bytes, take=reserve, ledger=self._ledger)
 
     def _room(self, extent: Extent, *, on_device: bool) -> WriterRoom:
         if on_device:

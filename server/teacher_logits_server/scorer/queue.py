@@ -58,6 +58,7 @@ class JobQueue:
         self._scored_requests = 0
         self._scored_tokens = 0
         self._closed: Callable[[], TeacherLogitsError] | None = None
+        self._woken = False
 
     # For those who bring jobs
 
@@ -107,6 +108,12 @@ class JobQueue:
             self._batching.room_freed()
             self._changed.notify()
 
+    def wake(self) -> None:
+        """Let the thread have a turn: passes have ended, or there is room for more."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify()
+
     def close(self, why: Callable[[], TeacherLogitsError]) -> None:
         """Take no more jobs, and have the thread come to its end."""
         with self._changed:
@@ -126,8 +133,8 @@ class JobQueue:
 
     # For the scorer's thread
 
-    def next_turn(self) -> Turn:
-        """Wait until there is something to do, and return it."""
+    def next_turn(self, may_start: Callable[[], bool]) -> Turn:
+        """Wait until there is something to do, and return it: rows only where a pass may start."""
         with self._changed:
             while True:
                 now = self._clock.now()
@@ -140,13 +147,19 @@ class JobQueue:
                     self._forget(work)
                     ended.append((work, too_late(work, now, for_room=late.waited_for_room)))
                 closing = self._closed is not None
-                pieces = [] if closing else self._batching.take()
-                if pieces or ended or closing:
+                pieces = self._batching.take() if not closing and may_start() else []
+                if pieces or ended or closing or self._woken:
+                    self._woken = False
                     rows = tuple((self._works[piece.ticket], piece) for piece in pieces)
                     return Turn(ended=tuple(ended), rows=rows, closing=closing)
                 deadline = self._batching.next_deadline
                 patience = threading.TIMEOUT_MAX if deadline is None else deadline - now
                 self._changed.wait(min(max(patience, 0.0), threading.TIMEOUT_MAX))
+
+    def works(self) -> list[Work]:
+        """Return the jobs that wait or are worked on."""
+        with self._changed:
+            return list(self._works.values())
 
     def freed_count(self) -> int:
         """How often room came free so far; for ``park``."""

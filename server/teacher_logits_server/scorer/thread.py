@@ -1,10 +1,12 @@
 """The scorer's thread: takes what waits, has room made for it, runs the engine, publishes.
 
-    submit -> queue -> room in a slab -> one pass of the engine -> sealed and leased -> future
+    submit -> queue -> room in a slab -> a pass of the engine -> sealed and leased -> future
+
+Passes run one at a time on this thread, or several at once elsewhere (``engines.passes``).
 
 Promises: a job that was cancelled, or whose deadline came, gives its place back at once and
-its room when the pass under way ends. A job that finds no room waits for it till its deadline.
-A job fails alone: where a pass of several fails, each is tried by itself. The engine's own
+its room when the thread is next free. A job that finds no room waits for it till its deadline. A
+job fails alone: where a pass of several fails, each is tried by itself. The engine's own
 words go to the log. The thread outlives every ``Exception``; should it die all the same,
 ``healthy`` says so. At the end of a program that has not stopped its server, a thread inside
 torch would take the process with it: it is stopped first, behind the pass under way.
@@ -24,7 +26,8 @@ from typing import TYPE_CHECKING, Protocol
 from teacher_logits import keys
 from teacher_logits.errors import DrainingError, EngineError, PoolFullError, TeacherLogitsError
 from teacher_logits_server.batching import Batching
-from teacher_logits_server.engines.answers import Answer, Part, fill
+from teacher_logits_server.engines.answers import Answer, Part
+from teacher_logits_server.engines.passes import Outcome, is_for, passes_of
 from teacher_logits_server.scorer.jobs import BadRows, ScoreJob, Work, plan_job
 from teacher_logits_server.scorer.places import Places, Slabs
 from teacher_logits_server.scorer.queue import JobQueue, too_late
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
     from teacher_logits.clock import Clock
     from teacher_logits.terms import LeaseTerms
     from teacher_logits.views import QueueView
-    from teacher_logits_server.engines import Engine
+    from teacher_logits_server.engines.passes import ServedEngine
     from teacher_logits_server.ledger import Ledger
 
 _LOG = logging.getLogger(__name__)
@@ -62,16 +65,17 @@ class Scorer:
     """One engine and its thread.
 
     Args:
-        engine: used by the scorer's thread alone.
+        engine: used by the scorer's thread alone; whoever made it closes it.
         ledger, slabs: where payloads are entered, and where they are written.
         config: settings.
         clock: the clock of the jobs' deadlines.
     """
 
     def __init__(
-        self, *, engine: Engine, ledger: Ledger, slabs: Slabs, config: Limits, clock: Clock
+        self, *, engine: ServedEngine, ledger: Ledger, slabs: Slabs, config: Limits, clock: Clock
     ) -> None:
-        self._engine = engine
+        self._passes = passes_of(engine)
+        self._under_way: dict[Part, Work] = {}
         self._ledger = ledger
         self._places = Places(ledger=ledger, slabs=slabs)
         self._config = config
@@ -83,6 +87,7 @@ class Scorer:
         self._queue = JobQueue(batching=batching, clock=clock)
         self._thread = threading.Thread(target=self._live, name="scorer", daemon=True)
         ledger.on_room_freed(self._queue.room_freed)
+        self._passes.on_change(self._queue.wake)
 
     # For the rim
 
@@ -113,7 +118,7 @@ class Scorer:
             PayloadInvalidError: it can never be scored; nothing was computed.
             PoolFullError: no pool of this size can hold its payload, or too many jobs wait.
             SessionExpiredError, EpochChangedError: the session has ended.
-            DrainingError, EngineError: the scorer takes no more jobs.
+            DrainingError, EngineError: the scorer takes no more jobs, or none at present.
         """
         future = self._queue.join(job)
         if future is not None:
@@ -125,6 +130,8 @@ class Scorer:
             return future
         if self._ledger.draining:
             raise DrainingError("the server is draining and takes no new work: use another one")
+        if (why := self._passes.refusal) is not None:
+            raise why
         plan = plan_job(
             job, ledger=self._ledger, max_request_tokens=self._config.max_request_tokens
         )
@@ -151,16 +158,22 @@ class Scorer:
             self._end(work, error)
 
     def _take_turn(self) -> bool:
-        turn = self._queue.next_turn()
+        turn = self._queue.next_turn(lambda: self._passes.room > 0)
         for work, error in turn.ended:
             self._end(work, error)
-        self._compute(
-            [
-                (work, Part(answer=answer, first_row=piece.first_row, row_count=piece.row_count))
-                for work, piece in turn.rows
-                if (answer := self._seat(work)) is not None
-            ]
-        )
+        seated = [
+            (work, Part(answer=answer, first_row=piece.first_row, row_count=piece.row_count))
+            for work, piece in turn.rows
+            if (answer := self._seat(work)) is not None
+        ]
+        if seated:
+            self._start(seated)
+        while outcomes := self._passes.outcomes():
+            for each in outcomes:
+                self._settle(each)
+        if (why := self._passes.refusal) is not None:
+            for work in self._queue.works():
+                self._end(work, why)
         return not turn.closing
 
     def _seat(self, work: Work) -> Answer | None:
@@ -182,41 +195,60 @@ class Scorer:
         self._queue.seat(work)
         return answer
 
-    def _compute(self, parts: Sequence[tuple[Work, Part]]) -> None:
-        """Run one pass, and publish what is complete with it."""
+    def _start(self, parts: Sequence[tuple[Work, Part]]) -> None:
+        """Have some rows computed in one pass."""
 
         def wanted() -> bool:
             return any(self._queue.is_wanted(work) for work, _ in parts)
 
-        try:
-            while wanted() and not fill(self._engine, [part for _, part in parts], wanted=wanted):
-                pass
-        except Exception:
-            self._recover(parts)
+        self._under_way.update({part: work for work, part in parts})
+        self._passes.start(
+            [part for _, part in parts],
+            wanted=wanted,
+            deadline=max(work.job.deadline for work, _ in parts),
+        )
+
+    def _settle(self, outcome: Outcome) -> None:
+        """Write what a pass came to, and publish what is complete with it."""
+        parts = [(self._under_way.pop(part), part) for part in outcome.parts]
+        if outcome.unwanted:
             return
-        for work, part in parts:
+        if outcome.error is not None:
+            self._recover([each for each in parts if is_for(each[0].answer, each[1])], outcome)
+            return
+        for at, (work, part) in enumerate(parts):
+            if not is_for(work.answer, part):
+                continue  # its room was given back meanwhile
+            try:
+                if outcome.scores:
+                    outcome.scores[at].copy_to(part)
+            except Exception as error:
+                self._recover([(work, part)], Outcome(parts=(part,), error=error))
+                continue
             work.rows_done += part.row_count
             if work.rows_done == work.plan.request.row_count:
                 self._publish(work)
 
-    def _recover(self, parts: Sequence[tuple[Work, Part]]) -> None:
-        """Find out which jobs of a failed pass the engine fails on. Called in the handler."""
-        if len(parts) > 1:
+    def _recover(self, parts: Sequence[tuple[Work, Part]], outcome: Outcome) -> None:
+        """Find out which jobs of a failed pass the engine fails on."""
+        error = outcome.error
+        if len(parts) > 1 and not outcome.final:
             _LOG.warning(
-                "a pass of %d requests failed; each is tried alone", len(parts), exc_info=True
+                "a pass of %d requests failed; each is tried alone", len(parts), exc_info=error
             )
             for each in parts:
-                self._compute([each])
+                self._start([each])
             return
-        [(work, part)] = parts
-        _LOG.exception("the teacher failed on request %s of session %s", *reversed(work.key))
-        self._end(
-            work,
-            EngineError(
-                f"the teacher failed on these {part.row_count} rows; the server's log says how",
-                facts={"rows": part.row_count, "first_row": part.first_row},
-            ),
-        )
+        for work, part in parts:
+            _LOG.error(
+                "the teacher failed on request %s of session %s",
+                *reversed(work.key),
+                exc_info=error,
+            )
+            if outcome.final and isinstance(error, TeacherLogitsError):
+                self._end(work, error)
+            else:
+                self._end(work, _failed_on(part))
 
     def _publish(self, work: Work) -> None:
         now, job = self._clock.now(), work.job
@@ -229,7 +261,6 @@ class Scorer:
             mask = job.bad_rows is BadRows.MASK
             payload = work.plan.payload(
                 payload_id=keys.new_id("p", self._ledger.epoch),
-                teacher=self._ledger.teacher,
                 bad_rows=self._places.finish(work.answer, mask=mask),
             )
             lease = self._places.hand_over(work, payload)
@@ -248,6 +279,13 @@ class Scorer:
         if not isinstance(error, TeacherLogitsError):
             _LOG.error("request %s of session %s failed", *reversed(work.key), exc_info=error)
         self._queue.fail(work, error)
+
+
+def _failed_on(part: Part) -> EngineError:
+    return EngineError(
+        f"the teacher failed on these {part.row_count} rows; the server's log says how",
+        facts={"rows": part.row_count, "first_row": part.first_row},
+    )
 
 
 #: With the process that has the thread: a forked child has none.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 import grpc
 
 from teacher_logits.v1 import (
+    object_service_pb2_grpc,
     operator_service_pb2_grpc,
     registry_service_pb2_grpc,
     scoring_service_pb2_grpc,
@@ -48,6 +49,10 @@ class Services(grpc.GenericRpcHandler):
     def add_operator(self, servicer: operator_service_pb2_grpc.OperatorServiceServicer) -> None:
         """Take the operator's service."""
         operator_service_pb2_grpc.add_OperatorServiceServicer_to_server(servicer, self._as_server)
+
+    def add_objects(self, servicer: object_service_pb2_grpc.ObjectServiceServicer) -> None:
+        """Take the service of an object store."""
+        object_service_pb2_grpc.add_ObjectServiceServicer_to_server(servicer, self._as_server)
 
     @property
     def _as_server(self) -> grpc.aio.Server:

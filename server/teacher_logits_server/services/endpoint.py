@@ -33,6 +33,7 @@ SERVICE_NAMES = (
     "teacher_logits.v1.ScoringService",
     "teacher_logits.v1.BulkService",
     "teacher_logits.v1.OperatorService",
+    "teacher_logits.v1.ObjectService",
 )
 KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS = 30_000, 10_000
 MIN_PING_INTERVAL_MS = 5_000

@@ -15,7 +15,7 @@ from teacher_logits.session_page import WriterPage
 from teacher_logits.transport import Refusal, RefusalReason, Transport
 from teacher_logits.v1 import line_pb2
 from teacher_logits_server.broker.lines import Answer, Line
-from teacher_logits_server.services.student import PUBLISHER
+from teacher_logits_server.services.session_log import PUBLISHER
 
 if TYPE_CHECKING:
     from teacher_logits_server.ledger import Ledger

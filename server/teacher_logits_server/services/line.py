@@ -27,7 +27,8 @@ from teacher_logits.wire.transport import part_to_wire
 from teacher_logits_server.broker.lines import MAX_PACKET_BYTES, Answer, Flaw, Line
 from teacher_logits_server.services.hello import HelloDesk
 from teacher_logits_server.services.mail_packets import failure_of, mail_packets
-from teacher_logits_server.services.student import PUBLISHER, acquire, release, renew
+from teacher_logits_server.services.session_log import PUBLISHER
+from teacher_logits_server.services.student import acquire, release, renew
 
 if TYPE_CHECKING:
     from teacher_logits_server.exporters import SlabExporter

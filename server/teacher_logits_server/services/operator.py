@@ -7,7 +7,7 @@ the beginning of the process that the broker proved.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -20,22 +20,16 @@ from teacher_logits.wire.views import reclaimed_to_wire, server_view_to_wire
 from teacher_logits_server.broker.peers import is_stopped
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from grpc.aio import ServicerContext
 
     from teacher_logits.clock import Clock
-    from teacher_logits.views import Reclaimed, SessionView
+    from teacher_logits.views import Reclaimed, ReplicaView, SessionView
+    from teacher_logits_server.exporters.ray_object import RayObjectExporter
     from teacher_logits_server.ledger import Ledger
     from teacher_logits_server.scorer import Scorer
     from teacher_logits_server.services.publishing import PublisherCalls
-
-_NO_QUEUE = QueueView(
-    waiting_requests=0,
-    waiting_tokens=0,
-    running_requests=0,
-    scored_requests=0,
-    scored_tokens=0,
-)
-
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +39,9 @@ class OperatorService(stubs.OperatorServiceServicer):
 
     Args:
         publishing: hears of seals before a publisher's session is ended by force.
-        scorer: None where the server has no engine.
+        scorers: of the server's own teachers, by their ids.
+        objects: None where it has joined no Ray cluster.
+        replicas: those of their engines, as they are when it is called.
     """
 
     def __init__(
@@ -53,13 +49,17 @@ class OperatorService(stubs.OperatorServiceServicer):
         *,
         ledger: Ledger,
         publishing: PublisherCalls,
-        scorer: Scorer | None,
+        scorers: Mapping[str, Scorer],
         clock: Clock,
+        objects: RayObjectExporter | None = None,
+        replicas: Callable[[], tuple[ReplicaView, ...]] = tuple,
     ) -> None:
         self._ledger = ledger
         self._publishing = publishing
-        self._scorer = scorer
+        self._scorers = scorers
         self._clock = clock
+        self._objects = objects
+        self._replicas = replicas
         self._started_at = clock.now()
 
     async def Inspect(
@@ -80,7 +80,9 @@ class OperatorService(stubs.OperatorServiceServicer):
             pool=held.pool,
             steps=held.steps,
             registered=held.registered,
-            queue=_NO_QUEUE if self._scorer is None else self._scorer.queue(),
+            object_store=None if self._objects is None else self._objects.view(),
+            queue=sum_of([scorer.queue() for scorer in self._scorers.values()]),
+            replicas=self._replicas(),
         )
         return server_view_to_wire(view)
 
@@ -131,3 +133,9 @@ class OperatorService(stubs.OperatorServiceServicer):
                 session = replace(session, state="unresponsive")
             looked_at.append(session)
         return tuple(looked_at)
+
+
+def sum_of(queues: Sequence[QueueView]) -> QueueView:
+    """Return the queues of several teachers as one; nothing waits where there is none."""
+    names = [each.name for each in fields(QueueView)]
+    return QueueView(**{name: sum(getattr(each, name) for each in queues) for name in names})

@@ -24,6 +24,7 @@ from teacher_logits.errors import (
     SessionRefusedError,
     TeacherLogitsError,
 )
+from teacher_logits.shard_parts import shard_of
 from teacher_logits.terms import SERVER_WRITER
 from teacher_logits.v1 import registry_service_pb2 as messages
 from teacher_logits.v1 import registry_service_pb2_grpc as stubs
@@ -260,7 +261,7 @@ def _offer(request: messages.OpenPublisherRequest) -> DeviceOffer | None:
 def _publisher(profile: TeacherProfile) -> dict[str, str | int]:
     return {
         "teacher_id": profile.teacher_id,
-        "shard": profile.data_parallel_rank,
+        "shard": shard_of(profile),
         "host_name": profile.hints.host_name,
         "pid": profile.hints.pid,
     }

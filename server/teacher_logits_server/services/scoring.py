@@ -1,4 +1,4 @@
-"""The service that runs the server's own teacher: one call, one job, one lease.
+"""The service that runs the server's own teachers: one call, one job, one lease.
 
 Sessions of a published teacher are told so: nobody here can score its rows.
 
@@ -23,11 +23,11 @@ from teacher_logits.errors import (
 )
 from teacher_logits.v1 import scoring_service_pb2 as messages
 from teacher_logits.v1 import scoring_service_pb2_grpc as stubs
-from teacher_logits.wire.session import lease_to_wire
+from teacher_logits.wire.payloads import lease_to_wire
 from teacher_logits_server.services.score_requests import digest_of, is_short, read_job
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from concurrent.futures import Future
     from datetime import timedelta
     from typing import TypeAlias
@@ -59,17 +59,22 @@ class _Calls:
 
 
 class ScoringService(stubs.ScoringServiceServicer):
-    """Turns calls into jobs of the scorer.
+    """Turns calls into jobs of the scorer that runs their session's teacher.
 
     Args:
-        scorer: None where the server has no engine.
+        scorers: by the id of the teacher that each runs; none where the server has no engine.
         longest_wait: what a call waits at most, whatever its own deadline.
     """
 
     def __init__(
-        self, *, scorer: Scorer | None, ledger: Ledger, clock: Clock, longest_wait: timedelta
+        self,
+        *,
+        scorers: Mapping[str, Scorer],
+        ledger: Ledger,
+        clock: Clock,
+        longest_wait: timedelta,
     ) -> None:
-        self._scorer = scorer
+        self._scorers = scorers
         self._ledger = ledger
         self._clock = clock
         self._longest_wait = longest_wait.total_seconds()
@@ -117,11 +122,10 @@ class ScoringService(stubs.ScoringServiceServicer):
 
     def _scorer_of(self, session_id: str) -> Scorer:
         """Return what scores for a session; an unknown one is the ledger's to refuse."""
-        engine = self._ledger.engine_teacher
         teacher_id = str(self._ledger.describe(session_id).get("teacher_id", ""))
-        if self._scorer is not None and engine is not None:
-            if teacher_id in ("", engine.teacher_id):
-                return self._scorer
+        scorer = self._scorers.get(teacher_id)
+        if scorer is not None:
+            return scorer
         self._ledger.terms(session_id)
         raise NotAllowedError(
             f"teacher {teacher_id!r} is published, and no engine here can score its rows: "

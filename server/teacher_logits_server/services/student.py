@@ -20,34 +20,34 @@ from teacher_logits.errors import (
     NoCommonTransportError,
     RequestInvalidError,
     SessionRefusedError,
-    TeacherLogitsError,
 )
 from teacher_logits.terms import SERVER_WRITER
 from teacher_logits.transport import Transport
 from teacher_logits.v1 import teacher_logits_service_pb2 as messages
 from teacher_logits.v1 import teacher_logits_service_pb2_grpc as stubs
 from teacher_logits.wire import check_count, student_from_wire, transport_from_wire
-from teacher_logits.wire.session import lease_to_wire, session_to_wire
+from teacher_logits.wire.objects import holder_to_wire
+from teacher_logits.wire.payloads import lease_to_wire
+from teacher_logits.wire.session import session_to_wire
 from teacher_logits.wire.steps import grant_to_wire
 from teacher_logits.wire.transport import probe_to_wire, refusal_from_wire
 from teacher_logits_server.admission.capability import check_protocol
 from teacher_logits_server.services.opening import Opening
+from teacher_logits_server.services.session_log import PUBLISHER, log_refused, log_settled, who_asks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from grpc.aio import ServicerContext
 
     from teacher_logits.profiles import StudentProfile
     from teacher_logits.terms import SessionTerms, StepGrant
+    from teacher_logits.v1 import ray_pb2
+    from teacher_logits_server.exporters.ray_object import RayObjectExporter
     from teacher_logits_server.ledger import Ledger
     from teacher_logits_server.services.publishing import PublisherCalls
     from teacher_logits_server.services.waiting import Waiting
 
 MAX_FAILURES = 1024
 """Proofs, or failures, of one call: a few, and one a writer of device memory."""
-PUBLISHER = "publisher"
-"""Kind of a session that writes."""
 
 _log = logging.getLogger(__name__)
 
@@ -58,15 +58,23 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
     Args:
         publishing: hears of seals before a publisher's session is closed.
         broker_path: where the broker listens; empty where there is none.
+        objects: has the holder of references; None where no Ray cluster was joined.
     """
 
     def __init__(
-        self, *, ledger: Ledger, publishing: PublisherCalls, waiting: Waiting, broker_path: str
+        self,
+        *,
+        ledger: Ledger,
+        publishing: PublisherCalls,
+        waiting: Waiting,
+        broker_path: str,
+        objects: RayObjectExporter | None = None,
     ) -> None:
         self._ledger = ledger
         self._publishing = publishing
         self._waiting = waiting
         self._broker_path = broker_path
+        self._objects = objects
 
     async def OpenSession(
         self,
@@ -92,18 +100,25 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
             opening = Opening(self._ledger, admit)
             opened = await opening.wait(self._waiting, self._waiting.seconds_for(context))
         except SessionRefusedError as error:
-            _log_refused(_student(profile), error)
+            log_refused(who_asks(profile), error)
             raise
         _log.info(
             "session opened",
-            extra={"facts": {"session_id": opened.terms.session_id, **_student(profile)}},
+            extra={"facts": {"session_id": opened.terms.session_id, **who_asks(profile)}},
         )
         return messages.OpenSessionResponse(
             session=session_to_wire(opened.terms),
             broker_path=self._broker_path,
             nonce=opened.nonce,
             device_probes=map(probe_to_wire, opened.probes),
+            ray_holder=self._ray_holder(profile),
         )
+
+    def _ray_holder(self, profile: StudentProfile) -> ray_pb2.RayHolder | None:
+        """Return who a student that wants objects is to ask for a challenge."""
+        if self._objects is None or Transport.RAY_OBJECT not in profile.transports:
+            return None
+        return holder_to_wire(self._objects.holder)
 
     async def ProveLocality(
         self,
@@ -133,9 +148,9 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
                 too_late=_writers_died,
             )
         except (SessionRefusedError, NoCommonTransportError) as error:
-            _log_refused(who, error)
+            log_refused(who, error)
             raise
-        _log_settled(who, terms)
+        log_settled(who, terms)
         return messages.ProveLocalityResponse(session=session_to_wire(terms))
 
     async def RenewSession(
@@ -258,32 +273,3 @@ def _writers_died(waited: float) -> DeadlinePassedError:
         f"come back after {span_text(waited)}: start them, or allow more time",
         facts={"waited_seconds": waited},
     )
-
-
-def _student(profile: StudentProfile) -> dict[str, str | int]:
-    return {
-        "student_id": profile.student_id,
-        "rank": profile.data_parallel_rank,
-        "host_name": profile.hints.host_name,
-        "pid": profile.hints.pid,
-    }
-
-
-def _log_refused(who: Mapping[str, str | int], error: TeacherLogitsError) -> None:
-    _log.warning(
-        "session refused",
-        extra={"facts": {**who, "reason": error.reason, "message": error.message}},
-    )
-
-
-def _log_settled(who: Mapping[str, str | int], terms: SessionTerms) -> None:
-    facts: dict[str, str | int] = {"session_id": terms.session_id, **who}
-    for settlement in terms.settlements:
-        # One writer is the server itself, mostly; the shards of a published teacher are several.
-        of = "" if settlement.writer_id == SERVER_WRITER else f" {settlement.writer_id}"
-        facts[f"transport{of}"] = settlement.transport.value if settlement.transport else "none"
-        for refusal in settlement.refusals:
-            name = f"no_{refusal.transport.value}{of}"
-            facts[name] = f"{refusal.reason.value}: {refusal.message}"
-    what = "publisher settled" if who.get("kind") == PUBLISHER else "session settled"
-    _log.info(what, extra={"facts": facts})

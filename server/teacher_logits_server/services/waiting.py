@@ -69,6 +69,7 @@ class Waiting:
         self._clock = clock
         self.longest_seconds = longest_wait.total_seconds()
         self.teachers, self.steps, self.room = Bell(), Bell(), Bell()
+        self.objects = Bell()
         self._is_over = False
 
     def listen_to(self, ledger: Ledger) -> None:
@@ -81,7 +82,7 @@ class Waiting:
 
     def ring_all(self) -> None:
         """Have everybody look again."""
-        for bell in (self.teachers, self.steps, self.room):
+        for bell in (self.teachers, self.steps, self.room, self.objects):
             bell.ring()
 
     def stop(self) -> None:

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from teacher_logits_server.settlement.device_offers import DeviceOffer
     from teacher_logits_server.settlement.proofs import Proof
 
-_OF_PUBLISHERS = frozenset({Transport.CUDA_IPC, Transport.SHARED_MEMORY, Transport.STREAM})
+_OF_PUBLISHERS = frozenset(
+    {Transport.CUDA_IPC, Transport.SHARED_MEMORY, Transport.RAY_OBJECT, Transport.STREAM}
+)
 """How the payloads in a publisher's own slabs can be read; ``local`` is of the server's own."""
 
 

@@ -1,12 +1,10 @@
 """Steps: what one teacher has of each step, who may have it, and when it ends.
 
-Pure. Publishers reserve and seal its parts (``parts``), students' readers consume it
-(``seats``).
+Pure. Publishers reserve and seal its parts (``parts``), students' readers consume it (``seats``).
 
 Promises: a step is had whole or not at all; it is retired when every reader of every
 admitted student has consumed it, or when ``keep_steps`` says so, and a retired step never
-comes back while anybody is there. What follows for payloads is told once, by
-``changes``.
+comes back while anybody is there. What follows for payloads is told once, by ``changes``.
 """
 
 from __future__ import annotations
@@ -14,12 +12,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from teacher_logits_server.steps.changes import ChangeLog
-from teacher_logits_server.steps.parts import Claim, Part, Seat, Stage, Step
+from teacher_logits_server.steps.parts import Part, Seat, Stage, Step
 from teacher_logits_server.steps.retired import GivenUpSteps, RetiredSteps, retired_error
 from teacher_logits_server.steps.seats import Seats
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from teacher_logits_server.steps.claims import Claim
 
 
 class Steps:
@@ -57,7 +57,7 @@ class Steps:
 
     def lowest_without(self, shard: int) -> int:
         """Return the lowest step that still needs a shard, else the one that comes next for it."""
-        lacking = (step.number for step in self._open() if step.lacks(shard))
+        lacking = (step.number for step in self._open() if step.lacking((shard,)))
         own = (step.number for step in self._steps.values() if shard in step.claimed)
         coming = max(self._highest_complete, *own, -1) + 1
         return min((*lacking, *self._given_up), default=coming)

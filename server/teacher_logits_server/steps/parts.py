@@ -10,20 +10,28 @@ Pure. A step is cut into parts, one a shard; a part's life:
 A writer that dies while its part is leased leaves an orphan, which can be had until its last
 lease comes back, and is lost then; the same rows written again take its place.
 
-Promises: the parts of a step never share a row, so that it is complete once its sealed rows
-are as many as its real ones.
+Where the ranks of a teacher divide rows (``shard_parts``), several parts are of the same ones,
+and these count once all of them are there.
+
+Promises: the parts of a step share rows as their teacher divides them and not otherwise, so that
+it is complete once its sealed rows are as many as its real ones.
 """
 
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import PayloadConflictError, ProducerLostError, RequestInvalidError
+from teacher_logits.errors import ProducerLostError
+from teacher_logits.shard_parts import UNDIVIDED
+from teacher_logits_server.steps.claims import Claim, conflict, rows_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+
+    from teacher_logits.shard_parts import PartGrid
 
 
 class Stage(enum.Enum):
@@ -41,36 +49,6 @@ class Seat:
     student_id: str
     rank: int
     number: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Claim:
-    """What a publisher reserves: rows of one step, for one shard.
-
-    ``real_rows`` counts the step's rows that are no padding.
-    """
-
-    payload_id: str
-    session_id: str
-    request_id: str
-    step: int
-    shard: int
-    rows: range
-    real_rows: int
-
-    def check_same(self, other: Claim) -> None:
-        """Refuse a claim under this one's request id that is for other rows.
-
-        Raises:
-            RequestInvalidError: it is.
-        """
-        mine = (self.step, self.shard, self.rows, self.real_rows)
-        if mine != (other.step, other.shard, other.rows, other.real_rows):
-            raise RequestInvalidError(
-                f"request id {self.request_id!r} has reserved {rows_text(self.rows)} of step "
-                f"{self.step} already; take a fresh id for each reservation",
-                facts={"request_id": self.request_id, "step": self.step},
-            )
 
 
 @dataclass(kw_only=True)
@@ -120,12 +98,12 @@ class Step:
     def sealed(self) -> list[Part]:
         """The parts that can be read, in the order of their rows."""
         parts = [p for p in self.parts.values() if p.is_sealed and not p.is_lost]
-        return sorted(parts, key=lambda part: part.claim.rows.start)
+        return sorted(parts, key=_place)
 
     @property
     def sealed_rows(self) -> int:
         """Rows that can be read."""
-        return sum(len(part.claim.rows) for part in self.sealed)
+        return _whole_rows(self.sealed)
 
     @property
     def there(self) -> list[Part]:
@@ -133,13 +111,12 @@ class Step:
         parts = [
             p for p in self.parts.values() if (p.is_sealed or p.is_announced) and not p.is_lost
         ]
-        return sorted(parts, key=lambda part: part.claim.rows.start)
+        return sorted(parts, key=_place)
 
     @property
     def is_announced(self) -> bool:
         """Whether all of it is there, and not all of that sealed."""
-        rows = sum(len(part.claim.rows) for part in self.there)
-        return rows == self.real_rows and self.stage is Stage.OPEN
+        return _whole_rows(self.there) == self.real_rows and self.stage is Stage.OPEN
 
     @property
     def claimed(self) -> list[int]:
@@ -148,8 +125,9 @@ class Step:
 
     @property
     def claimed_rows(self) -> int:
-        """Rows of these."""
-        return sum(len(self.parts[shard].claim.rows) for shard in self.claimed)
+        """Rows of these, those of a rank once."""
+        claims = [self.parts[shard].claim for shard in self.claimed]
+        return sum({claim.rank: len(claim.rows) for claim in claims}.values())
 
     @property
     def stage(self) -> Stage:
@@ -163,9 +141,20 @@ class Step:
         """Whether some of it is reserved or there to be read."""
         return bool(self.claimed)
 
-    def lacks(self, shard: int) -> bool:
-        """Say whether a shard is still to be reserved, and rows are left for it."""
-        return shard not in self.claimed and self.claimed_rows < self.real_rows
+    def lacking(self, shards: Iterable[int]) -> list[int]:
+        """Return which of some shards are still to be reserved, and have rows left for them.
+
+        Those that divide rows with a shard that is reserved have these rows.
+        """
+        claims = {shard: self.parts[shard].claim for shard in self.claimed}
+        has_room = self.claimed_rows < self.real_rows
+        ranks = {claim.rank for claim in claims.values()}
+        grid = next((claim.grid for claim in claims.values()), UNDIVIDED)
+        return [
+            shard
+            for shard in shards
+            if shard not in claims and (has_room or grid.rank_of(shard) in ranks)
+        ]
 
     def claims_of(self, session_id: str) -> Iterator[tuple[Claim, bool]]:
         """Yield what a session reserved of it, and whether that is sealed and still there."""
@@ -177,8 +166,12 @@ class Step:
 
     @property
     def global_count(self) -> int | None:
-        """Positions that count, where every part brought a mask."""
-        counts = [part.valid_count for part in self.there]
+        """Positions that count, where every part brought a mask.
+
+        Those that hold other ids at the same positions count the same ones.
+        """
+        there = [p for p in self.there if p.claim.shard % p.claim.grid.vocabulary_parts == 0]
+        counts = [part.valid_count for part in there]
         return None if None in counts else sum(count or 0 for count in counts)
 
     def check_claim(self, claim: Claim) -> None:
@@ -188,37 +181,58 @@ class Step:
             PayloadConflictError: they are, or the step has another count of real rows.
         """
         if self.is_written and self.real_rows != claim.real_rows:
-            raise _conflict(
+            raise conflict(
                 claim, f"has {self.real_rows} real rows, and this shard says {claim.real_rows}"
             )
         for shard, part in self.parts.items():
             theirs = part.claim.rows
-            if shard != claim.shard and not part.is_lost and _overlap(theirs, claim.rows):
-                raise _conflict(claim, f"has {rows_text(theirs)} from shard {shard} already")
+            if shard == claim.shard or part.is_lost:
+                continue
+            is_sibling = part.claim.rank == claim.rank
+            if theirs != claim.rows if is_sibling else _overlap(theirs, claim.rows):
+                named = claim.grid.text_of(shard)
+                raise conflict(claim, f"has {rows_text(theirs)} from shard {named} already")
         own = self.parts.get(claim.shard)
         if own is None or own.is_lost:
             return
         if own.claim.rows != claim.rows:
-            raise _conflict(claim, f"has {rows_text(own.claim.rows)} of this shard already")
+            raise conflict(claim, f"has {rows_text(own.claim.rows)} of this shard already")
         if not own.is_sealed or own.repeat is not None:
-            raise _conflict(claim, "has them reserved for this shard already")
+            raise conflict(claim, "has them reserved for this shard already")
 
-    def lacking_text(self, shard_count: int) -> str:
+    def check_count(self, part: Part, valid_count: int | None) -> None:
+        """Refuse another count of positions than those have that hold other ids at the same ones.
+
+        Raises:
+            PayloadConflictError: naming both counts.
+        """
+        claim, width = part.claim, part.claim.grid.vocabulary_parts
+        for shard, other in self.parts.items():
+            is_beside = shard // width == claim.shard // width and shard != claim.shard
+            is_known = other.is_sealed or other.is_announced
+            if is_beside and is_known and not other.is_lost and other.valid_count != valid_count:
+                raise conflict(
+                    claim,
+                    f"counts {other.valid_count} of their positions by the loss_mask of shard "
+                    f"{claim.grid.text_of(shard)}, and this shard {valid_count}",
+                )
+
+    def lacking_text(self, shard_count: int, grid: PartGrid) -> str:
         """Say which shards of a step of ``shard_count`` shards are not there to be read."""
-        sealed = {part.claim.shard for part in self.sealed}
+        sealed, claimed = {part.claim.shard for part in self.sealed}, set(self.claimed)
         written = [shard for shard in self.claimed if shard not in sealed]
-        absent = [shard for shard in range(shard_count) if shard not in self.claimed]
+        absent = [shard for shard in range(shard_count) if shard not in claimed]
         text = f"{self.sealed_rows} of its {self.real_rows} rows are sealed"
         for shards, what in ((written, "being written"), (absent, "not reserved")):
             if shards and self.sealed_rows < self.real_rows:
                 more = " ..." if len(shards) > 8 else ""
-                text += f"; {what}: shard {', '.join(map(str, shards[:8]))}{more}"
+                text += f"; {what}: shard {', '.join(map(grid.text_of, shards[:8]))}{more}"
         return text
 
     def lost_error(self) -> ProducerLostError:
         """Return the error of whoever wants a step that has lost a part."""
         lost = sorted(shard for shard, part in self.parts.items() if part.is_lost)
-        shards = ", ".join(map(str, lost))
+        shards = ", ".join(self.parts[shard].claim.grid.text_of(shard) for shard in lost)
         was_written = any(part.is_sealed for part in self.parts.values() if part.is_lost)
         before = "anybody had leased it" if was_written else "it was sealed"
         return ProducerLostError(
@@ -228,23 +242,17 @@ class Step:
         )
 
 
-def rows_text(rows: range) -> str:
-    """Return rows as messages name them."""
-    return f"rows {rows.start} to {rows.stop - 1}"
+def _place(part: Part) -> tuple[int, int]:
+    return (part.claim.rows.start, part.claim.shard)
+
+
+def _whole_rows(parts: Iterable[Part]) -> int:
+    """Count the rows of which all parts are among these."""
+    claims = [part.claim for part in parts]
+    of_rank = Counter(claim.rank for claim in claims)
+    whole = [claim for claim in claims if of_rank[claim.rank] == claim.grid.count]
+    return sum({claim.rank: len(claim.rows) for claim in whole}.values())
 
 
 def _overlap(one: range, other: range) -> bool:
     return one.start < other.stop and other.start < one.stop
-
-
-def _conflict(claim: Claim, why: str) -> PayloadConflictError:
-    return PayloadConflictError(
-        f"shard {claim.shard} cannot write {rows_text(claim.rows)}: step {claim.step} {why}; each "
-        "row of a step is written once, by one shard",
-        facts={
-            "step": claim.step,
-            "shard": claim.shard,
-            "first_row": claim.rows.start,
-            "row_count": len(claim.rows),
-        },
-    )

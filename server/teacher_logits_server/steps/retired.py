@@ -11,7 +11,8 @@ from teacher_logits_server.steps.parts import Step
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
-    from teacher_logits_server.steps.parts import Claim, Seat
+    from teacher_logits_server.steps.claims import Claim
+    from teacher_logits_server.steps.parts import Seat
 
 LIMIT = 4096
 """Retired steps remembered one by one; all below the lowest of them count as retired too."""

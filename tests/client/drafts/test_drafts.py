@@ -426,7 +426,7 @@ def test_a_selection_that_was_interrupted_over_another_is_looked_at_in_full(
         out.topk_ids[3] = 7
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("teacher_logits_client.drafts.parts.select_into", interrupted)
+    monkeypatch.setattr("teacher_logits_client.drafts.parts.select_own", interrupted)
     with pytest.raises(KeyboardInterrupt):
         part.select(logits)
     with pytest.raises(PayloadInvalidError, match="twice"):

@@ -261,18 +261,18 @@ class TestHandshake:
 
         assert refused == {
             tl.Transport.CUDA_IPC: "NOT_OFFERED",
-            tl.Transport.RAY_OBJECT: "PLATFORM",
+            tl.Transport.RAY_OBJECT: "NOT_OFFERED",
         }
 
-    def test_a_transport_that_this_client_cannot_open_is_named_where_nothing_else_is_wanted(
+    def test_a_transport_that_this_server_has_not_is_named_where_nothing_else_is_wanted(
         self, service: Service
     ) -> None:
         with (
             tl.connect(service.address) as client,
-            pytest.raises(NoCommonTransportError, match=r"wants \(ray_object\)") as caught,
+            pytest.raises(NoCommonTransportError, match=r"\(ray_object NOT_OFFERED: ") as caught,
         ):
             client.open_session(a_profile(transports=(tl.Transport.RAY_OBJECT,)))
-        assert caught.value.facts == {"ray_object": "PLATFORM"}
+        assert caught.value.facts == {"ray_object": "NOT_OFFERED"}
 
     def test_hints_are_filled_in(self, service: Service) -> None:
         with service.session() as (_, session):

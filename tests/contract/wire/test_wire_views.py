@@ -16,9 +16,11 @@ from teacher_logits.v1 import operator_service_pb2 as messages
 from teacher_logits.views import (
     DeviceSlabView,
     LeaseView,
+    ObjectStoreView,
     QueueView,
     Reclaimed,
     RegisteredView,
+    ReplicaView,
     ServerView,
     SessionView,
     StepView,
@@ -125,6 +127,31 @@ FULL = ServerView(
             ),
         ),
     ),
+    object_store=ObjectStoreView(
+        state="joined",
+        budget_bytes=1,
+        used_bytes=2,
+        object_count=3,
+        waiting_count=4,
+        store_bytes=5,
+        store_used_bytes=6,
+        spilled_bytes=7,
+        holder="holder",
+        holder_restarts=8,
+    ),
+    replicas=(
+        ReplicaView(
+            number=1,
+            state="unresponsive",
+            node_id="n0",
+            host_name="node",
+            pid=4712,
+            outstanding_passes=2,
+            outstanding_tokens=8192,
+            restarts=3,
+            reason="gone",
+        ),
+    ),
 )
 
 
@@ -157,6 +184,7 @@ def test_every_field_of_the_messages_is_filled() -> None:
         *message.steps,
         message.registered,
         *message.registered.device_slabs,
+        message.object_store,
     )
 
     assert [name for part in parts for name in unset(part)] == []
@@ -187,6 +215,10 @@ def test_what_a_reclaim_came_to_crosses_whole(reclaimed: Reclaimed) -> None:
     data = reclaimed_to_wire(reclaimed).SerializeToString()
 
     assert reclaimed_from_wire(messages.ReclaimResponse.FromString(data)) == reclaimed
+
+
+def test_a_server_that_has_joined_no_cluster_has_no_store() -> None:
+    assert sent(dataclasses.replace(FULL, object_store=None)).object_store is None
 
 
 def test_a_session_that_still_opens_has_settled_nothing() -> None:

@@ -38,7 +38,7 @@ from teacher_logits.transport import RefusalReason, Transport, proof_of
 from teacher_logits.v1 import line_pb2
 from teacher_logits.v1 import teacher_logits_service_pb2 as messages
 from teacher_logits.wire.errors import from_status
-from teacher_logits.wire.session import lease_from_wire
+from teacher_logits.wire.payloads import lease_from_wire
 from teacher_logits_server.broker import Broker, leaving
 from teacher_logits_server.broker.lines import MAX_PACKET_BYTES, Line
 from teacher_logits_server.broker.peers import Peer
@@ -46,6 +46,7 @@ from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.exporters.shared_memory import SharedMemoryExporter
 from teacher_logits_server.foreign import ForeignSlabs
 from teacher_logits_server.ledger import Ledger, OpenedSession
+from teacher_logits_server.publishers.engines import EngineTeacher
 from teacher_logits_server.services.line import LineDesk
 from teacher_logits_server.services.publishing import PublisherCalls
 from teacher_logits_server.slabs import ServerSlabs
@@ -242,7 +243,7 @@ def running(
     ledger = Ledger(
         epoch="0123456789ab",
         limits=ServerConfig(pool_size_bytes=MIB, slab_size_bytes=MIB),
-        teacher=TEACHER,
+        engines=(EngineTeacher(profile=TEACHER),),
         clock=clock,
         slots=slabs,
         offered=frozenset({Transport.SHARED_MEMORY, Transport.STREAM}),

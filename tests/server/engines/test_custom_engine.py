@@ -23,8 +23,9 @@ from teacher_logits.transport import Transport
 from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.engines import EngineProfile, Row, find_engine, make_engine
 from teacher_logits_server.engines import transformers as built_in
-from teacher_logits_server.engines.probe import probe_causality
+from teacher_logits_server.engines.probe import probe_engine
 from teacher_logits_server.ledger import Ledger
+from teacher_logits_server.publishers.engines import EngineTeacher
 from teacher_logits_server.scorer import ScoreJob, Scorer
 from teacher_logits_server.slabs import ServerSlabs
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from teacher_logits.terms import SessionTerms
-    from teacher_logits_server.engines import Engine
+    from teacher_logits_server.engines.passes import ServedEngine
 
 CLOCK = MonotonicClock()
 PATIENCE = 30.0
@@ -82,24 +83,28 @@ def package(monkeypatch: pytest.MonkeyPatch) -> str:
 class Served:
     """What stands between the rim of a server and its engine."""
 
-    def __init__(self, engine: Engine, config: ServerConfig) -> None:
+    def __init__(self, engine: ServedEngine, config: ServerConfig) -> None:
         profile = engine.profile
         self.slabs = ServerSlabs(epoch=keys.new_epoch())
         self.ledger = Ledger(
             epoch=keys.new_epoch(),
             limits=config,
-            teacher=TeacherProfile(
-                teacher_id=config.teacher_id,
-                vocabulary_size=profile.vocabulary_size,
-                head_rows=profile.head_rows,
-                top_k=config.top_k,
-                max_row_tokens=profile.max_row_tokens,
-                engine=profile.name,
+            engines=(
+                EngineTeacher(
+                    profile=TeacherProfile(
+                        teacher_id=config.teacher_id,
+                        vocabulary_size=profile.vocabulary_size,
+                        head_rows=profile.head_rows,
+                        top_k=config.top_k,
+                        max_row_tokens=profile.max_row_tokens,
+                        engine=profile.name,
+                    ),
+                    checks=(probe_engine(engine),),
+                ),
             ),
             clock=CLOCK,
             slots=self.slabs,
             offered=frozenset({Transport.STREAM}),
-            extra_checks=(probe_causality(engine),),
         )
         self.scorer = Scorer(
             engine=engine, ledger=self.ledger, slabs=self.slabs, config=config, clock=CLOCK

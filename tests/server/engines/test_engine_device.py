@@ -40,6 +40,7 @@ from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.engines.device import EngineDevice, engine_device
 from teacher_logits_server.ledger import Ledger
 from teacher_logits_server.lending.own_device import OwnDevice
+from teacher_logits_server.publishers.engines import EngineTeacher
 from teacher_logits_server.scorer import BadRows, ScoreJob, Scorer
 from teacher_logits_server.slabs import ServerSlabs
 
@@ -170,12 +171,16 @@ class Service:
         self.ledger = Ledger(
             epoch=keys.new_epoch(),
             limits=self.config,
-            teacher=TeacherProfile(
-                teacher_id="teacher",
-                vocabulary_size=VOCABULARY,
-                head_rows=HEAD_ROWS,
-                top_k=VOCABULARY,
-                max_row_tokens=self.teacher.profile.max_row_tokens,
+            engines=(
+                EngineTeacher(
+                    profile=TeacherProfile(
+                        teacher_id="teacher",
+                        vocabulary_size=VOCABULARY,
+                        head_rows=HEAD_ROWS,
+                        top_k=VOCABULARY,
+                        max_row_tokens=self.teacher.profile.max_row_tokens,
+                    )
+                ),
             ),
             clock=self.clock,
             slots=self.slabs,

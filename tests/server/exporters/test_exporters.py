@@ -31,6 +31,7 @@ from teacher_logits_server.exporters.stream import MAX_HEADER_BYTES, StreamExpor
 from teacher_logits_server.foreign import ForeignSlabs
 from teacher_logits_server.ledger import Ledger, OpenedSession
 from teacher_logits_server.lending.rooms import Pinned
+from teacher_logits_server.publishers.engines import EngineTeacher
 from teacher_logits_server.slabs import ServerSlabs
 
 if TYPE_CHECKING:
@@ -50,7 +51,9 @@ class Store:
     ledger: Ledger
     slabs: ServerSlabs
 
-    def open_session(self, transport: Transport) -> OpenedSession:
+    def open_session(
+        self, transport: Transport, *, proven: Transport = Transport.LOCAL, secret: bytes = SECRET
+    ) -> OpenedSession:
         profile = StudentProfile(
             batch_grid=BatchGrid(global_batch_size=1, data_parallel_size=1, micro_batch_size=1),
             top_k=8,
@@ -59,10 +62,8 @@ class Store:
         opened = self.ledger.open_session(
             request_id=keys.new_id("r", EPOCH), protocol_version=PROTOCOL_VERSION, profile=profile
         )
-        mac = proof_of(SECRET, nonce=opened.nonce, transport=Transport.LOCAL)
-        self.ledger.prove_locality(
-            opened.terms.session_id, proofs={Transport.LOCAL: mac}, failures=[]
-        )
+        mac = proof_of(secret, nonce=opened.nonce, transport=proven)
+        self.ledger.prove_locality(opened.terms.session_id, proofs={proven: mac}, failures=[])
         return opened
 
     def lend(self, session_id: str, content: bytes) -> tuple[LeaseTerms, Extent]:
@@ -111,17 +112,27 @@ def lasting_store() -> Iterator[Store]:
 
 
 @contextmanager
-def new_store() -> Iterator[Store]:
+def new_store(
+    offered: tuple[Transport, ...] = (Transport.LOCAL, Transport.STREAM),
+) -> Iterator[Store]:
     slabs = ServerSlabs(epoch=EPOCH)
     ledger = Ledger(
         epoch=EPOCH,
         limits=ServerConfig(pool_size_bytes=2**20, slab_size_bytes=2**18),
-        teacher=TeacherProfile(
-            teacher_id="teacher", vocabulary_size=100, head_rows=100, top_k=8, max_row_tokens=8
+        engines=(
+            EngineTeacher(
+                profile=TeacherProfile(
+                    teacher_id="teacher",
+                    vocabulary_size=100,
+                    head_rows=100,
+                    top_k=8,
+                    max_row_tokens=8,
+                )
+            ),
         ),
         clock=ManualClock(),
         slots=slabs,
-        offered=frozenset({Transport.LOCAL, Transport.STREAM}),
+        offered=frozenset(offered),
         local_secret=SECRET,
     )
     yield Store(ledger=ledger, slabs=slabs)

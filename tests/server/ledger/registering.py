@@ -106,7 +106,6 @@ class House:
         given: dict[str, object] = {
             "epoch": EPOCH,
             "limits": limits or Limits(),
-            "teacher": None,
             "clock": self.clock,
             "slots": self.slots,
             "offered": ALL,

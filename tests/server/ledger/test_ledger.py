@@ -44,6 +44,7 @@ from teacher_logits.transport import (
 from teacher_logits.v1 import teacher_logits_service_pb2 as messages
 from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.ledger import Ledger, OpenedSession
+from teacher_logits_server.publishers.engines import EngineTeacher
 from teacher_logits_server.requests import LIMIT
 from teacher_logits_server.services.student import release
 
@@ -80,7 +81,7 @@ class House:
         given: dict[str, object] = {
             "epoch": EPOCH,
             "limits": SmallLimits(),
-            "teacher": TEACHER,
+            "engines": (EngineTeacher(profile=TEACHER),),
             "clock": self.clock,
             "slots": self.slots,
             "offered": ALL,
@@ -197,7 +198,7 @@ class TestOpening:
     def test_shows_the_teachers_own_checks(self) -> None:
         causality = Check(name="causality", verdict=Verdict.PASSED, detail="probed")
 
-        opened = House(extra_checks=(causality,)).open()
+        opened = House(engines=(EngineTeacher(profile=TEACHER, checks=(causality,)),)).open()
 
         assert opened.terms.checks[-1] == causality
 

@@ -28,6 +28,7 @@ from teacher_logits.pool import Growth
 from teacher_logits.profiles import PROTOCOL_VERSION, StudentProfile, TeacherProfile
 from teacher_logits.transport import Transport, proof_of
 from teacher_logits_server.ledger import Ledger
+from teacher_logits_server.publishers.engines import EngineTeacher
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -140,7 +141,7 @@ class House(RuleBasedStateMachine):
         self.ledger = Ledger(
             epoch=EPOCH,
             limits=Limits(),
-            teacher=TEACHER,
+            engines=(EngineTeacher(profile=TEACHER),),
             clock=self.clock,
             slots=self.watcher,
             offered=frozenset({Transport.LOCAL, Transport.SHARED_MEMORY, Transport.STREAM}),

@@ -36,6 +36,7 @@ from teacher_logits.terms import SERVER_WRITER, RoomFreed, StepFailure, StepGran
 from teacher_logits.transport import Transport
 from teacher_logits_server.admission.holders import PlaceTaken
 from teacher_logits_server.publishers import TeacherAbsent, TeacherIncomplete
+from teacher_logits_server.publishers.engines import EngineTeacher
 from teacher_logits_server.steps.mail import MAX_WANTED_STEPS
 
 
@@ -98,7 +99,7 @@ class TestComingIn:
 
     def test_a_student_reads_the_engine_and_others_read_publishers(self) -> None:
         engine = replace(teacher(), teacher_id="engine", batch_grid=None)
-        house = House(teacher=engine)
+        house = House(engines=(EngineTeacher(profile=engine),))
         house.publishers()
 
         scored = house.read_as(student(teacher_id="engine"))

@@ -21,6 +21,7 @@ from teacher_logits.profiles import (
     TeacherProfile,
 )
 from teacher_logits_server.publishers import Publishers, TeacherAbsent, TeacherIncomplete
+from teacher_logits_server.publishers.engines import EngineTeacher, EngineTeachers
 from teacher_logits_server.publishers.promises import check_profile
 
 
@@ -28,8 +29,9 @@ def broken(profile: TeacherProfile, *, protocol_version: int = PROTOCOL_VERSION)
     return [v.rule for v in check_profile(profile, protocol_version=protocol_version)]
 
 
-def table(engine: TeacherProfile | None = None) -> Publishers:
-    return Publishers(engine=engine, keep_steps=0)
+def table(*engines: TeacherProfile) -> Publishers:
+    own = EngineTeachers([EngineTeacher(profile=each) for each in engines])
+    return Publishers(engines=own, keep_steps=0)
 
 
 def entered(publishers: Publishers, profile: TeacherProfile, *, settled: bool = True) -> str:
@@ -173,12 +175,18 @@ class TestAgreement:
             assert publishers.check(teacher(shard=1)) == []
             assert publishers.holders(teacher(shard=1)) == []
 
-    def test_the_engines_name_is_taken(self) -> None:
-        publishers = table(engine=teacher(batch_grid=None))
+    def test_the_name_of_an_engines_teacher_is_taken_and_all_such_are_told(self) -> None:
+        publishers = table(teacher(batch_grid=None), teacher(batch_grid=None, teacher_id="other"))
 
         (violation,) = publishers.check(teacher())
 
         assert violation.rule == "teacher_grid_conflict"
+        assert "(those are: teacher, other)" in violation.message
+        assert publishers.check(teacher(teacher_id="third")) == []
+
+    def test_two_engines_have_two_names(self) -> None:
+        with pytest.raises(ValueError, match="teacher, teacher"):
+            table(teacher(batch_grid=None), teacher(batch_grid=None))
 
     def test_a_deserted_teacher_may_come_back_as_another(self) -> None:
         publishers = table()
@@ -215,7 +223,7 @@ class TestWhoIsThere:
         assert caught.value.facts["missing_shards"] == ", ".join(map(str, missing))
 
     def test_of_several_teachers_one_must_be_named(self) -> None:
-        publishers = table(engine=teacher(teacher_id="engine"))
+        publishers = table(teacher(teacher_id="engine"))
         entered(publishers, teacher(dp=1))
 
         with pytest.raises(UnknownTeacherError, match="names no teacher") as caught:

@@ -90,7 +90,6 @@ class Shelf:
     has_ended: bool = False
     max_request_tokens: int = 4096
     requests: Requests = field(default_factory=Requests)
-    engine_teacher: TeacherProfile | None = TEACHER
     #: Whom the sessions read.
     teacher_id: str = TEACHER.teacher_id
 
@@ -125,10 +124,11 @@ class Deadline:
 class Desk:
     """A service with its scorer and shelf, and calls to it."""
 
-    def __init__(self, *, longest_wait: float = 20.0) -> None:
+    def __init__(self, *, longest_wait: float = 20.0, has_engine: bool = True) -> None:
         self.scorer, self.shelf = ObedientScorer(), Shelf()
+        scorer = cast("Scorer", self.scorer)
         self.service = ScoringService(
-            scorer=cast("Scorer", self.scorer),
+            scorers={TEACHER.teacher_id: scorer} if has_engine else {},
             ledger=cast("Ledger", self.shelf),
             clock=ManualClock(100.0),
             longest_wait=timedelta(seconds=longest_wait),
@@ -165,10 +165,8 @@ def test_a_job_is_due_in_time_for_an_answer_before_the_call_s_deadline_or_the_lo
 @pytest.mark.parametrize("has_engine", [True, False])
 def test_a_session_of_a_published_teacher_is_told_that_nobody_here_scores(has_engine: bool) -> None:
     async def scenario() -> ObedientScorer:
-        desk = Desk()
+        desk = Desk(has_engine=has_engine)
         desk.shelf.teacher_id = "published"
-        if not has_engine:
-            desk.shelf.engine_teacher = None
         with pytest.raises(NotAllowedError, match=r"'published' is published.*acquire its steps"):
             await desk.call()
         return desk.scorer

@@ -281,3 +281,35 @@ def test_the_first_that_is_wanted_offered_and_proven_is_settled(
 def test_an_offer_has_a_challenge_of_the_right_size() -> None:
     with pytest.raises(RequestInvalidError, match="has 31 bytes; give 32 random ones"):
         replace(offer(), challenge=bytes(31))
+
+
+class TestAReaderOfTheServersRayCluster:
+    RAY = Transport.RAY_OBJECT
+    OFFERED = ALL | {Transport.RAY_OBJECT}
+    IN_CLUSTER = Proof(proven=frozenset({Transport.RAY_OBJECT}))
+
+    @pytest.mark.parametrize("writer_id", [SERVER_WRITER, WRITER])
+    def test_has_objects_of_the_server_and_of_publishers(self, writer_id: str) -> None:
+        settlement = settled(
+            self.IN_CLUSTER, writer_id=writer_id, device=False, offered=self.OFFERED
+        )
+
+        assert settlement.transport is self.RAY
+
+    def test_maps_what_it_shares_memory_with_all_the_same(self) -> None:
+        both = Proof(proven=frozenset({self.RAY, Transport.SHARED_MEMORY}))
+        settlement = settled(both, device=False, offered=self.OFFERED)
+
+        assert settlement.transport is Transport.SHARED_MEMORY
+
+    def test_is_streamed_to_until_it_has_proven_that_it_is(self) -> None:
+        settlement = settled(NOTHING_PROVEN, device=False, offered=self.OFFERED)
+        [refusal] = [each for each in settlement.refusals if each.transport is self.RAY]
+
+        assert settlement.transport is Transport.STREAM
+        assert refusal.reason is RefusalReason.PROOF_MISSING
+        assert "where the objects are" in refusal.message
+
+    def test_shares_no_memory_with_anybody_by_that(self) -> None:
+        with pytest.raises(SessionRefusedError, match="not_proven_local"):
+            settled(self.IN_CLUSTER, device=False, offered=self.OFFERED, locality=Locality.REQUIRE)

@@ -20,7 +20,8 @@ from teacher_logits.errors import (
 from teacher_logits.grid import BatchGrid
 from teacher_logits.profiles import StudentProfile
 from teacher_logits_server.steps import Steps
-from teacher_logits_server.steps.parts import Claim, Seat, Stage, Step
+from teacher_logits_server.steps.claims import Claim
+from teacher_logits_server.steps.parts import Seat, Stage, Step
 from teacher_logits_server.steps.retired import LIMIT, GivenUpSteps, RetiredSteps
 from teacher_logits_server.steps.seats import MAX_WANTED
 

@@ -1,0 +1,33 @@
+"""The replicas of a server's own teacher as lines of text; a part of ``text``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from teacher_logits.views import ReplicaView
+
+
+def replica_lines(replicas: Sequence[ReplicaView]) -> list[str]:
+    """Return how many are ready, and a line for each; nothing where there are none."""
+    if not replicas:
+        return []
+    ready = sum(each.state == "ready" for each in replicas)
+    return [
+        f"replicas  {ready} of {len(replicas)} ready",
+        *(_line(each) for each in replicas),
+    ]
+
+
+def _line(replica: ReplicaView) -> str:
+    times = "once" if replica.restarts == 1 else f"{replica.restarts} times"
+    again = f"; started anew {times}" if replica.restarts else ""
+    why = f" ({replica.reason})" if replica.reason else ""
+    return (
+        f"replica   {replica.number}, {replica.state}: process {replica.pid} on "
+        f"{replica.host_name or 'an unnamed host'}, node {replica.node_id[:12]}, "
+        f"{replica.outstanding_tokens:,} tokens in {replica.outstanding_passes} passes to "
+        f"compute{again}{why}"
+    )

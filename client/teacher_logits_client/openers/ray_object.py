@@ -1,0 +1,103 @@
+"""Opener for ``ray_object``: a payload as one flat object of a Ray cluster's store.
+
+    server   PutObject(lease) -> ticket               over gRPC: ids and a token
+    holder   token -> reference                       over Ray
+    store    reference -> the payload's bytes         of this node; Ray brings them from another
+
+They are copied into a buffer of this side, which is used again, and the object is let go of. With
+``MapMode.READ_ONLY`` they are read where they lie in the store: all views of one payload in one
+process are at one address. The object's room is then taken until the last of them is gone, and
+nothing keeps a tensor there from being written into, which every other reader would see.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from teacher_logits.errors import ObjectLostError
+from teacher_logits.transport import Transport
+from teacher_logits_client.openers.buffered_payload import BufferedPayload
+from teacher_logits_client.openers.host_payload import HostPayload
+from teacher_logits_client.openers.ray_cluster import copy, fetch
+
+if TYPE_CHECKING:
+    from teacher_logits.terms import LeaseTerms, ObjectTicket
+    from teacher_logits_client.openers.buffers import BufferPool
+
+
+ROOM_SECONDS = 1.0
+"""How long a payload waits for room in the store, where it may be streamed instead."""
+
+
+class PutObject(Protocol):
+    """Has a lease's payload put into the store, within ``timeout`` seconds.
+
+    It waits for room there ``room_wait`` seconds at most.
+    """
+
+    def __call__(self, lease_id: str, *, timeout: float, room_wait: float) -> ObjectTicket:
+        """Return what the holder is to be shown."""
+
+
+class ObjectPayload(HostPayload):
+    """A payload in the object store of this node."""
+
+    copied = False
+
+    def is_current(self) -> bool:
+        """Say that it is: an object is never overwritten, and lasts while it is viewed."""
+        return True
+
+    def vacate(self) -> int:
+        """Let go of the object."""
+        self.buffer = memoryview(b"")
+        return 0
+
+
+class RayObjectOpener:
+    """Opens leases of one session from the object store.
+
+    Args:
+        put: has a lease's payload put there.
+        pool: the buffers that payloads are copied into.
+        as_views: read them in the store instead.
+        may_stream: whether payloads that find no room soon may come another way.
+    """
+
+    transport = Transport.RAY_OBJECT
+
+    def __init__(
+        self, put: PutObject, pool: BufferPool, *, as_views: bool, may_stream: bool
+    ) -> None:
+        self._put = put
+        self._pool = pool
+        self._as_views = as_views
+        self._may_stream = may_stream
+
+    def open(self, lease: LeaseTerms, *, until: float) -> ObjectPayload | BufferedPayload:
+        """Return the lease's payload. See ``Opener.open``.
+
+        Raises:
+            ObjectLostError: the server has no cluster any more, or the holder or object is gone.
+            PoolFullError: the store has no room for it, or this process no memory.
+        """
+        left = until - time.monotonic()
+        room_wait = min(left, ROOM_SECONDS) if self._may_stream else left
+        ticket = self._put(lease.lease_id, timeout=left, room_wait=room_wait)
+        found, size = fetch(ticket, lease.lease_id, until=until), lease.payload.size_bytes
+        if found.format != "B" or found.nbytes != size:
+            raise ObjectLostError(
+                f"object {ticket.object_id} has {found.nbytes} bytes, and payload "
+                f"{lease.payload.payload_id} has {size}",
+                facts={"size_bytes": size, "object_bytes": found.nbytes},
+            )
+        if self._as_views:
+            return ObjectPayload(found)
+        buffer = self._pool.take(size)
+        with memoryview(buffer)[:size] as room:
+            copy(found, room)
+        return BufferedPayload(buffer, size, self._pool)
+
+    def close(self) -> None:
+        """Keep nothing, so let go of nothing; the buffers are the client's."""

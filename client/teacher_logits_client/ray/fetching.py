@@ -1,0 +1,84 @@
+"""What Ray says, in our errors: within a deadline, and by kind.
+
+    the owner, its actor or its node is gone    ProducerLostError
+    an object is gone for another reason        ObjectLostError
+    it takes longer than the deadline           DeadlinePassedError
+    the object store or its disk is full        PoolFullError
+
+Whatever a worker raised itself comes through as it is: Ray makes it an error of its own class that
+is one of the worker's class too, with its facts.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from teacher_logits.errors import (
+    DeadlinePassedError,
+    Fact,
+    ObjectLostError,
+    PoolFullError,
+    ProducerLostError,
+    TeacherLogitsError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+DEADLINE_SECONDS = 600.0
+"""How long a fetch waits, where nothing else is said: a teacher's step."""
+
+
+def fetch(
+    things: Sequence[object], *, timeout: float = DEADLINE_SECONDS, what: str
+) -> list[object]:
+    """Return what references refer to, in their order; what is no reference is returned as it is.
+
+    All of them are waited for; the first that failed is raised, before any is returned.
+
+    Raises:
+        ProducerLostError, ObjectLostError, DeadlinePassedError, PoolFullError: see the module.
+    """
+    import ray
+
+    found = list(things)
+    references: dict[int, ray.ObjectRef[object]] = {
+        at: each for at, each in enumerate(things) if isinstance(each, ray.ObjectRef)
+    }
+    with typed_errors(what, timeout=timeout):
+        values = ray.get(list(references.values()), timeout=timeout)
+    for at, value in zip(references, values, strict=True):
+        found[at] = value
+    return found
+
+
+@contextmanager
+def typed_errors(what: str, *, timeout: float | None = None) -> Iterator[None]:
+    """Raise ours for Ray's errors in the block; ``what`` is what was waited for."""
+    from ray import exceptions
+
+    try:
+        yield
+    except TeacherLogitsError:
+        raise
+    except exceptions.GetTimeoutError as error:
+        if isinstance(error, exceptions.RayTaskError):
+            raise  # a worker's own
+        facts: dict[str, Fact] = {"what": what, "timeout_seconds": timeout or 0.0}
+        message = f"{what}: not there within {timeout} s; give a longer timeout, or look at why"
+        raise DeadlinePassedError(message, facts=facts) from error
+    except (exceptions.ObjectStoreFullError, exceptions.OutOfDiskError) as error:
+        message = f"{what}: no room; give ray.init more object_store_memory, or fewer rows a step"
+        raise PoolFullError(message, facts={"what": what}) from error
+    except (
+        exceptions.OwnerDiedError,
+        exceptions.RayActorError,
+        exceptions.NodeDiedError,
+        exceptions.WorkerCrashedError,
+    ) as error:
+        message = f"{what}: the process that made it is gone ({type(error).__name__})"
+        raise ProducerLostError(message, facts={"what": what}) from error
+    except exceptions.ObjectLostError as error:
+        message = f"{what}: Ray has lost the object ({type(error).__name__})"
+        raise ObjectLostError(message, facts={"what": what}) from error

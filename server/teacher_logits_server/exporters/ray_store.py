@@ -1,0 +1,123 @@
+"""The object store of this process's node, as Ray shows it, and the making of a holder there."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import ray
+from ray._private.internal_api import node_stats
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from teacher_logits_server.exporters.ray_holder import Holder
+
+SPILLS_ABOVE = 0.8
+"""Part of the store above which Ray spills (``RAY_object_spilling_threshold``, where untouched)."""
+_SMALL_BYTES = 1 << 20
+"""Objects up to this size are let in by a look that is not quite new."""
+_LOOK_LASTS_SECONDS = 0.25
+HOLDER_CALLS = 16
+"""Calls that a holder answers at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreUse:
+    """Bytes in the store, and bytes that were spilled since its start; whoever put them there."""
+
+    used_bytes: int
+    spilled_bytes: int
+
+
+class Method(Protocol):
+    """A method of an actor, as its callers have it."""
+
+    def remote(self, *given: object) -> ray.ObjectRef[object]:
+        """Call it; return the reference of what it will answer."""
+
+
+class HolderActor(Protocol):
+    """A ``Holder`` as its callers have it."""
+
+    challenge: Method
+    keep: Method
+    revoke: Method
+    drop: Method
+
+
+class StoreUnknown(Exception):
+    """The node does not say what is in its store."""
+
+
+class Store:
+    """The store of the node on which this driver lives."""
+
+    def __init__(self) -> None:
+        """Find it.
+
+        Raises:
+            ValueError: the cluster has no such node.
+        """
+        self.node_id = str(ray.get_runtime_context().get_node_id())
+        node = next((each for each in ray.nodes() if each["NodeID"] == self.node_id), None)
+        if node is None:
+            raise ValueError(f"the cluster has no node {self.node_id}")
+        self._place = (node["NodeManagerAddress"], node["NodeManagerPort"])
+        self.capacity_bytes = int(node["Resources"].get("object_store_memory", 0))
+        self.most_bytes = int(self.capacity_bytes * SPILLS_ABOVE)
+        #: When the store was looked at last, what was in it, and what was put there since.
+        self._seen = (0.0, 0, 0)
+
+    def look(self) -> StoreUse:
+        """Ask the node's raylet, which takes it some milliseconds.
+
+        Raises:
+            StoreUnknown: it does not answer.
+        """
+        asked_at = time.monotonic()
+        try:
+            found = node_stats(*self._place, include_memory_info=False).store_stats
+        except Exception as error:  # of gRPC, which is Ray's own affair
+            raise StoreUnknown(f"the raylet of node {self.node_id} does not answer") from error
+        used = int(found.object_store_bytes_used)
+        self._seen = (asked_at, used, 0)
+        return StoreUse(used_bytes=used, spilled_bytes=int(found.spilled_bytes_total))
+
+    def lacks(self, size_bytes: int) -> int | None:
+        """Return what is in the store where so many bytes more would have it spill; else None.
+
+        Raises:
+            StoreUnknown: as for ``look``.
+        """
+        seen_at, used, since = self._seen
+        is_fresh = time.monotonic() - seen_at < _LOOK_LASTS_SECONDS
+        is_small = size_bytes <= _SMALL_BYTES
+        if is_small and is_fresh and used + since + size_bytes <= self.most_bytes:
+            return None
+        used = self.look().used_bytes
+        return used if used + size_bytes > self.most_bytes else None
+
+    def note_put(self, size_bytes: int) -> None:
+        """Count what was put since the last look."""
+        seen_at, used, since = self._seen
+        self._seen = (seen_at, used, since + size_bytes)
+
+
+def make_holder(
+    name: str, *, namespace: str, node_id: str, arguments: tuple[bytes, bytes]
+) -> HolderActor:
+    """Start a holder on a node. It is not detached: it ends with the driver that made it."""
+    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    made = (
+        ray.remote(Holder)
+        .options(
+            name=name,
+            namespace=namespace,
+            num_cpus=0,
+            max_concurrency=HOLDER_CALLS,
+            max_restarts=0,
+            scheduling_strategy=there,
+        )
+        .remote(*arguments)
+    )
+    return cast("HolderActor", made)

@@ -1,0 +1,52 @@
+"""What is logged of sessions as they are refused and settled."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from teacher_logits.terms import SERVER_WRITER
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from teacher_logits.errors import TeacherLogitsError
+    from teacher_logits.profiles import StudentProfile
+    from teacher_logits.terms import SessionTerms
+
+PUBLISHER = "publisher"
+"""Kind of a session that writes."""
+
+_log = logging.getLogger(__name__)
+
+
+def who_asks(profile: StudentProfile) -> dict[str, str | int]:
+    """Return who a student is, before it has a session."""
+    return {
+        "student_id": profile.student_id,
+        "rank": profile.data_parallel_rank,
+        "host_name": profile.hints.host_name,
+        "pid": profile.hints.pid,
+    }
+
+
+def log_refused(who: Mapping[str, str | int], error: TeacherLogitsError) -> None:
+    """Log that somebody was refused, and why."""
+    _log.warning(
+        "session refused",
+        extra={"facts": {**who, "reason": error.reason, "message": error.message}},
+    )
+
+
+def log_settled(who: Mapping[str, str | int], terms: SessionTerms) -> None:
+    """Log how a session reads, or writes: over what, and why not over the rest."""
+    facts: dict[str, str | int] = {"session_id": terms.session_id, **who}
+    for settlement in terms.settlements:
+        # One writer is the server itself, mostly; the shards of a published teacher are several.
+        of = "" if settlement.writer_id == SERVER_WRITER else f" {settlement.writer_id}"
+        facts[f"transport{of}"] = settlement.transport.value if settlement.transport else "none"
+        for refusal in settlement.refusals:
+            name = f"no_{refusal.transport.value}{of}"
+            facts[name] = f"{refusal.reason.value}: {refusal.message}"
+    what = "publisher settled" if who.get("kind") == PUBLISHER else "session settled"
+    _log.info(what, extra={"facts": facts})

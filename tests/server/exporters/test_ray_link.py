@@ -1,0 +1,67 @@
+"""Settings of a Ray cluster that cannot be served with are refused before anything starts."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import sys
+
+import pytest
+from tests.held import open_descriptors
+
+from teacher_logits.errors import ConfigError
+from teacher_logits_server.config import ServerConfig
+from teacher_logits_server.exporters import ray_link
+from teacher_logits_server.exporters.ray_link import join_cluster
+
+
+def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+
+    with pytest.raises(ConfigError, match=r"--ray-address auto: .*teacher-logits\[ray\]"):
+        join_cluster(ServerConfig(ray_address="auto"))
+
+
+def test_an_address_at_which_nobody_listens_is_refused_at_once() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+
+    with pytest.raises(ConfigError, match=f"--ray-address 127.0.0.1:{port}: no Ray cluster"):
+        join_cluster(ServerConfig(ray_address=f"127.0.0.1:{port}"))
+
+
+@pytest.mark.parametrize(
+    ("child", "said"),
+    [
+        ("raise SystemExit", "did not come to an end"),
+        (
+            "import socket, sys; s = socket.socket(fileno=int(sys.argv[1])); s.recv(9999); "
+            """s.send(b'{"op": "refused", "said": "ConnectionError: none here"}')""",
+            "none here",
+        ),
+    ],
+    ids=["dies", "refuses"],
+)
+def test_a_process_that_cannot_join_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, child: str, said: str
+) -> None:
+    monkeypatch.setattr(ray_link, "command", lambda: [sys.executable, "-c", child])
+    before = open_descriptors()
+
+    with pytest.raises(ConfigError, match=said):
+        join_cluster(ServerConfig(ray_address="auto"))
+    assert open_descriptors() == before
+
+
+def test_a_budget_above_rays_threshold_is_refused_with_the_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    child = (
+        "import socket, sys; s = socket.socket(fileno=int(sys.argv[1])); s.recv(9999); "
+        """s.send(b'{"op": "joined", "store_bytes": 10000, "most_bytes": 8000}'); s.recv(1)"""
+    )
+    monkeypatch.setattr(ray_link, "command", lambda: [sys.executable, "-c", child])
+
+    with pytest.raises(ConfigError, match=r"--ray-budget 9000: .*spills to disk above 8000"):
+        join_cluster(ServerConfig(ray_address="auto", ray_budget_bytes=9000))

@@ -1,0 +1,74 @@
+"""Settings of replicas: what makes no sense is refused before a cluster is asked."""
+
+from __future__ import annotations
+
+import importlib.util
+from datetime import timedelta
+
+import pytest
+
+from teacher_logits.errors import ConfigError
+from teacher_logits_server.cli import read_config
+from teacher_logits_server.config import ServerConfig
+from teacher_logits_server.engines import check_settings
+
+
+def test_they_are_read_from_flags_and_mean_one_replica_on_a_cpu_where_left_out() -> None:
+    read = read_config(["--engine", "ray", "--model", "m"])
+    assert (read.replicas, read.replica_engine, read.replica_gpus, read.replica_cpus) == (
+        1,
+        "transformers",
+        0.0,
+        1.0,
+    )
+    flags = ["--replicas", "8", "--replica-gpus", "0.5", "--placement", "pack"]
+    read = read_config(["--engine", "ray", *flags, "--replica-start", "15min"])
+    assert (read.replicas, read.replica_gpus, read.placement) == (8, 0.5, "pack")
+    assert read.replica_start == timedelta(minutes=15)
+
+
+@pytest.mark.parametrize(
+    ("flag", "settings"),
+    [
+        ("--replicas", {"engine": "ray", "replicas": 0}),
+        ("--replicas", {"model": "m", "replicas": 2}),
+        ("--replica-engine", {"engine": "a:b", "replica_engine": "c:d"}),
+        ("--replica-engine", {"engine": "ray", "replica_engine": "ray"}),
+        ("--replica-cpus", {"engine": "ray", "replica_cpus": 0.0}),
+        ("--replica-gpus", {"engine": "ray", "device": "cuda"}),
+        ("--replica-start", {"engine": "ray", "replica_start": timedelta(0)}),
+        ("--replica-patience", {"engine": "ray", "replica_patience": timedelta(0)}),
+        ("--placement", {"engine": "ray", "placement": "anywhere"}),
+        (
+            "--device-pool-size",
+            {
+                "engine": "ray",
+                "replica_gpus": 1.0,
+                "device": "cuda",
+                "device_pool_size_bytes": 8192,
+            },
+        ),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused_by_its_flag(flag: str, settings: dict[str, object]) -> None:
+    with pytest.raises(ConfigError) as raised:
+        ServerConfig(**settings)  # type: ignore[arg-type]
+    assert raised.value.facts["flag"] == flag
+
+
+@pytest.mark.parametrize("text", ["-1", "nan", "inf", "many"])
+def test_an_amount_is_a_number_that_is_not_negative(text: str) -> None:
+    with pytest.raises(ConfigError, match="not negative"):
+        read_config(["--engine", "ray", "--replica-gpus", text])
+
+
+def test_ray_that_is_not_installed_is_refused_with_the_extra_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "ray" else found(name)
+    )
+    with pytest.raises(ConfigError, match=r"install teacher-logits\[ray\]"):
+        check_settings(ServerConfig(engine="ray"))
