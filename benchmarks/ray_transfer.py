@@ -1,6 +1,6 @@
 """What a step costs from a teacher's workers to a student's, under Ray, by each path.
 
-    python -m benchmarks.ray_transfer                  0.25 and 1 GB (takes 8 GB of memory)
+    python -m benchmarks.ray_transfer                  0.25 and 1 GB (takes 10 GB of memory)
     python -m benchmarks.ray_transfer --size-bytes 4000000 --rounds 2
 
 Teacher and student have `--ranks` data-parallel ranks each, a process a rank; this one is the
@@ -18,9 +18,9 @@ and the same on every path. Paths take turns, after a round that is not counted.
 One JSON object a line. `ray_transfer` is in GB/s, from the first call to a teacher's worker to the
 student's last byte read, each once, and `ratio` says how many times the base's that is.
 `median_ms` is the time. `driver_growth_bytes` is the most by which the driver's resident memory
-grew, the object store's pages counted, and `spilled_bytes` what Ray wrote to disk, in all so far.
-Wrong bytes end the run. Every round starts with the payload where its teacher writes it: tensors
-for the first two paths, checked room for ours.
+grew, the object store's pages counted, and `spilled` whether Ray has written anything to disk so
+far. Wrong bytes end the run. Every round starts with the payload where its teacher writes it:
+tensors for the first two paths, checked room for ours, whose slabs are the same in every round.
 
 Ray listens on every interface: the benchmark runs itself in a network namespace with loopback
 alone, which takes `unshare` and the right to use it.
@@ -31,8 +31,8 @@ from __future__ import annotations
 import argparse
 import gc
 import logging
-import re
 import sys
+import tempfile
 import time
 from pathlib import Path
 from statistics import median
@@ -40,7 +40,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from benchmarks.alone import is_alone, run_alone
-from benchmarks.processes import PATIENCE_SECONDS
 from benchmarks.ray_actors import STEP, Student, Teacher
 from benchmarks.report import report
 
@@ -62,24 +61,27 @@ def main(argv: list[str]) -> int:
     import ray
 
     sizes = [int(size) for size in options.size_bytes.split(",")]
-    ray.init(
-        "local",  # never the cluster that another left in the temporary folder
-        num_cpus=2 * options.ranks,
-        object_store_memory=max(4 * max(sizes), 100_000_000),
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        _node_ip_address="127.0.0.1",
-    )
     torch.set_num_threads(1)
-    for size in sizes:
-        transfer = _Transfer(size, options)
-        for round_ in range(options.rounds + 1):
-            for path in PATHS:
-                transfer.run(path, is_counted=round_ > 0)
-        transfer.report()
-        transfer.end()
-    ray.shutdown()
+    with tempfile.TemporaryDirectory() as folder:
+        ray.init(
+            "local",  # never the cluster that another left in the temporary folder
+            num_cpus=2 * options.ranks,
+            object_store_memory=max(4 * max(sizes), 100_000_000),
+            object_spilling_directory=folder,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _node_ip_address="127.0.0.1",
+        )
+        for size in sizes:
+            transfer = _Transfer(size, options)
+            for round_ in range(options.rounds + 1):
+                for path in PATHS:
+                    transfer.run(path, is_counted=round_ > 0)
+            # Empty until something is spilled; what is made there then stays.
+            transfer.report(has_spilled=any(Path(folder).iterdir()))
+            transfer.end()
+        ray.shutdown()
     return 0
 
 
@@ -147,9 +149,8 @@ class _Transfer:
             self._seconds[path].append(seconds)
             self._growth[path] = max(grown, self._growth.get(path, 0))
 
-    def report(self) -> None:
+    def report(self, *, has_spilled: bool) -> None:
         """Write the figures."""
-        spilled_bytes = _spilled_bytes()
         rates = {
             path: [self._size_bytes / each / 1e9 for each in seconds]
             for path, seconds in self._seconds.items()
@@ -165,7 +166,7 @@ class _Transfer:
                 ranks=len(self._teachers),
                 median_ms=round(1e3 * median(self._seconds[path]), 3),
                 driver_growth_bytes=self._growth[path],
-                spilled_bytes=spilled_bytes,
+                spilled=has_spilled,
             )
 
     def end(self) -> None:
@@ -213,21 +214,6 @@ class _Transfer:
             for worker, argument in zip(self._students, arguments, strict=True)
         ]
         return fetch(reads, what="the student's reads")
-
-
-def _spilled_bytes() -> int:
-    """Return what Ray has written to disk so far, to the MiB below."""
-    import ray
-    from ray._private.internal_api import memory_summary
-
-    until = time.monotonic() + PATIENCE_SECONDS
-    while True:
-        try:
-            found = re.search(r"Spilled (\d+) MiB", memory_summary(stats_only=True))
-            return int(found.group(1)) << 20 if found else 0
-        except ray.exceptions.RaySystemError:  # a machine under load; its own limit is short
-            if time.monotonic() > until:
-                raise
 
 
 def _resident_bytes(field: str) -> int:

@@ -203,17 +203,13 @@ class Server:
         services = endpoint.services
         self._waiting = waiting = Waiting(clock=clock, longest_wait=wait)
         waiting.listen_to(ledger)
-        services.add_student(
-            StudentService(
-                ledger=ledger,
-                publishing=calls,
-                waiting=waiting,
-                broker_path=path,
-                objects=core.objects,
-            )
+        objects = core.objects
+        student = StudentService(
+            ledger=ledger, publishing=calls, waiting=waiting, broker_path=path, objects=objects
         )
-        if core.objects is not None:
-            services.add_objects(ObjectService(exporter=core.objects, waiting=waiting))
+        services.add_student(student)
+        if objects is not None:
+            services.add_objects(ObjectService(exporter=objects, waiting=waiting))
         services.add_registry(
             RegistryService(
                 ledger=ledger, slabs=core.slabs, calls=calls, waiting=waiting, broker_path=path
@@ -229,7 +225,7 @@ class Server:
                 publishing=calls,
                 scorers=scorers,
                 clock=clock,
-                objects=core.objects,
+                objects=objects,
                 replicas=core.replicas,
             )
         )

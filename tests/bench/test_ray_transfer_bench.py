@@ -26,4 +26,4 @@ def test_every_path_is_measured_beside_the_base(capfd: pytest.CaptureFixture[str
     lines = figures(capfd.readouterr().out)
     assert [line["path"] for line in lines] == ["base", "deferred", "views", "slabs", "calls"]
     assert all(line["anchor"] == "base" and line["ratio"] for line in lines[:4])
-    assert all(line["size_bytes"] == 299_520 and line["spilled_bytes"] == 0 for line in lines)
+    assert all(line["size_bytes"] == 299_520 and line["spilled"] is False for line in lines)

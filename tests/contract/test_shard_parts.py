@@ -26,7 +26,7 @@ from teacher_logits.shard_parts import (
     shard_of,
 )
 from teacher_logits.wire import teacher_from_wire, teacher_to_wire
-from teacher_logits.wire.session import payload_from_wire, payload_to_wire
+from teacher_logits.wire.payloads import payload_from_wire, payload_to_wire
 
 WAYS = (
     (),

@@ -55,7 +55,7 @@ from teacher_logits.v1 import teacher_logits_service_pb2 as messages
 from teacher_logits.v1 import teacher_logits_service_pb2_grpc as stubs
 from teacher_logits.wire import student_to_wire, transport_to_wire
 from teacher_logits.wire.errors import DETAILS_KEY, from_status
-from teacher_logits.wire.session import lease_from_wire
+from teacher_logits.wire.payloads import lease_from_wire
 from teacher_logits_server.app import EmbeddedServer, serve_in_thread
 from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.engines import EngineProfile, Row

@@ -20,7 +20,7 @@ TOP_KS = (1, 2, 9, 10, 20, 21, 64, 65, 100, 256, 1024)
 VALUE_TYPES = (ElementType.FLOAT16, ElementType.BFLOAT16, ElementType.FLOAT32)
 TEMPERATURES = (1.0, 2.0)
 #: Lengths of the axes that nothing else says.
-AXES = {"V": 37, "H": 48, "M": 3, "T": len(TEMPERATURES)}
+AXES = {"V": 37, "H": 48, "M": 3, "R": 2, "T": len(TEMPERATURES)}
 
 ROWS: dict[str, Windows] = {
     "ragged": ((0, 3), (2, 1), (0, 5)),

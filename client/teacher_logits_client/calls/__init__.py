@@ -23,7 +23,8 @@ from teacher_logits.v1 import (
 )
 from teacher_logits.wire import student_to_wire, transport_to_wire
 from teacher_logits.wire.objects import holder_from_wire
-from teacher_logits.wire.session import lease_from_wire, session_from_wire
+from teacher_logits.wire.payloads import lease_from_wire
+from teacher_logits.wire.session import session_from_wire
 from teacher_logits.wire.transport import probe_from_wire, refusal_to_wire
 from teacher_logits_client.calls.channels import Channels
 from teacher_logits_client.calls.direct_streams import ending

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar, cast
 import grpc
 
 from teacher_logits.v1 import scoring_service_pb2
-from teacher_logits.wire.session import lease_from_wire
+from teacher_logits.wire.payloads import lease_from_wire
 from teacher_logits_client.calls.failures import Waiting, cancelled, deadline_passed, error_of
 
 if TYPE_CHECKING:

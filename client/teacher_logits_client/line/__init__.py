@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from teacher_logits.errors import SlabOpenError, TeacherLogitsError
 from teacher_logits.session_page import ReaderPage
 from teacher_logits.v1 import line_pb2, registry_service_pb2, teacher_logits_service_pb2
-from teacher_logits.wire.session import lease_from_wire
+from teacher_logits.wire.payloads import lease_from_wire
 from teacher_logits.wire.steps import reservation_from_wire
 from teacher_logits.wire.transport import part_from_wire, part_to_wire
 from teacher_logits_client.line import packets, write_requests

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from teacher_logits.v1 import line_pb2, registry_service_pb2
-from teacher_logits.wire.session import extent_to_wire, payload_to_wire
+from teacher_logits.wire.payloads import extent_to_wire, payload_to_wire
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

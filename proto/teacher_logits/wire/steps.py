@@ -20,7 +20,7 @@ from teacher_logits.terms import (
 )
 from teacher_logits.v1 import line_pb2, payload_pb2, registry_service_pb2
 from teacher_logits.wire.errors import from_status, to_status
-from teacher_logits.wire.session import (
+from teacher_logits.wire.payloads import (
     extent_from_wire,
     extent_to_wire,
     lease_from_wire,

@@ -45,6 +45,8 @@ class Announcing(Ending):
         """Learn that a session has no use for what it was told of the step of a lease.
 
         It is granted the step as any other, once that is complete, and not told of it before.
+        Nothing comes of it where that was withdrawn already, and its session has not heard so
+        yet: what is announced of the step from then on lies elsewhere, and is told.
         """
         with self._step():
             step = self._announced.step_of(session_id, lease_id)

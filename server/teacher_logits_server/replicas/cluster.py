@@ -59,13 +59,15 @@ def join(*, address: str, namespace: str) -> Connection:
         address: ``host:port``, or ``auto`` for the cluster that runs on this machine.
 
     Raises:
-        ConfigError: none answers there, or one of another release.
+        ConfigError: none answers there, or one of another release; or this process has joined
+            another one.
     """
     with _lock:
         if not ray.is_initialized():
             _connect(address, namespace)
             owned = True
         else:
+            _check_same(address)
             owned = bool(_joined) and _joined[0]._owned
         made = Connection(owned=owned)
         _joined.append(made)
@@ -108,6 +110,23 @@ def _try(address: str) -> None:
             f"nobody listens at {found} ({error.strerror or error}): start a cluster with a node "
             "on this machine (`ray start --head`), or give the address of the one there is",
         ) from error
+
+
+def _check_same(address: str) -> None:
+    there = str(ray.get_runtime_context().gcs_address)
+    if address != AUTO and _place(address) != _place(there):
+        raise _refuse(
+            address, f"this process has joined the cluster at {there}: give that, or auto"
+        )
+
+
+def _place(address: str) -> tuple[str, str]:
+    """Return an address's host, by number where it has one, and its port."""
+    host, _, port = address.rpartition(":")
+    try:
+        return socket.gethostbyname(host.strip("[]")), port
+    except OSError:
+        return host, port
 
 
 def _refuse(address: str, why: str) -> ConfigError:

@@ -10,7 +10,7 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from teacher_logits.wire.session import lease_to_wire, payload_to_wire
+from teacher_logits.wire.payloads import lease_to_wire, payload_to_wire
 
 if TYPE_CHECKING:
     from teacher_logits.payload import Payload

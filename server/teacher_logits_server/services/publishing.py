@@ -18,7 +18,11 @@ from teacher_logits.errors import PayloadInvalidError, RequestInvalidError, Teac
 from teacher_logits.terms import SERVER_WRITER
 from teacher_logits.v1 import registry_service_pb2 as messages
 from teacher_logits.wire import check_count
-from teacher_logits.wire.session import extent_from_wire, extent_to_wire, payload_from_wire
+from teacher_logits.wire.payloads import (
+    extent_from_wire,
+    extent_to_wire,
+    payload_from_wire,
+)
 from teacher_logits.wire.steps import reservation_to_wire
 from teacher_logits.wire.transport import part_from_wire
 from teacher_logits_server.foreign import check_descriptor

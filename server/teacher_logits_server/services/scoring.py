@@ -23,7 +23,7 @@ from teacher_logits.errors import (
 )
 from teacher_logits.v1 import scoring_service_pb2 as messages
 from teacher_logits.v1 import scoring_service_pb2_grpc as stubs
-from teacher_logits.wire.session import lease_to_wire
+from teacher_logits.wire.payloads import lease_to_wire
 from teacher_logits_server.services.score_requests import digest_of, is_short, read_job
 
 if TYPE_CHECKING:

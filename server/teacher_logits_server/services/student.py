@@ -27,7 +27,8 @@ from teacher_logits.v1 import teacher_logits_service_pb2 as messages
 from teacher_logits.v1 import teacher_logits_service_pb2_grpc as stubs
 from teacher_logits.wire import check_count, student_from_wire, transport_from_wire
 from teacher_logits.wire.objects import holder_to_wire
-from teacher_logits.wire.session import lease_to_wire, session_to_wire
+from teacher_logits.wire.payloads import lease_to_wire
+from teacher_logits.wire.session import session_to_wire
 from teacher_logits.wire.steps import grant_to_wire
 from teacher_logits.wire.transport import probe_to_wire, refusal_from_wire
 from teacher_logits_server.admission.capability import check_protocol

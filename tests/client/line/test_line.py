@@ -26,7 +26,7 @@ from teacher_logits.slab import WriterSlab
 from teacher_logits.terms import LeaseTerms, Mail
 from teacher_logits.v1 import line_pb2
 from teacher_logits.wire.errors import to_status
-from teacher_logits.wire.session import lease_to_wire
+from teacher_logits.wire.payloads import lease_to_wire
 from teacher_logits_client.line import Line, packets
 
 SOON, LONG = 0.05, 30.0

@@ -24,7 +24,7 @@ from teacher_logits.payload import Extent, Payload
 from teacher_logits.terms import Mail, Reservation, RoomFreed, StepFailure, StepGrant
 from teacher_logits.v1 import line_pb2
 from teacher_logits.wire.errors import to_status
-from teacher_logits.wire.session import extent_from_wire, payload_from_wire
+from teacher_logits.wire.payloads import extent_from_wire, payload_from_wire
 from teacher_logits.wire.steps import mail_to_wire, reservation_to_wire
 from teacher_logits_client.line.exchange import Exchange
 

@@ -39,6 +39,7 @@ from teacher_logits.v1 import (
     tensor_pb2,
     transport_pb2,
 )
+from teacher_logits.wire import payloads as wire_payloads
 from teacher_logits.wire import session as wire_session
 from teacher_logits.wire import transport as wire_transport
 
@@ -183,13 +184,11 @@ def leases(draw: st.DrawFn) -> LeaseTerms:
         slot=draw(st.integers(0, 8183)),
         generation=draw(st.integers(0, 2**63)),
     )
-    place = draw(st.sampled_from([None, extent]))
     return LeaseTerms(
         lease_id=draw(text),
         payload=payload,
         writer_id=draw(text),
-        extent=place,
-        as_object=place is None and draw(st.booleans()),
+        extent=draw(st.sampled_from([None, extent])),
     )
 
 
@@ -221,13 +220,13 @@ class TestRoundTrips:
 
     @given(payloads())
     def test_of_payloads(self, payload: Payload) -> None:
-        message = sent(wire_session.payload_to_wire(payload))
+        message = sent(wire_payloads.payload_to_wire(payload))
 
-        assert wire_session.payload_from_wire(message) == payload
+        assert wire_payloads.payload_from_wire(message) == payload
 
     @given(leases())
     def test_of_leases(self, lease: LeaseTerms) -> None:
-        assert wire_session.lease_from_wire(sent(wire_session.lease_to_wire(lease))) == lease
+        assert wire_payloads.lease_from_wire(sent(wire_payloads.lease_to_wire(lease))) == lease
 
     @pytest.mark.parametrize("temperature", [0.7, 0.1, 1 / 3])
     def test_of_a_temperature_are_exact(self, temperature: float) -> None:
@@ -308,7 +307,7 @@ class TestWhatIsRefused:
 
     def test_a_lease_from_a_source_of_tomorrow(self) -> None:
         with pytest.raises(RequestInvalidError, match="source"):
-            wire_session.lease_from_wire(payload_pb2.Lease(lease_id="l"))
+            wire_payloads.lease_from_wire(payload_pb2.Lease(lease_id="l"))
 
     @given(leases())
     def test_a_lease_whose_payload_is_larger_than_its_room(self, lease: LeaseTerms) -> None:
@@ -320,18 +319,18 @@ class TestWhatIsRefused:
             generation=2,
         )
         in_slab = dataclasses.replace(lease, extent=extent, as_object=False)
-        message = wire_session.lease_to_wire(in_slab)
+        message = wire_payloads.lease_to_wire(in_slab)
 
         with pytest.raises(PayloadInvalidError, match="bytes of room"):
-            wire_session.lease_from_wire(message)
+            wire_payloads.lease_from_wire(message)
 
     @given(payloads())
     def test_a_payload_that_does_not_hold_together(self, payload: Payload) -> None:
-        message = wire_session.payload_to_wire(payload)
+        message = wire_payloads.payload_to_wire(payload)
         message.columns[0].shape[0] += 1
 
         with pytest.raises(PayloadInvalidError, match="topk_ids"):
-            wire_session.payload_from_wire(message)
+            wire_payloads.payload_from_wire(message)
 
 
 def test_not_a_number_crosses_as_it_is() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import pkgutil
 import random
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,21 +20,14 @@ from tests.foreign import filled, message_class
 
 from teacher_logits import wire
 from teacher_logits.errors import RequestInvalidError, TeacherLogitsError
-from teacher_logits.wire import (
-    errors,
-    grids,
-    selection,
-    session,
-    steps,
-    streams,
-    transport,
-    views,
-)
+from teacher_logits.wire import errors, session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-MODULES = (wire, grids, selection, session, steps, streams, transport, views)
+MODULES = [
+    import_module(each.name) for each in pkgutil.walk_packages(wire.__path__, f"{wire.__name__}.")
+] + [wire]
 TRIES = 12
 """Messages of each kind and example."""
 

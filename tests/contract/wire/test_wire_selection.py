@@ -22,8 +22,8 @@ from teacher_logits.wire import (
     teacher_from_wire,
     teacher_to_wire,
 )
+from teacher_logits.wire.payloads import payload_from_wire, payload_to_wire
 from teacher_logits.wire.selection import selection_from_wire, selection_to_wire
-from teacher_logits.wire.session import payload_from_wire, payload_to_wire
 
 RULES: list[SelectionRule] = [
     TopK(),

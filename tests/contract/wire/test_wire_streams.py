@@ -18,7 +18,7 @@ from teacher_logits.profiles import StudentProfile
 from teacher_logits.terms import LeaseTerms, StreamTerms
 from teacher_logits.v1 import payload_pb2
 from teacher_logits.wire import student_from_wire, student_to_wire
-from teacher_logits.wire.session import lease_from_wire, lease_to_wire
+from teacher_logits.wire.payloads import lease_from_wire, lease_to_wire
 from teacher_logits.wire.streams import stream_terms_from_wire, stream_terms_to_wire
 
 PAYLOAD = written(torch.randn(4, 30), top_k=6).payload

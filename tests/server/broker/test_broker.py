@@ -38,7 +38,7 @@ from teacher_logits.transport import RefusalReason, Transport, proof_of
 from teacher_logits.v1 import line_pb2
 from teacher_logits.v1 import teacher_logits_service_pb2 as messages
 from teacher_logits.wire.errors import from_status
-from teacher_logits.wire.session import lease_from_wire
+from teacher_logits.wire.payloads import lease_from_wire
 from teacher_logits_server.broker import Broker, leaving
 from teacher_logits_server.broker.lines import MAX_PACKET_BYTES, Line
 from teacher_logits_server.broker.peers import Peer

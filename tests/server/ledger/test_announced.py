@@ -221,6 +221,29 @@ class TestAnAnnouncedStep:
         assert isinstance(grant, StepGrant)
         assert (grant.step, grant.awaited) == (0, ())
 
+    def test_that_is_given_up_when_it_was_withdrawn_already_comes_to_its_reader_anew(
+        self, house: House
+    ) -> None:
+        (publisher,) = house.publishers(dp=1)
+        reader = house.read_as()
+        house.ledger.want_steps(reader, 0, 1)
+        payload_id, _ = announce(house, publisher, 0)
+        (before,) = told(house, reader)
+        assert isinstance(before, StepGrant)
+        house.ledger.abandon_payload(publisher.session_id, payload_id)
+        house.ledger.give_up_announced(reader, before.leases[0].lease_id)
+        again, extent = announce(house, publisher, 0)
+
+        withdrawn, after = told(house, reader)
+        assert withdrawn == StepWithdrawn(step=0)
+        assert isinstance(after, StepGrant)
+        assert after.awaited == (extent,)
+        house.ledger.give_up_announced(reader, before.leases[0].lease_id)  # and once more
+        house.seal(publisher, again, extent=extent)
+        assert [each.lease_id for each in house.ledger.view().leases] == [
+            each.lease_id for each in after.leases
+        ]
+
     def test_keeps_a_closed_session_until_its_line_ends_since_it_may_be_read(
         self, house: House
     ) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import pytest
 from hypothesis import settings
@@ -57,6 +57,8 @@ class Reader:
     announced: dict[int, StepGrant] = field(default_factory=dict)
     #: Steps of which it wants to hear nothing before they are sealed.
     declined: set[int] = field(default_factory=set)
+    #: Steps that it gave up when they were withdrawn already, and it had not heard of that.
+    crossed: set[int] = field(default_factory=set)
     closed: bool = False
     died: bool = False
 
@@ -223,8 +225,10 @@ class Registered(RuleBasedStateMachine):
     def give_up(self, data: st.DataObject) -> None:
         reader = drawn(data, [each for each in self.living() if each.announced])
         terms = reader.announced.pop(drawn(data, reader.announced))
-        self.ledger.give_up_announced(reader.session_id, terms.leases[0].lease_id)
-        reader.declined.add(terms.step)
+        lease_id = terms.leases[0].lease_id
+        stands = self.ledger.was_announced(reader.session_id, lease_id)
+        self.ledger.give_up_announced(reader.session_id, lease_id)
+        (reader.declined if stands else reader.crossed).add(terms.step)
 
     @precondition(lambda self: len(self.publishers) == self.dp)
     @rule(data=st.data(), how=st.sampled_from(["close", "die", "line", "child"]))
@@ -324,7 +328,9 @@ class Registered(RuleBasedStateMachine):
                     assert not lies_in & set(each.slab_ids)
                     continue
                 if isinstance(each, StepWithdrawn):
-                    assert reader.announced.pop(each.step, None) is not None
+                    terms = reader.announced.pop(each.step, None)
+                    assert (terms is None) == (each.step in reader.crossed)
+                    reader.crossed.discard(each.step)
                     continue
                 assert isinstance(each, StepGrant | StepFailure)
                 sent[each.step] += 1
@@ -338,6 +344,7 @@ class Registered(RuleBasedStateMachine):
                 else:
                     assert asked in (None, each.step)
         assert max(sent.values(), default=0) <= 1
+        assert not reader.crossed, "a step was withdrawn, and its reader is not told"
 
     @precondition(lambda self: self.living())
     @rule(step=st.integers(0, 3), keep=st.integers(0, 1))
@@ -500,3 +507,24 @@ class Registered(RuleBasedStateMachine):
 
 Registered.TestCase.settings = settings(stateful_step_count=50, max_examples=60)
 TestRegistered = Registered.TestCase
+
+
+class TheFirst:
+    """Draws for rules: the first of whatever there is."""
+
+    def draw(self, strategy: st.SearchStrategy[int]) -> int:
+        return 0
+
+
+class TestFoundOnce:
+    def test_a_reader_gives_up_what_was_withdrawn_before_it_hears_of_that(self) -> None:
+        machine, first = Registered(), cast("st.DataObject", TheFirst())
+        machine.begin(local=[True], student_dp=1)
+        machine.announce_all(1, wanted=False)
+        machine.want(first, first=1, count=1)
+        machine.go(first, how="close")
+        machine.give_up(first)
+        machine.register_all(0, ahead=True)
+        machine.come(first, local=True)
+        machine.register_all(1, ahead=True)
+        machine.teardown()

@@ -43,7 +43,7 @@ from teacher_logits.v1 import teacher_logits_service_pb2 as messages
 from teacher_logits.v1 import teacher_logits_service_pb2_grpc as stubs
 from teacher_logits.wire import student_to_wire, teacher_to_wire, transport_to_wire
 from teacher_logits.wire.errors import DETAILS_KEY, from_status
-from teacher_logits.wire.session import extent_to_wire, payload_to_wire
+from teacher_logits.wire.payloads import extent_to_wire, payload_to_wire
 from teacher_logits.wire.steps import grant_from_wire, mail_from_wire
 from teacher_logits.wire.transport import settlement_from_wire
 from teacher_logits_server.config import ServerConfig

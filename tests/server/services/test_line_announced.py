@@ -21,7 +21,7 @@ from teacher_logits.layout import ColumnKind
 from teacher_logits.terms import RoomFreed, StepGrant, StepWithdrawn
 from teacher_logits.v1 import line_pb2, operator_service_pb2, registry_service_pb2
 from teacher_logits.v1 import teacher_logits_service_pb2 as messages
-from teacher_logits.wire.session import extent_to_wire
+from teacher_logits.wire.payloads import extent_to_wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -44,7 +44,7 @@ from teacher_logits.payload import Extent
 from teacher_logits.slab import CONTROL_BYTES, WriterSlab
 from teacher_logits.terms import LeaseTerms
 from teacher_logits.v1 import line_pb2
-from teacher_logits.wire.session import lease_to_wire
+from teacher_logits.wire.payloads import lease_to_wire
 from teacher_logits_server.services import line
 from teacher_logits_server.services.lease_messages import LeaseMessages
 
