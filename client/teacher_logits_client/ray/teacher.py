@@ -210,9 +210,10 @@ class DeferredTeacher:
         told = tuple(rows)
         are_rows = all(is_whole(row) and row >= 0 for row in told)
         if not are_rows or len(told) != held or len(set(told)) != held:
+            kinds = "" if are_rows else f", not all whole numbers from 0 on ({told[:3]!r}...)"
             raise PayloadInvalidError(
                 f"a payload of {held} rows was told {len(told)} of them, {len(set(told))} "
-                "different: give the global index of each, from 0 on",
+                f"different{kinds}: give the global index of each, as in agreement.teacher_rows",
                 facts={"rows": held, "told": len(told), "different": len(set(told))},
             )
         if tokens is not None and len(tokens.digests) != held:
