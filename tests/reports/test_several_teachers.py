@@ -275,8 +275,8 @@ def test_r30_one_teacher_that_fails_is_named_and_what_the_others_said_is_not_los
 ) -> None:
     rows = [RAGGED[0], [FAILING_TOKEN, 2], RAGGED[2]]
     future = router.score(rows, tags=["tag-t0", "tag-t6", "tag-t5"])
-    of_the_batch = r"teacher 't6' \(its row 0 is row 1 of the batch\): the teacher failed on these 1"
-    with pytest.raises(EngineError, match=of_the_batch) as failure:
+    whose = r"teacher 't6' \(its row 0 is row 1 of the batch\): the teacher failed on these 1"
+    with pytest.raises(EngineError, match=whose) as failure:
         future.result()
     assert failure.value.facts["batch_row"] == 1
 

@@ -18,7 +18,8 @@ def lost(error: Exception) -> str:
 
 def test_an_actor_that_could_not_be_made_is_lost_with_what_it_raised() -> None:
     wrong = TypeError("missing 1 required keyword-only argument: 'data_parallel_rank'")
-    raised = ray.exceptions.RayTaskError("T.__init__", f"Traceback ...\n  x\nTypeError: {wrong}", wrong)
+    trace = f"Traceback ...\n  File ...\nTypeError: {wrong}"
+    raised = ray.exceptions.RayTaskError("T.__init__", trace, wrong)
 
     message = lost(ray.exceptions.ActorDiedError(raised))
 

@@ -299,7 +299,7 @@ def test_a_payload_is_of_the_batchs_own_rows_and_length(tokens: tuple[int, int])
 
 
 def test_something_else_than_a_payload_is_named() -> None:
-    with pytest.raises(PayloadInvalidError, match="a dict"):
+    with pytest.raises(PayloadInvalidError, match="given dict"):
         attach(batch(), told())
 
 
