@@ -230,9 +230,12 @@ class Server:
             )
         )
         if Transport.STREAM in self._config.transports:
-            paths = [address.path for address in addresses if address.is_unix]
-            bulk = BulkService(exporter=core.stream, stall=wait, unix_paths=paths)
-            services.add_generic_rpc_handlers([bulk.handler()])
+            services.add_generic_rpc_handlers([self._make_bulk(core, addresses).handler()])
+
+    def _make_bulk(self, core: Core, addresses: Sequence[Address]) -> BulkService:
+        paths = [address.path for address in addresses if address.is_unix]
+        stall = self._config.default_wait
+        return BulkService(exporter=core.stream, stall=stall, unix_paths=paths)
 
     async def _tell_health(self) -> None:
         """Say SERVING while every thread works and no drain was asked for."""

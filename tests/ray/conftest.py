@@ -36,8 +36,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """Have the file's child run the item, and report what it reports."""
-    if INSIDE in os.environ:
+    """Have the file's child run the item, and report what it reports.
+
+    Pytest asks for every item of the run, whichever folder it is in.
+    """
+    if INSIDE in os.environ or HERE not in item.path.parents:
         return None
     hook = item.ihook
     hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
