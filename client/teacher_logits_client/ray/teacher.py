@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.grid import is_whole
+from teacher_logits.layout import ElementType
+from teacher_logits.words import word_of
 from teacher_logits_client.ray.descriptions import (
     INDICES,
     LOGITS,
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
 
     import torch
 
-    from teacher_logits.layout import ElementType
     from teacher_logits_client.ray.descriptions import RowTokens
     from teacher_logits_client.ray.rooms import Room
 
@@ -148,13 +149,20 @@ class DeferredTeacher:
         self.room = ObjectRoom() if room is None else room
         self.is_representative = is_representative
         self._rank = data_parallel_rank
-        self._types = {"value_type": value_type, "id_type": id_type}
+        types = {"value_type": value_type, "id_type": id_type}
+        self._types = {
+            name: None if each is None else word_of(ElementType, each, what=name)
+            for name, each in types.items()
+        }
 
     def reserve(
         self, *, shape: Sequence[int], value_type: ElementType, id_type: ElementType
     ) -> DeferredDraft:
         """Return room for [N,S,K] entries, for a teacher that can write in place: no copy then."""
-        kinds = ((LOGITS, value_type), (INDICES, id_type))
+        kinds = (
+            (LOGITS, word_of(ElementType, value_type, what="value_type")),
+            (INDICES, word_of(ElementType, id_type, what="id_type")),
+        )
         return DeferredDraft(self, lay_out_columns((name, each, shape) for name, each in kinds))
 
     def put(
