@@ -34,6 +34,9 @@ _log = logging.getLogger(__name__)
 
 JOIN_SECONDS = 45.0
 """How long a cluster may take to be joined, and to start the holder's worker."""
+SILENT_SECONDS = 90.0
+"""How long the process may say nothing: it looks at the store every second, and is no longer than
+this with another holder. One that is silent is stopped, or hangs, and comes to one that is gone."""
 CONNECT_SECONDS = 5.0
 END_SECONDS = 5.0
 _MODULE = "teacher_logits_server.exporters.ray_process"
@@ -83,9 +86,11 @@ class RayLink:
         """Have what comes told to ``hear``, and ``lost`` called once nothing will come."""
 
         def run() -> None:
-            while (received := self._channel.receive()) is not None:
-                hear(received[0])
-            lost()
+            try:
+                while (received := self._channel.receive()) is not None:
+                    hear(received[0])
+            finally:
+                lost()
 
         threading.Thread(target=run, name="teacher-logits-from-ray", daemon=True).start()
 
@@ -149,7 +154,7 @@ def join_cluster(config: ServerConfig) -> RayLink:
         process.wait()
         channel.close()
         raise
-    channel.wait(None)
+    channel.wait(SILENT_SECONDS)
     _log.info("joined a Ray cluster", extra={"facts": _facts(joined)})
     return RayLink(process, channel, joined)
 
