@@ -11,6 +11,7 @@ memory, and the server's entry in the table of this process.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -213,7 +214,11 @@ class Core:
 
     def replicas(self) -> tuple[ReplicaView, ...]:
         """Describe the replicas of the teachers that run in some."""
-        return tuple(each for passes in self.passes.values() for each in passes.replicas())
+        return tuple(
+            replace(each, teacher_id=teacher_id)
+            for teacher_id, passes in self.passes.items()
+            for each in passes.replicas()
+        )
 
     def health(self) -> dict[str, str | bool]:
         """Return what the health is made of, for the log."""
