@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import pytest
+from tests.server.replicas.teacher import Teacher
 
 from teacher_logits.errors import ConfigError
 from teacher_logits.transport import Transport
 from teacher_logits_server.cli import read_config
 from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.engines import check_settings
+from teacher_logits_server.engines.served import served_by
 from teacher_logits_server.named_teachers import NamedTeacher
 from teacher_logits_server.replicas.actor import of_a_replica
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_they_are_read_from_flags_and_mean_one_replica_on_a_cpu_where_left_out() -> None:
@@ -99,11 +105,15 @@ def test_what_a_server_says_of_its_cluster_is_refused_by_none_of_its_teachers(
     assert all(not each.ray_address for each in others)
 
 
-def test_a_cluster_may_be_joined_for_the_replicas_of_one_of_several_teachers_alone() -> None:
+def test_a_cluster_may_be_joined_for_the_replicas_of_one_of_several_teachers_alone(
+    tmp_path: Path,
+) -> None:
     config = ServerConfig(ray_address="auto", transports=NO_OBJECTS, teachers=(BESIDE, IN_REPLICAS))
     beside, in_replicas = config.of_each_teacher()
     assert (beside.ray_address, in_replicas.ray_address) == ("", "auto")
     assert of_a_replica(in_replicas).model == "m"
+    [made] = served_by(config, {"another": Teacher(tmp_path)})
+    assert made.teacher_id == "another"
     with pytest.raises(ConfigError, match="joined for ray_object and --engine ray alone"):
         ServerConfig(ray_address="auto", transports=NO_OBJECTS, teachers=(BESIDE,))
 
