@@ -16,7 +16,7 @@ from teacher_logits_server.exporters.ray_process import RayProcess
 class Holder:
     """One that is told nothing."""
 
-    class keep:  # noqa: N801 - as Ray has it
+    class keep:
         @staticmethod
         def remote(*given: object) -> object:
             return given
