@@ -22,6 +22,7 @@ from teacher_logits import keys
 from teacher_logits.errors import ConfigError
 from teacher_logits.terms import RayHolder
 from teacher_logits_server.exporters.ray_channel import Channel, number, text
+from teacher_logits_server.ray_settings import TOKENS
 from teacher_logits_server.readers import size_setting
 
 if TYPE_CHECKING:
@@ -210,7 +211,7 @@ def _no_cluster(config: ServerConfig, said: str) -> ConfigError:
     return _refused(
         config,
         f"no Ray cluster could be joined there ({said}): start one with a node on this machine "
-        "(`ray start`), give its address as host:port, or 'auto' for one that runs here",
+        f"(`ray start`), give its address as host:port, or 'auto' for one that runs here; {TOKENS}",
     )
 
 
