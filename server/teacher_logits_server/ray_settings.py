@@ -11,9 +11,7 @@ from teacher_logits_server.flags import setting as _set
 from teacher_logits_server.flags import settings_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from teacher_logits_server.named_teachers import NamedTeacher
+    from collections.abc import Mapping, Sequence
 
 RAY = "ray"
 """The engine that is replicas in the cluster, each of which runs another."""
@@ -64,6 +62,13 @@ def of_no_teacher(engine_name: str) -> dict[str, object]:
     return {"transports": tuple(Transport), **defaults}
 
 
+class _Named(Protocol):
+    """One of several teachers."""
+
+    @property
+    def settings(self) -> Mapping[str, object]: ...
+
+
 class _Told(Protocol):
     """What the rule below needs of a server's settings."""
 
@@ -78,7 +83,7 @@ class _Told(Protocol):
     @property
     def transports(self) -> tuple[Transport, ...]: ...
     @property
-    def teachers(self) -> Sequence[NamedTeacher]: ...
+    def teachers(self) -> Sequence[_Named]: ...
 
 
 def broken_rule(config: _Told) -> tuple[str, object, str] | None:

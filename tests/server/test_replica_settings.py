@@ -138,3 +138,8 @@ def test_what_is_said_of_a_cluster_and_used_by_nothing_is_refused(
     with pytest.raises(ConfigError) as raised:
         ServerConfig(**settings)  # type: ignore[arg-type]
     assert raised.value.facts["flag"] == flag
+
+
+def test_a_span_is_shown_as_its_flag_takes_it() -> None:
+    with pytest.raises(ConfigError, match="--replica-start 20s: is said of replicas"):
+        read_config(["--model", "m", "--replica-start", "20s"])
