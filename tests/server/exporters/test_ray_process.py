@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 import ray
@@ -34,7 +35,8 @@ class Channel:
 def test_a_holder_that_could_not_be_told_all_takes_nobodys_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    process, channel, dead = object.__new__(RayProcess), Channel(), Holder()
+    process, channel = object.__new__(RayProcess), Channel()
+    dead: Any = Holder()
     for name, value in {
         "_lock": threading.Lock(),
         "_references": {"o": object()},
@@ -53,12 +55,12 @@ def test_a_holder_that_could_not_be_told_all_takes_nobodys_place(
 
     monkeypatch.setattr(ray, "get", too_late)
     with pytest.raises(GetTimeoutError):
-        process._replace(dead)  # type: ignore[arg-type]
+        process._replace(dead)
     assert process._holder is dead  # so that the next look tries again
     assert not channel.sent
 
     monkeypatch.setattr(ray, "get", lambda *given, timeout: None)
-    process._replace(dead)  # type: ignore[arg-type]
+    process._replace(dead)
     assert process._holder is not dead
     assert channel.sent == ["holder"]
 
