@@ -155,7 +155,7 @@ class ObjectStoreView:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaView:
-    """One replica of the server's own teacher, and what it has to compute.
+    """One replica of a teacher of the server's own, and what it has to compute.
 
     ``state`` is one of
 
@@ -165,7 +165,8 @@ class ReplicaView:
         down           its last start came to nothing; it is tried again after a pause
 
     ``reason`` is why its last life ended, or its last start came to nothing; ``node_id``,
-    ``host_name`` and ``pid`` are those of its last life that was ready.
+    ``host_name`` and ``pid`` are those of its last life that was ready. Each teacher numbers its
+    own; ``teacher_id`` is empty from a server that does not say.
     """
 
     number: int
@@ -177,6 +178,7 @@ class ReplicaView:
     outstanding_tokens: int
     restarts: int
     reason: str = ""
+    teacher_id: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

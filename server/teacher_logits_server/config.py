@@ -20,7 +20,7 @@ from teacher_logits.transport import Transport
 from teacher_logits_server.flags import Setting, settings_of
 from teacher_logits_server.named_teachers import about, check_names, configs_of
 from teacher_logits_server.own_settings import OF_A_TEACHER
-from teacher_logits_server.ray_settings import RaySettings
+from teacher_logits_server.ray_settings import RaySettings, of_no_teacher
 from teacher_logits_server.ray_settings import broken_rule as of_ray
 from teacher_logits_server.readers import SIZE, size_setting, span_setting
 from teacher_logits_server.replica_settings import ReplicaSettings
@@ -85,7 +85,10 @@ class ServerConfig(
 
         That of ``model`` or ``engine`` comes first, where there is one.
         """
-        first = (replace(self, teachers=()),) if self.engine_name else ()
+        if not self.teachers:
+            return (self,) if self.engine_name else ()
+        own = {"teachers": (), **of_no_teacher(self.engine_name)}
+        first = (replace(self, **own),) if self.engine_name else ()  # type: ignore[arg-type]
         return (*first, *configs_of(self, self.teachers, OF_A_TEACHER))
 
     def check_teacher_flags(self) -> None:

@@ -11,6 +11,7 @@ memory, and the server's entry in the table of this process.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -213,7 +214,11 @@ class Core:
 
     def replicas(self) -> tuple[ReplicaView, ...]:
         """Describe the replicas of the teachers that run in some."""
-        return tuple(each for passes in self.passes.values() for each in passes.replicas())
+        return tuple(
+            replace(each, teacher_id=teacher_id)
+            for teacher_id, passes in self.passes.items()
+            for each in passes.replicas()
+        )
 
     def health(self) -> dict[str, str | bool]:
         """Return what the health is made of, for the log."""
@@ -227,12 +232,13 @@ class Core:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether every thread lives and, of each teacher in replicas, at least one is ready."""
-        able = all(
-            any(each.state == "ready" for each in passes.replicas())
-            for passes in self.passes.values()
-        )
-        return able and all(self.threads().values())
+        """Whether every thread lives and, where all teachers are in replicas, one is ready.
+
+        Of several teachers one may be without: the others' students come and go meanwhile.
+        """
+        able = len(self.passes) < len(self.scorers) or not self.passes
+        ready = any(each.state == "ready" for each in self.replicas())
+        return (able or ready) and all(self.threads().values())
 
     @property
     def is_idle(self) -> bool:

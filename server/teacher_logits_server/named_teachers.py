@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from teacher_logits.errors import ConfigError, TeacherLogitsError
 from teacher_logits_server.flags import settings_of
+from teacher_logits_server.ray_settings import of_no_teacher
 from teacher_logits_server.readers import Reader
 from teacher_logits_server.replica_settings import ReplicaSettings
 
@@ -144,7 +145,8 @@ def configs_of(config: C, named: Sequence[NamedTeacher], options: Collection[str
     """
     made, wrong = [], []
     for each in named:
-        own = {**NEVER_SHARED, **each.settings, "teacher_id": each.teacher_id}
+        not_told = of_no_teacher(str(each.settings.get("engine", "")))
+        own = {**NEVER_SHARED, **not_told, **each.settings, "teacher_id": each.teacher_id}
         try:
             with about(each.teacher_id):
                 _check_known(each.settings, options, where="NamedTeacher(settings=)")

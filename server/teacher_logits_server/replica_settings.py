@@ -78,8 +78,9 @@ def broken_rule(config: _Told) -> tuple[str, object, str] | None:
     }
     if config.engine_name != RAY:
         for name, default, _ in settings_of(ReplicaSettings):
-            if told[name] != default:
-                return name, told[name], "is said of replicas, and --engine is not ray"
+            if (value := told[name]) != default:
+                shown = readers.span_setting(value) if isinstance(value, timedelta) else value
+                return name, shown, "is said of replicas, and --engine is not ray"
         return None
     return _of_numbers(told) or _of_the_teacher(config, told)
 

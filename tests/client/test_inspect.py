@@ -491,3 +491,23 @@ def test_replicas_are_counted_and_each_says_what_it_does_and_why_it_ended_last()
     assert "started anew 2 times (gone)" in joined
     document = json.loads(inspect_json.as_json(a_view(replicas=(other,)), address="unix:/s"))
     assert document["replicas"][0]["reason"] == "gone"
+
+
+def test_replicas_of_several_teachers_are_told_apart() -> None:
+    one = ReplicaView(
+        number=0,
+        state="ready",
+        node_id="0123456789abcdef",
+        host_name="node-1",
+        pid=12,
+        outstanding_passes=0,
+        outstanding_tokens=0,
+        restarts=0,
+        teacher_id="math",
+    )
+    view = a_view(replicas=(one, replace(one, teacher_id="code", state="down")))
+    text = inspect_view.as_text(view, address="unix:/s")
+    assert "replica   0 of math, ready" in text
+    assert "replica   0 of code, down" in text
+    document = json.loads(inspect_json.as_json(view, address="unix:/s"))
+    assert [each["teacher_id"] for each in document["replicas"]] == ["math", "code"]

@@ -314,9 +314,9 @@ def test_the_driver_refuses_another_vocabulary(cast: Cast) -> None:
 @pytest.mark.parametrize(
     ("answers", "said"),
     [
-        (lambda told: [told[0], {"topk_logits": 1}, told[2]], "answered a dict"),
-        (lambda told: told[:1], "2 data-parallel ranks"),
-        (lambda told: [told[0], told[2]], "2 data-parallel ranks"),
+        (lambda told: [told[0], {"topk_logits": 1}, told[2]], "answered dict"),
+        (lambda told: told[:1], "data-parallel ranks are 0 to 1"),
+        (lambda told: [told[0], told[2]], "data-parallel ranks are 0 to 1"),
     ],
     ids=["another type", "a rank without an answer", "a rank without a payload"],
 )

@@ -346,6 +346,7 @@ def test_a_server_scores_by_replicas_shows_them_and_leaves_none_behind(
             timeout=PATIENCE,
         )
         [replica] = json.loads(done.stdout)["replicas"]
+        assert (replica["teacher_id"], replica["number"]) == ("own", 0)
         assert (replica["state"], replica["restarts"]) == ("ready", 0)
         assert len(actors("own")) == 1
         os.kill(server.pid, number)

@@ -401,7 +401,7 @@ class TestTheBudget:
         theirs = ray.put(numpy.zeros(most - (1 << 20), numpy.uint8))
         with server.sealed(a_content(positions=300)) as held, reading(server) as (_, session):
             with pytest.raises(PoolFullError, match="would spill") as caught:
-                session.acquire(payload_id=held.payload.payload_id, timeout=0.5)
+                session.acquire(payload_id=held.payload.payload_id, timeout=2)
             assert caught.value.facts["most_bytes"] == most
             del theirs
             session.acquire(payload_id=held.payload.payload_id).close()

@@ -275,8 +275,10 @@ def test_r30_one_teacher_that_fails_is_named_and_what_the_others_said_is_not_los
 ) -> None:
     rows = [RAGGED[0], [FAILING_TOKEN, 2], RAGGED[2]]
     future = router.score(rows, tags=["tag-t0", "tag-t6", "tag-t5"])
-    with pytest.raises(EngineError, match="teacher 't6': the teacher failed on these 1 rows"):
+    whose = r"teacher 't6' \(its row 0 is row 1 of the batch\): the teacher failed on these 1"
+    with pytest.raises(EngineError, match=whose) as failure:
         future.result()
+    assert failure.value.facts["batch_row"] == 1
 
     with future.result(partial=True) as answer:
         assert isinstance(answer.failures["t6"], EngineError)

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import pytest
+from tests.server.replicas.teacher import Teacher
 
 from teacher_logits.errors import ConfigError
+from teacher_logits.transport import Transport
 from teacher_logits_server.cli import read_config
 from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.engines import check_settings
+from teacher_logits_server.engines.served import served_by
+from teacher_logits_server.named_teachers import NamedTeacher
+from teacher_logits_server.replicas.actor import of_a_replica
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_they_are_read_from_flags_and_mean_one_replica_on_a_cpu_where_left_out() -> None:
@@ -72,3 +81,65 @@ def test_ray_that_is_not_installed_is_refused_with_the_extra_to_install(
     )
     with pytest.raises(ConfigError, match=r"install teacher-logits\[ray\]"):
         check_settings(ServerConfig(engine="ray"))
+
+
+IN_REPLICAS = NamedTeacher(teacher_id="a", settings={"engine": "ray", "model": "m", "replicas": 2})
+BESIDE = NamedTeacher(teacher_id="b", settings={"model": "n"})
+OBJECTS = (Transport.RAY_OBJECT, Transport.STREAM)
+NO_OBJECTS = (Transport.SHARED_MEMORY, Transport.STREAM)
+
+
+@pytest.mark.parametrize("transports", [OBJECTS, NO_OBJECTS, tuple(Transport)], ids=str)
+@pytest.mark.parametrize(
+    "teachers", [{"engine": "ray"}, {"engine": "ray", "teachers": (BESIDE,)}], ids=str
+)
+def test_what_a_server_says_of_its_cluster_is_refused_by_none_of_its_teachers(
+    transports: tuple[Transport, ...], teachers: dict[str, object]
+) -> None:
+    told = {"ray_address": "auto", "ray_namespace": "own", "transports": transports, **teachers}
+    budget = 8192 if Transport.RAY_OBJECT in transports else 0
+    config = ServerConfig(model="m", ray_budget_bytes=budget, **told)  # type: ignore[arg-type]
+    first, *others = config.of_each_teacher()
+    assert (first.ray_address, first.ray_namespace) == ("auto", "own")
+    assert of_a_replica(first).engine == "transformers"
+    assert all(not each.ray_address for each in others)
+
+
+def test_a_cluster_may_be_joined_for_the_replicas_of_one_of_several_teachers_alone(
+    tmp_path: Path,
+) -> None:
+    config = ServerConfig(ray_address="auto", transports=NO_OBJECTS, teachers=(BESIDE, IN_REPLICAS))
+    beside, in_replicas = config.of_each_teacher()
+    assert (beside.ray_address, in_replicas.ray_address) == ("", "auto")
+    assert of_a_replica(in_replicas).model == "m"
+    [made] = served_by(config, {"another": Teacher(tmp_path)})
+    assert made.teacher_id == "another"
+    with pytest.raises(ConfigError, match="joined for ray_object and --engine ray alone"):
+        ServerConfig(ray_address="auto", transports=NO_OBJECTS, teachers=(BESIDE,))
+
+
+@pytest.mark.parametrize(
+    ("flag", "settings"),
+    [
+        (
+            "--ray-budget",
+            {"engine": "ray", "ray_address": "auto", "transports": NO_OBJECTS}
+            | {"ray_budget_bytes": 8192},
+        ),
+        ("--ray-namespace", {"ray_namespace": "own"}),
+        ("--ray-namespace", {"ray_namespace": "own", "teachers": (BESIDE,)}),
+        ("--ray-namespace", {"engine": "ray", "ray_namespace": ""}),
+    ],
+    ids=str,
+)
+def test_what_is_said_of_a_cluster_and_used_by_nothing_is_refused(
+    flag: str, settings: dict[str, object]
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        ServerConfig(**settings)  # type: ignore[arg-type]
+    assert raised.value.facts["flag"] == flag
+
+
+def test_a_span_is_shown_as_its_flag_takes_it() -> None:
+    with pytest.raises(ConfigError, match="--replica-start 20s: is said of replicas"):
+        read_config(["--model", "m", "--replica-start", "20s"])

@@ -8,14 +8,20 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.server.test_scorer import PATIENCE, Service, Teacher, check_row, running
 
-from teacher_logits.errors import EngineError, TeacherLogitsError
+from teacher_logits.errors import EngineError, NotAvailable, TeacherLogitsError
+from teacher_logits.grid import BatchGrid
+from teacher_logits.profiles import StudentProfile
 from teacher_logits.terms import Check, Verdict
+from teacher_logits_client import connect
+from teacher_logits_server.app import serve_in_thread
+from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.engines.passes import Outcome, PassEngine
 from teacher_logits_server.replicas.packing import PackedPart, compute, pack, returned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Future
+    from pathlib import Path
 
     from teacher_logits.terms import LeaseTerms
     from teacher_logits.views import ReplicaView
@@ -246,3 +252,26 @@ def test_what_nobody_wanted_is_not_handed_out(service: Service, elsewhere: Elsew
     elsewhere.refuse(EngineError("ring"))
     assert isinstance(future.exception(PATIENCE), TeacherLogitsError)
     assert service.used_bytes == 0
+
+
+class TestAServerWhoseReplicasAreAllDown:
+    def test_serves_nobody_where_it_has_no_other_teacher(self, tmp_path: Path) -> None:
+        config = ServerConfig(listen=(f"unix:{tmp_path / 's'}",), pool_size_bytes=1 << 20)
+        with (
+            serve_in_thread(config, Elsewhere()) as server,
+            pytest.raises(NotAvailable),
+            connect(server.address, timeout=0.2),
+        ):
+            pass
+
+    def test_serves_the_students_of_another_teacher(self, tmp_path: Path) -> None:
+        config = ServerConfig(listen=(f"unix:{tmp_path / 's'}",), pool_size_bytes=1 << 20)
+        grid = BatchGrid(global_batch_size=1, data_parallel_size=1, micro_batch_size=1)
+        profile = StudentProfile(batch_grid=grid, teacher_id="here", top_k=2)
+        with (
+            serve_in_thread(config, {"there": Elsewhere(), "here": Teacher()}) as server,
+            connect(server.address, timeout=PATIENCE) as client,
+            client.open_session(profile) as session,
+            session.score([[1, 2]]).result(timeout=PATIENCE) as payload,
+        ):
+            assert len(payload.columns["topk_ids"]) == 2

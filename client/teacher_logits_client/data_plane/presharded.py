@@ -97,7 +97,7 @@ class Turn:
         if isinstance(self.select_fields, str) or not self.select_fields or not self.writes:
             raise PayloadInvalidError(
                 f"select_fields is {self.select_fields!r}, and {len(self.writes)} fields are to be "
-                "written: name each field that is read, and at least one that is written",
+                "written: name each field that is read, in a list, and at least one to write",
                 facts={"writes": len(self.writes)},
             )
 

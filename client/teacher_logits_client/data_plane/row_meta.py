@@ -54,6 +54,13 @@ class RowMeta:
                 "one of each for every row, and at least one row",
                 facts={"sample_ids": len(ids), "lengths": len(lengths), "tags": len(tags)},
             )
+        numbered = next((each for each in ids if not isinstance(each, str)), None)
+        if numbered is not None:
+            raise PayloadInvalidError(
+                f"sample id {numbered!r} is no text: rows are kept by keys of text, such as "
+                f"f'{{step}}-{{row}}'",
+                facts={"sample_id": repr(numbered)},
+            )
         twice = next((each for each in ids if ids.count(each) > 1), None) if _repeats(ids) else None
         if twice is not None:
             raise PayloadInvalidError(
@@ -64,7 +71,8 @@ class RowMeta:
         wrong = [row for row, each in enumerate(lengths) if not is_whole(each) or each < 0]
         if wrong:
             raise PayloadInvalidError(
-                f"row {wrong[0]} has a length of {lengths[wrong[0]]!r}: give whole numbers from 0",
+                f"row {wrong[0]} has a length of {lengths[wrong[0]]!r}: give whole numbers from 0, "
+                "of a tensor its tolist()",
                 facts={"row": wrong[0], "length": repr(lengths[wrong[0]])},
             )
         object.__setattr__(self, "sample_ids", ids)

@@ -85,7 +85,7 @@ def _check_entries(targets: Targets, form: TopKForm, *, rows: int) -> None:
     if has != rows or k != form.k:
         raise PayloadInvalidError(
             f"the targets have {has} rows of {k} entries a position, and {rows} lengths and a form "
-            f"of k={form.k} were given",
+            f"of k={form.k} were given: give one length a row, and a session's top_k as the form's",
             facts={"rows": has, "lengths": rows, "k": k, "form_k": form.k},
         )
     ids = targets.topk_ids.reshape(-1, k)

@@ -125,7 +125,7 @@ async def get(queue: Queue, meta: RowMeta, names: list[str]) -> dict[str, torch.
         raise RowsMissingError(
             f"of {len(meta)} rows of partition {meta.partition_id} not every one has "
             f"{', '.join(missing or names) or 'a field that was named'}: not written yet, or "
-            "select_fields has another name than the writer's",
+            "their writer gives it another name",
             facts={"rows": len(meta), "fields": ", ".join(missing or names)},
         )
     data = await queue.async_get_data(chosen)

@@ -193,9 +193,9 @@ class DraftPart:
         width, says = int(logits.shape[-1]), self._draft_rows.head_rows
         if logits.dim() > 1 and width > says:
             raise _invalid(
-                f"logits have {width} columns, and the teacher's profile says head_rows={says} "
-                "(for this rank): give the logits of that head, or open the publisher with the "
-                "head that it has",
+                f"logits have {width} columns, and by the teacher's profile (head_rows, and what "
+                f"its ranks divide) this rank has {says}: give the logits of that part of the "
+                "head, or open the publisher with the head that it has",
                 columns=width,
                 head_rows=says,
                 vocabulary_size=self._payload.vocabulary_size,
@@ -274,8 +274,11 @@ class DraftPart:
 
     def _wrong_shape(self, shape: tuple[int, ...], what: str) -> PayloadInvalidError:
         rows, width, positions = len(self.rows), self._draft_rows.width, self.position_count
+        share, flat = "", str(positions)
         if self._held is not None:
-            width = int(self._held.spans[:, :, 1].sum(1).amax())
+            widths = self._held.spans[:, :, 1].sum(1)
+            width, flat = int(widths.amax()), f"{int(widths.sum())} or {positions}"
+            share = " on this context-parallel rank"
         facts: dict[str, Fact] = {
             "shape": str(shape),
             "row_count": rows,
@@ -285,8 +288,8 @@ class DraftPart:
         if len(shape) >= 2:
             facts |= {"given_rows": shape[0], "given_width": shape[1]}
         return PayloadInvalidError(
-            f"{what} have shape {shape}, and the {rows} rows that they are of are {width} wide, "
-            f"with {positions} positions to be written: give [{positions}, ...], or "
+            f"{what} have shape {shape}, and the {rows} rows that they are of are {width} wide"
+            f"{share}, with {positions} positions to be written: give [{flat}, ...], or "
             f"[{rows}, {width}, ...] of rows padded at their right; cut padding beyond {width} off",
             facts=facts,
         )

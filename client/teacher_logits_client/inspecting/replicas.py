@@ -1,4 +1,4 @@
-"""The replicas of a server's own teacher as lines of text; a part of ``text``."""
+"""The replicas of a server's own teachers as lines of text; a part of ``text``."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ def replica_lines(replicas: Sequence[ReplicaView]) -> list[str]:
     if not replicas:
         return []
     ready = sum(each.state == "ready" for each in replicas)
+    of_several = len({each.teacher_id for each in replicas}) > 1
     return [
         f"replicas  {ready} of {len(replicas)} ready",
-        *(_line(each) for each in replicas),
+        *(_line(each, of_several=of_several) for each in replicas),
     ]
 
 
-def _line(replica: ReplicaView) -> str:
+def _line(replica: ReplicaView, *, of_several: bool) -> str:
+    whose = f" of {replica.teacher_id}" if of_several else ""
     times = "once" if replica.restarts == 1 else f"{replica.restarts} times"
     again = f"; started anew {times}" if replica.restarts else ""
     why = f" ({replica.reason})" if replica.reason else ""
     return (
-        f"replica   {replica.number}, {replica.state}: process {replica.pid} on "
+        f"replica   {replica.number}{whose}, {replica.state}: process {replica.pid} on "
         f"{replica.host_name or 'an unnamed host'}, node {replica.node_id[:12]}, "
         f"{replica.outstanding_tokens:,} tokens in {replica.outstanding_passes} passes to "
         f"compute{again}{why}"

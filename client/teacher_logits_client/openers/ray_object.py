@@ -15,7 +15,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from teacher_logits.errors import ObjectLostError
+from teacher_logits.clock import span_text
+from teacher_logits.errors import DeadlinePassedError, ObjectLostError
 from teacher_logits.transport import Transport
 from teacher_logits_client.openers.buffered_payload import BufferedPayload
 from teacher_logits_client.openers.host_payload import HostPayload
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 ROOM_SECONDS = 1.0
 """How long a payload waits for room in the store, where it may be streamed instead."""
+PUT_SECONDS = 10.0
+"""How long a payload may take to be put, and at most half of the time there is, where it may be
+streamed instead: whoever puts it may hang."""
 
 
 class PutObject(Protocol):
@@ -82,9 +86,7 @@ class RayObjectOpener:
             ObjectLostError: the server has no cluster any more, or the holder or object is gone.
             PoolFullError: the store has no room for it, or this process no memory.
         """
-        left = until - time.monotonic()
-        room_wait = min(left, ROOM_SECONDS) if self._may_stream else left
-        ticket = self._put(lease.lease_id, timeout=left, room_wait=room_wait)
+        ticket = self._ask(lease.lease_id, until - time.monotonic())
         found, size = fetch(ticket, lease.lease_id, until=until), lease.payload.size_bytes
         if found.format != "B" or found.nbytes != size:
             raise ObjectLostError(
@@ -98,6 +100,20 @@ class RayObjectOpener:
         with memoryview(buffer)[:size] as room:
             copy(found, room)
         return BufferedPayload(buffer, size, self._pool)
+
+    def _ask(self, lease_id: str, left: float) -> ObjectTicket:
+        """Have the payload put; where that does not come to an end, leave time for the stream."""
+        if not self._may_stream:
+            return self._put(lease_id, timeout=left, room_wait=left)
+        soon = min(left / 2, PUT_SECONDS)
+        try:
+            return self._put(lease_id, timeout=soon, room_wait=min(soon, ROOM_SECONDS))
+        except DeadlinePassedError as error:
+            raise ObjectLostError(
+                f"the payload was not put into the object store within {span_text(soon)}: the "
+                "server's Ray process, or its cluster, hangs",
+                facts={"waited_seconds": soon},
+            ) from error
 
     def close(self) -> None:
         """Keep nothing, so let go of nothing; the buffers are the client's."""

@@ -210,8 +210,25 @@ def _check_sizes(plan: StepPlan) -> None:
         message = f"{plan.row_count} rows have {len(plan.lengths)} lengths: give one a row, or none"
         broken.append(_violation("lengths_missing", message, rows=str(plan.row_count),
                                  lengths=len(plan.lengths)))  # fmt: skip
+    broken += _too_long(plan)
     if broken:
         raise GridMismatchError(broken)
+
+
+def _too_long(plan: StepPlan) -> list[Violation]:
+    """Return the first row that is longer than the batch it is padded in."""
+    if plan.lengths is None or plan.sequence_length is None:
+        return []
+    width = plan.sequence_length
+    row = next((at for at, each in enumerate(plan.lengths) if each > width), None)
+    if row is None:
+        return []
+    message = (
+        f"row {row} has {plan.lengths[row]} tokens and the batch {width} positions a row: give the "
+        "width of the padded batch as sequence_length"
+    )
+    return [_violation("row_too_long", message, row=row, tokens=plan.lengths[row],
+                       sequence_length=width)]  # fmt: skip
 
 
 def _rows_of(plan: StepPlan, side: Side, *, is_student: bool) -> Rows:

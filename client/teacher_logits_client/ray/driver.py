@@ -116,7 +116,7 @@ def one_of_each_rank(heard: Sequence[object], agreement: Agreement) -> list[Defe
     for place, answer in enumerate(heard):
         if not isinstance(answer, DeferredPayload):
             raise PayloadInvalidError(
-                f"teacher worker {place} answered a {type(answer).__name__}: return what "
+                f"teacher worker {place} answered {type(answer).__name__}: return what "
                 "DeferredTeacher.put returns",
                 facts={"place": place, "type": type(answer).__name__},
             )
@@ -134,7 +134,9 @@ def one_of_each_rank(heard: Sequence[object], agreement: Agreement) -> list[Defe
         has = sorted(chosen)
         raise PayloadInvalidError(
             f"{len(heard)} workers gave payloads of ranks {has} and answers of {sorted(said)}, and "
-            f"the teacher has {ranks} data-parallel ranks: one worker of each is representative",
+            f"the teacher's data-parallel ranks are 0 to {ranks - 1}: give hand_over the answers "
+            "of all workers, each DeferredTeacher its own data_parallel_rank, and let one of a "
+            "rank be representative",
             facts={"answers": len(heard), "ranks": ranks, "given": str(has)},
         )
     return [chosen[rank] for rank in range(ranks)]

@@ -20,6 +20,7 @@ from teacher_logits.errors import (
     ObjectLostError,
     PoolFullError,
     ProducerLostError,
+    RequestInvalidError,
     TeacherLogitsError,
 )
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 DEADLINE_SECONDS = 600.0
 """How long a fetch waits, where nothing else is said: a teacher's step."""
+_LAST_LINE_CHARS = 300
 
 
 def fetch(
@@ -38,10 +40,14 @@ def fetch(
     All of them are waited for; the first that failed is raised, before any is returned.
 
     Raises:
+        RequestInvalidError: one reference in place of a list of them.
         ProducerLostError, ObjectLostError, DeadlinePassedError, PoolFullError: see the module.
     """
     import ray
 
+    if isinstance(things, ray.ObjectRef):
+        message = f"{what}: a single reference is given: give a list, fetch([reference], ...)"
+        raise RequestInvalidError(message, facts={"what": what})
     found = list(things)
     references: dict[int, ray.ObjectRef[object]] = {
         at: each for at, each in enumerate(things) if isinstance(each, ray.ObjectRef)
@@ -77,8 +83,15 @@ def typed_errors(what: str, *, timeout: float | None = None) -> Iterator[None]:
         exceptions.NodeDiedError,
         exceptions.WorkerCrashedError,
     ) as error:
-        message = f"{what}: the process that made it is gone ({type(error).__name__})"
+        message = f"{what}: the process that made it is gone ({_last_words(error)})"
         raise ProducerLostError(message, facts={"what": what}) from error
     except exceptions.ObjectLostError as error:
         message = f"{what}: Ray has lost the object ({type(error).__name__})"
         raise ObjectLostError(message, facts={"what": what}) from error
+
+
+def _last_words(error: BaseException) -> str:
+    """Return an error's kind and the last line of what Ray says, which has the cause: why an
+    actor could not be made, or how its process ended."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return ": ".join([type(error).__name__, *(line[:_LAST_LINE_CHARS] for line in lines[-1:])])

@@ -21,7 +21,7 @@ def open_payload(given: object) -> FlatPayload:
     if isinstance(given, DeferredPayload) and isinstance(given.source, SlabReference):
         return FlatPayload(description=given.description, buffer=open_slab(given.source))
     raise PayloadInvalidError(
-        f"the worker was given a {type(given).__name__} for its payload: pass what hand_over gave "
+        f"the worker was given {type(given).__name__} for its payload: pass what hand_over gave "
         "for its rank as an argument of its own, for Ray resolves no reference inside another "
         "object",
         facts={"type": type(given).__name__},

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.grid import is_whole
+from teacher_logits.layout import ElementType
+from teacher_logits.words import word_of
 from teacher_logits_client.ray.descriptions import (
     INDICES,
     LOGITS,
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
 
     import torch
 
-    from teacher_logits.layout import ElementType
     from teacher_logits_client.ray.descriptions import RowTokens
     from teacher_logits_client.ray.rooms import Room
 
@@ -148,13 +149,20 @@ class DeferredTeacher:
         self.room = ObjectRoom() if room is None else room
         self.is_representative = is_representative
         self._rank = data_parallel_rank
-        self._types = {"value_type": value_type, "id_type": id_type}
+        types = {"value_type": value_type, "id_type": id_type}
+        self._types = {
+            name: None if each is None else word_of(ElementType, each, what=name)
+            for name, each in types.items()
+        }
 
     def reserve(
         self, *, shape: Sequence[int], value_type: ElementType, id_type: ElementType
     ) -> DeferredDraft:
         """Return room for [N,S,K] entries, for a teacher that can write in place: no copy then."""
-        kinds = ((LOGITS, value_type), (INDICES, id_type))
+        kinds = (
+            (LOGITS, word_of(ElementType, value_type, what="value_type")),
+            (INDICES, word_of(ElementType, id_type, what="id_type")),
+        )
         return DeferredDraft(self, lay_out_columns((name, each, shape) for name, each in kinds))
 
     def put(
@@ -210,9 +218,10 @@ class DeferredTeacher:
         told = tuple(rows)
         are_rows = all(is_whole(row) and row >= 0 for row in told)
         if not are_rows or len(told) != held or len(set(told)) != held:
+            kinds = "" if are_rows else f", not all whole numbers from 0 on ({told[:3]!r}...)"
             raise PayloadInvalidError(
                 f"a payload of {held} rows was told {len(told)} of them, {len(set(told))} "
-                "different: give the global index of each, from 0 on",
+                f"different{kinds}: give the global index of each, as in agreement.teacher_rows",
                 facts={"rows": held, "told": len(told), "different": len(set(told))},
             )
         if tokens is not None and len(tokens.digests) != held:

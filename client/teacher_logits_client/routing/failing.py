@@ -22,7 +22,7 @@ def about(teacher_id: str, rows: Sequence[int] = ()) -> Iterator[None]:
         yield
     except TeacherLogitsError as error:
         where = f"teacher {teacher_id!r}"
-        row = error.facts.get("row")
+        row = error.facts.get("row", error.facts.get("first_row"))
         if isinstance(row, int) and 0 <= row < len(rows):
             where += f" (its row {row} is row {rows[row]} of the batch)"
             error.facts["batch_row"] = rows[row]

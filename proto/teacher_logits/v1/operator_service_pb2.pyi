@@ -214,7 +214,7 @@ class ObjectStoreState(_message.Message):
     def __init__(self, state: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., object_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., store_bytes: _Optional[int] = ..., store_used_bytes: _Optional[int] = ..., spilled_bytes: _Optional[int] = ..., holder: _Optional[str] = ..., holder_restarts: _Optional[int] = ...) -> None: ...
 
 class ReplicaState(_message.Message):
-    __slots__ = ("number", "state", "node_id", "host_name", "pid", "outstanding_passes", "outstanding_tokens", "restarts", "reason")
+    __slots__ = ("number", "state", "node_id", "host_name", "pid", "outstanding_passes", "outstanding_tokens", "restarts", "reason", "teacher_id")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -224,6 +224,7 @@ class ReplicaState(_message.Message):
     OUTSTANDING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RESTARTS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    TEACHER_ID_FIELD_NUMBER: _ClassVar[int]
     number: int
     state: str
     node_id: str
@@ -233,7 +234,8 @@ class ReplicaState(_message.Message):
     outstanding_tokens: int
     restarts: int
     reason: str
-    def __init__(self, number: _Optional[int] = ..., state: _Optional[str] = ..., node_id: _Optional[str] = ..., host_name: _Optional[str] = ..., pid: _Optional[int] = ..., outstanding_passes: _Optional[int] = ..., outstanding_tokens: _Optional[int] = ..., restarts: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    teacher_id: str
+    def __init__(self, number: _Optional[int] = ..., state: _Optional[str] = ..., node_id: _Optional[str] = ..., host_name: _Optional[str] = ..., pid: _Optional[int] = ..., outstanding_passes: _Optional[int] = ..., outstanding_tokens: _Optional[int] = ..., restarts: _Optional[int] = ..., reason: _Optional[str] = ..., teacher_id: _Optional[str] = ...) -> None: ...
 
 class QueueState(_message.Message):
     __slots__ = ("waiting_requests", "waiting_tokens", "running_requests", "scored_requests", "scored_tokens")

@@ -18,6 +18,7 @@ def replica_to_wire(view: ReplicaView) -> messages.ReplicaState:
         outstanding_tokens=view.outstanding_tokens,
         restarts=view.restarts,
         reason=view.reason,
+        teacher_id=view.teacher_id,
     )
 
 
@@ -33,4 +34,5 @@ def replica_from_wire(message: messages.ReplicaState) -> ReplicaView:
         outstanding_tokens=message.outstanding_tokens,
         restarts=message.restarts,
         reason=message.reason,
+        teacher_id=message.teacher_id,
     )

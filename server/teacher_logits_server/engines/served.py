@@ -14,6 +14,7 @@ from teacher_logits.errors import ConfigError
 from teacher_logits_server.engines import check_settings, make_engine
 from teacher_logits_server.engines.passes import closed_on_failure
 from teacher_logits_server.named_teachers import about, raise_all
+from teacher_logits_server.ray_settings import of_no_teacher
 
 if TYPE_CHECKING:
     from teacher_logits_server.config import ServerConfig
@@ -76,7 +77,8 @@ def served_by(config: ServerConfig, engines: Engines) -> tuple[ServedTeacher, ..
         engines: one, which is the teacher of the config's ``teacher_id``; or several by the names
             of their teachers, whose settings are those of the config, as far as it names them.
     """
-    own = replace(config, teachers=())
+    alone = {"teachers": (), **of_no_teacher(config.engine_name)}
+    own = replace(config, **alone)  # type: ignore[arg-type]
     if engines is None:
         return ()
     if not isinstance(engines, Mapping):

@@ -42,7 +42,10 @@ class Channel:
         return True
 
     def receive(self) -> tuple[Message, int | None] | None:
-        """Return the next message, and what came beside it; None once the other end is gone."""
+        """Return the next message, and what came beside it; None once the other end is gone.
+
+        Or has been silent for longer than ``wait`` said.
+        """
         try:
             data, descriptors, _, _ = socket.recv_fds(self._socket, _MOST_BYTES, 1)
         except OSError:
@@ -54,7 +57,7 @@ class Channel:
         return json.loads(data), descriptors[0] if descriptors else None
 
     def wait(self, seconds: float | None) -> None:
-        """Have ``receive`` wait no longer than so; None is for ever."""
+        """Have ``receive``, and ``send``, wait no longer than so; None is for ever."""
         self._socket.settimeout(seconds)
 
     def close(self) -> None:

@@ -22,6 +22,7 @@ from teacher_logits import keys
 from teacher_logits.errors import ConfigError
 from teacher_logits.terms import RayHolder
 from teacher_logits_server.exporters.ray_channel import Channel, number, text
+from teacher_logits_server.ray_settings import TOKENS
 from teacher_logits_server.readers import size_setting
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ _log = logging.getLogger(__name__)
 
 JOIN_SECONDS = 45.0
 """How long a cluster may take to be joined, and to start the holder's worker."""
+SILENT_SECONDS = 90.0
+"""How long the process may say nothing: it looks at the store every second, and is no longer than
+this with another holder. One that is silent is stopped, or hangs, and comes to one that is gone."""
 CONNECT_SECONDS = 5.0
 END_SECONDS = 5.0
 _MODULE = "teacher_logits_server.exporters.ray_process"
@@ -83,9 +87,11 @@ class RayLink:
         """Have what comes told to ``hear``, and ``lost`` called once nothing will come."""
 
         def run() -> None:
-            while (received := self._channel.receive()) is not None:
-                hear(received[0])
-            lost()
+            try:
+                while (received := self._channel.receive()) is not None:
+                    hear(received[0])
+            finally:
+                lost()
 
         threading.Thread(target=run, name="teacher-logits-from-ray", daemon=True).start()
 
@@ -149,7 +155,7 @@ def join_cluster(config: ServerConfig) -> RayLink:
         process.wait()
         channel.close()
         raise
-    channel.wait(None)
+    channel.wait(SILENT_SECONDS)
     _log.info("joined a Ray cluster", extra={"facts": _facts(joined)})
     return RayLink(process, channel, joined)
 
@@ -205,7 +211,7 @@ def _no_cluster(config: ServerConfig, said: str) -> ConfigError:
     return _refused(
         config,
         f"no Ray cluster could be joined there ({said}): start one with a node on this machine "
-        "(`ray start`), give its address as host:port, or 'auto' for one that runs here",
+        f"(`ray start`), give its address as host:port, or 'auto' for one that runs here; {TOKENS}",
     )
 
 

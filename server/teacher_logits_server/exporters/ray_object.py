@@ -77,7 +77,6 @@ class RayObjectExporter:
         self._join = join
         self._use(link)
         self._pins: dict[str, ExitStack] = {}
-        self._store_used = self._spilled = self._restarts = 0
         self._is_lost = False
         self._over = threading.Event()
         self._tell: Callable[[], None] = lambda: None
@@ -103,6 +102,7 @@ class RayObjectExporter:
         """Put into a cluster that was joined; nothing is there yet."""
         joined = link.joined
         self._link, self._joined, self.holder = link, joined, joined.holder
+        self._store_used = self._spilled = self._restarts = 0
         self._table = ObjectTable(epoch=joined.epoch, budget_bytes=joined.budget_bytes)
 
     def _offer(self) -> None:

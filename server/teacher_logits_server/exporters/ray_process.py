@@ -23,6 +23,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
@@ -34,6 +35,7 @@ from teacher_logits_server.exporters.ray_channel import Channel, number, runs, t
 from teacher_logits_server.exporters.ray_store import Store, StoreUnknown, make_holder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import TypeAlias
 
     from ray.actor import ActorHandle
@@ -102,7 +104,7 @@ class RayProcess:
             most_bytes=self._store.most_bytes,
         )
         for work in (self._put_all, self._look):
-            threading.Thread(target=work, daemon=True).start()
+            threading.Thread(target=_or_end, args=(work,), daemon=True).start()
         while (received := self._channel.receive()) is not None:
             message, descriptor = received
             op = text(message, "op")
@@ -189,12 +191,13 @@ class RayProcess:
                     cast("ActorHandle[Holder]", dead)
                 )  # it may only have been slow, and there is to be one
             self._restarts += 1
-            self._holder = self._make_holder()
+            made = self._make_holder()
             told = [
-                self._holder.keep.remote(object_id, [reference], self._revoked.get(object_id, []))
+                made.keep.remote(object_id, [reference], self._revoked.get(object_id, []))
                 for object_id, reference in self._references.items()
             ]
             ray.get(told, timeout=TELL_SECONDS)
+            self._holder = made  # until it knows all, the next look replaces the dead one again
             self._channel.send("holder", name=self._name(), restarts=self._restarts)
 
     def _make_holder(self) -> HolderActor:
@@ -230,7 +233,6 @@ class RayProcess:
                 with suppress(RayError):  # the next look tries again
                     self._replace(holder)
             time.sleep(LOOK_SECONDS)
-        os._exit(1)
 
 
 def _payload(message: Message, descriptor: int) -> Bytes:
@@ -250,6 +252,15 @@ def _payload(message: Message, descriptor: int) -> Bytes:
     for source, offset, length in found:
         made[offset : offset + length] = whole[source : source + length]
     return made
+
+
+def _or_end(work: Callable[[], None]) -> None:
+    """Do what the process is there for; without it, it ends, and the server joins anew."""
+    try:
+        work()
+    except BaseException:
+        traceback.print_exc()
+    os._exit(1)
 
 
 def _said(error: BaseException) -> str:

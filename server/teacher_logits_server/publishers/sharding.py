@@ -28,6 +28,7 @@ from teacher_logits.shard_parts import (
 )
 
 if TYPE_CHECKING:
+    from teacher_logits.locality import ModelGrid
     from teacher_logits.profiles import TeacherProfile
     from teacher_logits_server.admission.holders import Standing
 
@@ -48,7 +49,7 @@ def check_sharding(profile: TeacherProfile) -> list[Violation]:
         )
     sizes = (profile.vocabulary_size, profile.head_rows, model.tensor_parallel_size)
     if ShardedBy.VOCABULARY in by and all(map(grid.is_size, sizes)):
-        violations += _check_vocabulary(profile)
+        violations += _check_vocabulary(profile, model)
     return violations
 
 
@@ -65,16 +66,16 @@ def shard_taken(profile: TeacherProfile, standing: Standing) -> Violation:
     )
 
 
-def _check_vocabulary(profile: TeacherProfile) -> list[Violation]:
+def _check_vocabulary(profile: TeacherProfile, model: ModelGrid) -> list[Violation]:
     violations = []
     lacking = ", ".join(kind.value for kind in _MERGED_BY if kind not in profile.columns)
     if lacking or profile.value_type is ElementType.BFLOAT16:
-        type_text = profile.value_type.value
+        has = f"has value_type {profile.value_type.value}" + (lacking and f" and lacks {lacking}")
         violations.append(
             _refused(
-                "vocabulary parts are merged by topk_logits in float32 and logsumexp, and the "
-                f"profile has value_type {type_text} and lacks {lacking or 'none'}: give columns= "
-                "with both, and value_type 'float16' or 'float32'",
+                f"vocabulary parts are merged by topk_logits in float32 and logsumexp, and the "
+                f"profile {has}: give columns=PUBLISHED_COLUMNS (of teacher_logits.profiles), "
+                "which has both, and value_type 'float16' or 'float32'",
                 profile,
             )
         )
@@ -87,7 +88,8 @@ def _check_vocabulary(profile: TeacherProfile) -> list[Violation]:
             )
         )
     columns = columns_of_rank(profile)
-    if columns.start >= profile.vocabulary_size:
+    is_rank = model.tensor_parallel_rank < model.tensor_parallel_size  # grid speaks of others
+    if is_rank and columns.start >= profile.vocabulary_size:
         violations.append(
             _refused(
                 f"this rank's columns are {columns.start} to {columns.stop - 1}, and the ids end "

@@ -21,7 +21,7 @@ from teacher_logits_server.engines import check_settings, make_engine, words_of
 from teacher_logits_server.engines.passes import PassEngine
 from teacher_logits_server.engines.probe import probe_engine
 from teacher_logits_server.flags import settings_of
-from teacher_logits_server.ray_settings import RaySettings
+from teacher_logits_server.ray_settings import of_no_teacher
 from teacher_logits_server.replica_settings import ReplicaSettings
 from teacher_logits_server.replicas.packing import compute
 
@@ -114,9 +114,7 @@ def _of_replicas(error: TeacherLogitsError) -> TeacherLogitsError:
 
 def of_a_replica(config: ServerConfig) -> ServerConfig:
     """Return a server's settings as its replicas load their engine by them."""
-    defaults = {
-        name: default
-        for group in (RaySettings, ReplicaSettings)
-        for name, default, _ in settings_of(group)
-    }
-    return replace(config, engine=config.replica_engine, **defaults)  # type: ignore[arg-type]
+    engine = config.replica_engine
+    defaults = {name: default for name, default, _ in settings_of(ReplicaSettings)}
+    own = {"engine": engine, **defaults, **of_no_teacher(engine)}
+    return replace(config, **own)  # type: ignore[arg-type]

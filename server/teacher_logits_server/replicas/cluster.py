@@ -16,6 +16,7 @@ import threading
 import ray
 
 from teacher_logits.errors import ConfigError
+from teacher_logits_server.ray_settings import TOKENS
 
 FLAG = "--ray-address"
 AUTO = "auto"
@@ -92,7 +93,8 @@ def _connect(address: str, namespace: str) -> None:
         raise _refuse(
             address,
             f"no Ray cluster could be joined there ({type(error).__name__}: {said}): start one "
-            "with a node on this machine (`ray start --head`, or `ray start --address=...`)",
+            "with a node on this machine (`ray start --head`, or `ray start --address=...`); "
+            + TOKENS,
         ) from error
 
 

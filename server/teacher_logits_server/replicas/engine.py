@@ -69,8 +69,10 @@ T = TypeVar("T")
 class ReplicaEngine:
     """An engine over replicas; a ``PassEngine``. ``close`` ends them."""
 
-    def __init__(self, started: Started, *, patience: Patience, clock: Clock) -> None:
-        self._fleet = started.fleet
+    def __init__(
+        self, started: Started, *, patience: Patience, clock: Clock, teacher_id: str = ""
+    ) -> None:
+        self._fleet, self._whose = started.fleet, {"teacher_id": teacher_id}
         self._clock = clock
         self._lock = threading.Lock()
         self._table = Dispatch(replica_count=len(started.loaded), patience=patience)
@@ -181,10 +183,10 @@ class ReplicaEngine:
         elif isinstance(told, Fail):
             self._over(told.pieces, error=lost_rows(told), final=True)
         elif isinstance(told, Kill):
-            _log.info("replica is ended", extra={"facts": asdict(told)})
+            _log.info("replica is ended", extra={"facts": self._whose | asdict(told)})
             self._fleet.end(told.life)
         else:
-            _log.info("replica starts anew", extra={"facts": asdict(told)})
+            _log.info("replica starts anew", extra={"facts": self._whose | asdict(told)})
             loaded = partial(self._on_loaded, told.replica, told.life)
             self._call(lambda: self._fleet.begin(told.replica, told.life), loaded)
 
@@ -246,7 +248,7 @@ class ReplicaEngine:
             todo = self._table.died(replica, life, reason=why, now=self._clock.now())
             self._todo.put([Kill(replica=replica, life=life), *todo])
         facts = {"replica": replica, "life": life, "reason": why}
-        _log.warning("replica ended", extra={"facts": facts})
+        _log.warning("replica ended", extra={"facts": self._whose | facts})
         self._changed()
 
     def _watch(self, replica: int, life: int) -> None:
@@ -278,7 +280,7 @@ class ReplicaEngine:
             self._todo.put(todo)
         if why:
             facts = {"replica": replica, "life": life, "reason": why}
-            _log.error("replica did not start", extra={"facts": facts})
+            _log.error("replica did not start", extra={"facts": self._whose | facts})
         else:
             self._watch(replica, life)
         self._changed()
@@ -294,4 +296,5 @@ def from_config(config: ServerConfig) -> ReplicaEngine:
     patience = Patience(
         start=config.replica_start.total_seconds(), answer=config.replica_patience.total_seconds()
     )
-    return ReplicaEngine(start_replicas(config, clock), patience=patience, clock=clock)
+    started = start_replicas(config, clock)
+    return ReplicaEngine(started, patience=patience, clock=clock, teacher_id=config.teacher_id)

@@ -67,7 +67,8 @@ def start_replicas(config: ServerConfig, clock: Clock) -> Started:
         fleet.close()
         raise
     for number, each in enumerate(loaded):
-        facts = {"replica": number, "node": each.node_id, "host": each.host_name, "pid": each.pid}
+        facts = {"teacher_id": config.teacher_id, "replica": number, "node": each.node_id}
+        facts |= {"host": each.host_name, "pid": each.pid}
         _log.info("replica ready", extra={"facts": facts})
     return Started(fleet=fleet, loaded=loaded)
 

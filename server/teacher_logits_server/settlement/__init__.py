@@ -118,7 +118,7 @@ def _insist(
     why = "; ".join(f"{name} {r.reason.value}: {r.message}" for name, r in refusals.items())
     if not wishes.transports:
         why = "its list of transports is empty"
-    why = why or "the student wants no transport that needs proof"
+    why = why or "the student wants no transport that shares memory"
     if settlement.writer_id != SERVER_WRITER:
         facts["writer_id"] = settlement.writer_id
     if device is not None and Transport.CUDA_IPC.value in refusals:

@@ -66,6 +66,7 @@ def test_a_plan_is_of_the_rows_that_it_was_made_for() -> None:
         ({"sequence_lengths": (1, 2)}, "3 sample ids, 2 lengths and 3 tags"),
         ({"tags": ({},)}, "3 sample ids, 3 lengths and 1 tags"),
         ({"sample_ids": ("a", "b", "a")}, "sample id 'a' is there 2 times among 3"),
+        ({"sample_ids": ("a", 7, "b")}, "sample id 7 is no text"),
         ({"sequence_lengths": (1, -1, 2)}, "row 1 has a length of -1"),
         ({"sequence_lengths": (1, 1.5, 2)}, "row 1 has a length of 1.5"),
     ],

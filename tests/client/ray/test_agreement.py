@@ -198,3 +198,9 @@ def test_a_row_without_tokens_is_a_row_where_none_is_batched_by_length() -> None
 def test_lengths_are_one_a_row(lengths: list[int]) -> None:
     with pytest.raises(GridMismatchError, match="lengths_missing"):
         agree(plan(lengths=lengths))
+
+
+def test_no_row_is_longer_than_the_batch_that_it_is_padded_in() -> None:
+    assert agree(plan(sequence_length=max(LENGTHS))).reason is None
+    with pytest.raises(GridMismatchError, match="row_too_long: row 3 has 9 tokens and the batch 8"):
+        agree(plan(sequence_length=8))

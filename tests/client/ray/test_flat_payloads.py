@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from teacher_logits.digest import row_digest
-from teacher_logits.errors import AlignmentError, PayloadInvalidError
+from teacher_logits.errors import AlignmentError, PayloadInvalidError, RequestInvalidError
 from teacher_logits.layout import ElementType
 from teacher_logits_client.ray.attaching import attach
 from teacher_logits_client.ray.descriptions import (
@@ -299,7 +299,7 @@ def test_a_payload_is_of_the_batchs_own_rows_and_length(tokens: tuple[int, int])
 
 
 def test_something_else_than_a_payload_is_named() -> None:
-    with pytest.raises(PayloadInvalidError, match="a dict"):
+    with pytest.raises(PayloadInvalidError, match="given dict"):
         attach(batch(), told())
 
 
@@ -433,3 +433,14 @@ def test_a_buffer_that_ends_early_is_refused() -> None:
 
     with pytest.raises(PayloadInvalidError, match="given as 100 bytes"):
         short.views()
+
+
+def test_types_are_named_in_words_as_well() -> None:
+    packed = put(told(), teacher(value_type="bfloat16", id_type="int32")).description
+
+    assert [each.element_type for each in packed.columns] == [
+        ElementType.BFLOAT16,
+        ElementType.INT32,
+    ]
+    with pytest.raises(RequestInvalidError, match="value_type has 'half', which is none"):
+        teacher(value_type="half")

@@ -150,6 +150,7 @@ FULL = ServerView(
             outstanding_tokens=8192,
             restarts=3,
             reason="gone",
+            teacher_id="own",
         ),
     ),
 )

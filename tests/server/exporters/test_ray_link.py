@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import socket
 import sys
+import threading
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.held import open_descriptors
@@ -13,6 +15,9 @@ from teacher_logits.errors import ConfigError
 from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.exporters import ray_link
 from teacher_logits_server.exporters.ray_link import join_cluster
+
+if TYPE_CHECKING:
+    from teacher_logits_server.exporters.ray_channel import Message
 
 
 def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +43,7 @@ def test_an_address_at_which_nobody_listens_is_refused_at_once() -> None:
         (
             "import socket, sys; s = socket.socket(fileno=int(sys.argv[1])); s.recv(9999); "
             """s.send(b'{"op": "refused", "said": "ConnectionError: none here"}')""",
-            "none here",
+            "none here.*RAY_AUTH_MODE=token",
         ),
     ],
     ids=["dies", "refuses"],
@@ -65,3 +70,37 @@ def test_a_budget_above_rays_threshold_is_refused_with_the_numbers(
 
     with pytest.raises(ConfigError, match=r"--ray-budget 9000: .*spills to disk above 8000"):
         join_cluster(ServerConfig(ray_address="auto", ray_budget_bytes=9000))
+
+
+JOINED = (
+    "import socket, sys; s = socket.socket(fileno=int(sys.argv[1])); s.recv(9999); "
+    """s.send(b'{"op": "joined", "store_bytes": 10000, "most_bytes": 8000}'); """
+)
+
+
+@pytest.mark.parametrize("then", ["s.recv(1)", 's.send(b"{}"); s.recv(1)'], ids=["silent", "spoke"])
+def test_a_process_that_falls_silent_comes_to_one_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    monkeypatch.setattr(ray_link, "SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(ray_link, "command", lambda: [sys.executable, "-c", JOINED + then])
+    link = join_cluster(ServerConfig(ray_address="auto"))
+    is_lost = threading.Event()
+    link.listen(lambda _: None, is_lost.set)
+    assert is_lost.wait(30)
+    link.stop()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_what_cannot_be_understood_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    child = JOINED + 's.send(b"{}"); s.recv(1)'
+    monkeypatch.setattr(ray_link, "command", lambda: [sys.executable, "-c", child])
+    link = join_cluster(ServerConfig(ray_address="auto"))
+    is_lost = threading.Event()
+
+    def hear(message: Message) -> None:
+        raise KeyError("object")
+
+    link.listen(hear, is_lost.set)
+    assert is_lost.wait(30)
+    link.stop()

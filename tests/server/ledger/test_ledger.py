@@ -380,7 +380,7 @@ class TestProving:
     def test_who_insists_and_wants_only_streaming_is_refused_too(self, house: House) -> None:
         student = replace(STUDENT, locality=Locality.REQUIRE, transports=(Transport.STREAM,))
 
-        with pytest.raises(SessionRefusedError, match="wants no transport that needs proof"):
+        with pytest.raises(SessionRefusedError, match="wants no transport that shares memory"):
             house.prove(house.open(student))
 
     def test_who_insists_and_proves_it_is_admitted(self, house: House) -> None:

@@ -207,10 +207,13 @@ class Registered(RuleBasedStateMachine):
         one = drawn(data, self.drafts)
         for payload_id in list(self.drafts) if how == "seal all" else [one]:
             if how == "abandon":
-                draft = self.drafts.pop(payload_id)
-                self.ledger.abandon_payload(draft.publisher.session_id, payload_id)
+                self.abandon(payload_id)
             else:
                 self.seal(payload_id)
+
+    def abandon(self, payload_id: str) -> None:
+        draft = self.drafts.pop(payload_id)
+        self.ledger.abandon_payload(draft.publisher.session_id, payload_id)
 
     def seal(self, payload_id: str) -> None:
         draft = self.drafts.pop(payload_id)
@@ -224,11 +227,27 @@ class Registered(RuleBasedStateMachine):
     @rule(data=st.data())
     def give_up(self, data: st.DataObject) -> None:
         reader = drawn(data, [each for each in self.living() if each.announced])
-        terms = reader.announced.pop(drawn(data, reader.announced))
-        lease_id = terms.leases[0].lease_id
+        self.give_up_one(reader, drawn(data, reader.announced))
+
+    @precondition(lambda self: self.publishers)
+    @rule(data=st.data(), step=st.integers(0, 3), abandoned=st.booleans())
+    def give_up_all(self, data: st.DataObject, step: int, abandoned: bool) -> None:
+        """All who are told of a step give it up, where wanted just after it was withdrawn."""
+        self.announce(step, wanted=True)
+        for reader in self.living():
+            self.hear_reader(reader)
+        drafts = [each for each, draft in self.drafts.items() if draft.step == step]
+        if abandoned and drafts:
+            self.abandon(drawn(data, drafts))
+        for reader in self.living():
+            if step in reader.announced:
+                self.give_up_one(reader, step)
+
+    def give_up_one(self, reader: Reader, step: int) -> None:
+        lease_id = reader.announced.pop(step).leases[0].lease_id
         stands = self.ledger.was_announced(reader.session_id, lease_id)
         self.ledger.give_up_announced(reader.session_id, lease_id)
-        (reader.declined if stands else reader.crossed).add(terms.step)
+        (reader.declined if stands else reader.crossed).add(step)
 
     @precondition(lambda self: len(self.publishers) == self.dp)
     @rule(data=st.data(), how=st.sampled_from(["close", "die", "line", "child"]))

@@ -30,8 +30,8 @@ def test_the_ranks_of_a_good_teacher_break_no_rule(profile: object) -> None:
     [
         ({"model_grid": None}, "its ranks are what divides the rows"),
         ({"sharded_by": tuple(ShardedBy)}, "the sequence is cut in one way"),
-        ({"value_type": ElementType.BFLOAT16}, "merged by topk_logits in float32"),
-        ({"columns": SCORED_COLUMNS}, "lacks topk_logits"),
+        ({"value_type": ElementType.BFLOAT16}, "the profile has value_type bfloat16: give"),
+        ({"columns": SCORED_COLUMNS}, "value_type float16 and lacks topk_logits: give"),
         ({"selection": Nucleus(mass=0.9)}, "which is one of the whole vocabulary"),
         ({"vocabulary_size": 16}, "columns are 16 to 31, and the ids end at 15"),
     ],
@@ -45,6 +45,15 @@ def test_shards_that_could_not_be_put_together_are_refused(
 
     assert violation.rule == "sharding_unavailable"
     assert message in violation.message
+
+
+def test_a_rank_that_its_grid_does_not_have_is_told_of_the_grid_alone() -> None:
+    assert GOOD[3].model_grid is not None
+    beyond = replace(GOOD[3], model_grid=replace(GOOD[3].model_grid, tensor_parallel_rank=2))
+
+    (violation,) = check_profile(beyond, protocol_version=PROTOCOL_VERSION)
+
+    assert violation.rule == "rank_out_of_range"
 
 
 def test_a_sequence_alone_is_divided_whatever_the_entries_are() -> None:
