@@ -391,6 +391,6 @@ def test_logits_of_the_whole_rows_or_the_whole_head_are_refused(
         with reserve(publishers[0], 0) as draft:
             with pytest.raises(PayloadInvalidError, match="are 6 wide"):
                 draft.select(logits_of(0)[:, :, :16])
-            with pytest.raises(PayloadInvalidError, match="32 columns.*this rank has 16"):
+            with pytest.raises(PayloadInvalidError, match=r"32 columns.*this rank has 16"):
                 draft.select(logits_of(0)[:, :6])
             draft.abandon()
