@@ -114,7 +114,7 @@ def _made(item: pytest.Item, outcome: Callable[[], NoReturn]) -> pytest.TestRepo
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """A cluster of one node, to which this process is connected; `add_node` adds to it."""
+    """A cluster of one node, to which this process is connected."""
     import ray
     from ray.cluster_utils import Cluster
 

@@ -19,10 +19,3 @@ def test_a_cluster_answers(cluster: "Cluster") -> None:
         return 2 * x
 
     assert ray.get(twice.remote(21), timeout=60) == 42
-
-
-def test_a_second_node_joins_it(cluster: "Cluster") -> None:
-    node = cluster.add_node(num_cpus=1, object_store_memory=100_000_000)
-
-    assert sum(n["Alive"] for n in ray.nodes()) == 2
-    cluster.remove_node(node)

@@ -487,34 +487,6 @@ def test_payload_after_payload_leaves_the_store_as_it_was(server: Embedded, cycl
     assert store(server).spilled_bytes == 0
 
 
-@ray.remote(num_cpus=1)
-def read_there(address: str, payload_id: str) -> tuple[str, str, str]:
-    """Read a payload in a worker; return its node, its transport and its digest."""
-    profile = a_profile(top_k=1024, temperatures=(2.0,), transports=(RAY, STREAM))
-    with tl.connect(address) as client, client.open_session(profile) as session:
-        with session.acquire(payload_id=payload_id) as leased:
-            node = ray.get_runtime_context().get_node_id()
-            return node, leased.transport.value, leased.digest()
-
-
-def test_a_worker_on_another_node_gets_it_over_ray(server: Embedded, cluster: "Cluster") -> None:
-    node = cluster.add_node(num_cpus=1, resources={"other": 1}, object_store_memory=100_000_000)
-    try:
-        with (
-            server.sealed(a_content()) as held,
-            reading(server, STREAM) as (_, session),
-            session.acquire(payload_id=held.payload.payload_id) as streamed,
-        ):
-            there = read_there.options(resources={"other": 1})
-            found = ray.get(
-                there.remote(server.address, held.payload.payload_id), timeout=2 * PATIENCE_SECONDS
-            )
-            assert found[0] != exporter(server).holder.node_id
-            assert found[1:] == (RAY.value, streamed.digest())
-    finally:
-        cluster.remove_node(node)
-
-
 def kill_and_fetch(server: Embedded) -> Callable[..., memoryview]:
     """Fetch an object whose owner dies between its put and that."""
     fetch = ray_cluster.fetch

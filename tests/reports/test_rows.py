@@ -61,6 +61,7 @@ LINES = "server/services/test_line_publishers.py"
 PROOFS = "server/ledger/test_ledger.py"
 REGISTRY = "server/services/test_registry_service.py"
 RAY_OBJECTS = "ray/test_ray_object.py"
+TWO_NODES = "ray/test_two_nodes.py"
 LEDGER = "server/ledger/test_registered.py"
 BULK = "server/services/test_bulk.py"
 EXPORTERS = "server/exporters/test_exporters.py"
@@ -403,7 +404,7 @@ ROWS: dict[str, list[tuple[str, str]]] = {
     "R46": [
         (BITS, "test_every_k_and_form_of_rows_comes_bit_by_bit"),
         (BITS, "test_one_payload_has_one_digest_over_every_transport"),
-        (RAY_OBJECTS, "test_a_worker_on_another_node_gets_it_over_ray"),
+        (TWO_NODES, "test_all_learn_the_same_each_over_its_own_transport"),
     ],
     # Other backends: a teacher of one's own in 30 lines.
     "R47": [
