@@ -16,11 +16,6 @@ if TYPE_CHECKING:
 RAY = "ray"
 """The engine that is replicas in the cluster, each of which runs another."""
 LEAST_BUDGET_BYTES = 4096
-TOKENS = (
-    "where one runs there that was started with a token, set RAY_AUTH_MODE=token here too, and "
-    "RAY_AUTH_MODE=disabled where it was started without"
-)
-"""What else may keep a driver out: Ray says no more than that it could not connect."""
 _NAMESPACE = "teacher-logits"
 
 

@@ -68,7 +68,7 @@ from teacher_logits.errors import (
 )
 from teacher_logits.layout import ColumnKind, ElementType
 from teacher_logits.tensors import to_bytes
-from teacher_logits.transport import RefusalReason
+from teacher_logits.transport import Refusal, RefusalReason
 from teacher_logits.v1 import object_service_pb2
 from teacher_logits.views import ObjectStoreView
 from teacher_logits_client import testing
@@ -485,6 +485,21 @@ def test_payload_after_payload_leaves_the_store_as_it_was(server: Embedded, cycl
     await_that(lambda: store(server).object_count == 0)
     await_that(lambda: used_bytes(server) == 0)
     assert store(server).spilled_bytes == 0
+
+
+def test_a_holder_that_ray_cannot_find_is_refused_at_once_with_what_it_says(
+    server: Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(name: str, **_: object) -> None:
+        raise RuntimeError("the head has hung up")
+
+    monkeypatch.setattr(ray_cluster, "_holders", ray_cluster._Holders())
+    monkeypatch.setattr(ray, "get_actor", fail)
+    refusal = ray_cluster.read_challenge(exporter(server).holder, until=time.monotonic() + 3600)
+
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is RefusalReason.HOLDER_GONE
+    assert "RuntimeError: the head has hung up" in refusal.message
 
 
 def kill_and_fetch(server: Embedded) -> Callable[..., memoryview]:

@@ -113,19 +113,20 @@ class _Holders:
 
         Raises:
             DeadlinePassedError: the head did not answer.
+            ObjectLostError: Ray says that it cannot be asked.
         """
         import ray
 
         place = (ray.get_runtime_context().get_job_id(), holder)
         if place in self._found:
             return self._found[place]
-        answers: queue.SimpleQueue[_Actor | ValueError] = queue.SimpleQueue()
+        answers: queue.SimpleQueue[_Actor | Exception] = queue.SimpleQueue()
 
         def look() -> None:
             try:
                 found = ray.get_actor(holder.name, namespace=holder.namespace)
                 answers.put(cast("_Actor", found))
-            except ValueError as error:
+            except Exception as error:
                 answers.put(error)
 
         threading.Thread(target=look, name="teacher-logits-holder", daemon=True).start()
@@ -136,6 +137,8 @@ class _Holders:
             raise _late(f"the handle of {holder.name}", left) from None
         if isinstance(answer, ValueError):
             raise answer
+        if isinstance(answer, Exception):
+            raise _lost(f"the handle of {holder.name}", answer) from answer
         self._found[place] = answer
         return answer
 
@@ -159,12 +162,16 @@ def _get(reference: ObjectRef[object], until: float, *, what: str) -> object:
     except GetTimeoutError:
         raise _late(what, left) from None
     except RayError as error:
-        said = (str(error).splitlines() or [""])[0][:300]
-        raise ObjectLostError(
-            f"{what} is lost to the Ray cluster ({type(error).__name__}: {said})",
-            facts={"error": type(error).__name__},
-        ) from error
+        raise _lost(what, error) from error
     return found
+
+
+def _lost(what: str, error: Exception) -> ObjectLostError:
+    said = (str(error).splitlines() or [""])[0][:300]
+    return ObjectLostError(
+        f"{what} is lost to the Ray cluster ({type(error).__name__}: {said})",
+        facts={"error": type(error).__name__},
+    )
 
 
 def _late(what: str, waited: float) -> DeadlinePassedError:

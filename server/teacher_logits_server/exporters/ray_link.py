@@ -22,7 +22,7 @@ from teacher_logits import keys
 from teacher_logits.errors import ConfigError
 from teacher_logits.terms import RayHolder
 from teacher_logits_server.exporters.ray_channel import Channel, number, text
-from teacher_logits_server.ray_settings import TOKENS
+from teacher_logits_server.ray_address import check_listening, no_cluster, refused
 from teacher_logits_server.readers import size_setting
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ JOIN_SECONDS = 45.0
 SILENT_SECONDS = 90.0
 """How long the process may say nothing: it looks at the store every second, and is no longer than
 this with another holder. One that is silent is stopped, or hangs, and comes to one that is gone."""
-CONNECT_SECONDS = 5.0
 END_SECONDS = 5.0
 _MODULE = "teacher_logits_server.exporters.ray_process"
 _DEFAULT_SHARE = 0.5
@@ -125,8 +124,9 @@ def join_cluster(config: ServerConfig) -> RayLink:
             ``--ray-budget``.
     """
     if importlib.util.find_spec("ray") is None:
-        raise _refused(config, "Ray is not installed here: pip install 'teacher-logits[ray]'")
-    _check_address(config)
+        why = "Ray is not installed here: pip install 'teacher-logits[ray]'"
+        raise refused(config.ray_address, why)
+    check_listening(config.ray_address)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     epoch, key = keys.new_epoch(), os.urandom(32)
     with theirs:
@@ -165,22 +165,11 @@ def command() -> list[str]:
     return [sys.executable, "-m", _MODULE]
 
 
-def _check_address(config: ServerConfig) -> None:
-    """Refuse an address at which nobody listens: Ray would try it for minutes."""
-    host, _, port = config.ray_address.rpartition(":")
-    if not port.isdecimal():
-        return  # "auto": Ray looks for what runs here
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
-    except (OSError, OverflowError) as error:
-        raise _no_cluster(config, str(error)) from None
-
-
 def _read(config: ServerConfig, message: Message | None, *, epoch: str, key: bytes) -> Joined:
     """Return what the process says of the cluster; refuse where it could not join."""
     if message is None or text(message, "op") != "joined":
         said = text(message or {}, "said") or f"it did not come to an end within {JOIN_SECONDS:g} s"
-        raise _no_cluster(config, said)
+        raise no_cluster(config.ray_address, said)
     most = number(message, "most_bytes")
     store = number(message, "store_bytes")
     budget = config.ray_budget_bytes or int(store * _DEFAULT_SHARE)
@@ -204,21 +193,6 @@ def _read(config: ServerConfig, message: Message | None, *, epoch: str, key: byt
         store_bytes=store,
         most_bytes=most,
         budget_bytes=budget,
-    )
-
-
-def _no_cluster(config: ServerConfig, said: str) -> ConfigError:
-    return _refused(
-        config,
-        f"no Ray cluster could be joined there ({said}): start one with a node on this machine "
-        f"(`ray start`), give its address as host:port, or 'auto' for one that runs here; {TOKENS}",
-    )
-
-
-def _refused(config: ServerConfig, why: str) -> ConfigError:
-    return ConfigError(
-        f"--ray-address {config.ray_address}: {why}",
-        facts={"flag": "--ray-address", "value": config.ray_address},
     )
 
 

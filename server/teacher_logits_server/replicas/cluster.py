@@ -16,12 +16,7 @@ import threading
 import ray
 
 from teacher_logits.errors import ConfigError
-from teacher_logits_server.ray_settings import TOKENS
-
-FLAG = "--ray-address"
-AUTO = "auto"
-CONNECT_SECONDS = 5.0
-_CLIENT_SCHEME = "ray://"
+from teacher_logits_server.ray_address import AUTO, check_listening, no_cluster, refused
 
 _lock = threading.Lock()
 _joined: list[Connection] = []
@@ -76,10 +71,12 @@ def join(*, address: str, namespace: str) -> Connection:
 
 
 def _connect(address: str, namespace: str) -> None:
-    if address.startswith(_CLIENT_SCHEME):
-        raise _refuse(address, "is Ray Client's: give host:port, with a node on this machine")
+    from ray._private.services import canonicalize_bootstrap_address_or_die
+
     try:
-        _try(address)
+        check_listening(address)
+        if address == AUTO:  # a file may name a cluster that is gone
+            check_listening(address, found=canonicalize_bootstrap_address_or_die(address))
         ray.init(
             address=address,
             namespace=namespace,
@@ -90,35 +87,14 @@ def _connect(address: str, namespace: str) -> None:
         raise
     except (Exception, SystemExit) as error:
         said = " ".join(str(error).split())[:300]
-        raise _refuse(
-            address,
-            f"no Ray cluster could be joined there ({type(error).__name__}: {said}): start one "
-            "with a node on this machine (`ray start --head`, or `ray start --address=...`); "
-            + TOKENS,
-        ) from error
-
-
-def _try(address: str) -> None:
-    """Look whether somebody listens where Ray would connect."""
-    from ray._private.services import canonicalize_bootstrap_address_or_die
-
-    found = canonicalize_bootstrap_address_or_die(address)
-    host, _, port = found.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
-    except OSError as error:
-        raise _refuse(
-            address,
-            f"nobody listens at {found} ({error.strerror or error}): start a cluster with a node "
-            "on this machine (`ray start --head`), or give the address of the one there is",
-        ) from error
+        raise no_cluster(address, f"{type(error).__name__}: {said}") from error
 
 
 def _check_same(address: str) -> None:
     there = str(ray.get_runtime_context().gcs_address)
     if address != AUTO and _place(address) != _place(there):
-        raise _refuse(
-            address, f"this process has joined the cluster at {there}: give that, or auto"
+        raise refused(
+            address, f"this process has joined the cluster at {there}: give that, or {AUTO}"
         )
 
 
@@ -129,7 +105,3 @@ def _place(address: str) -> tuple[str, str]:
         return socket.gethostbyname(host.strip("[]")), port
     except OSError:
         return host, port
-
-
-def _refuse(address: str, why: str) -> ConfigError:
-    return ConfigError(f"{FLAG} {address}: {why}", facts={"flag": FLAG, "value": address})

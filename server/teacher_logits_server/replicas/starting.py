@@ -18,9 +18,10 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 from teacher_logits.clock import span_text
 from teacher_logits.errors import ConfigError, EngineError
+from teacher_logits_server.ray_address import AUTO
 from teacher_logits_server.readers import span_setting
 from teacher_logits_server.replicas.actor import Loaded, Refused
-from teacher_logits_server.replicas.cluster import AUTO, join
+from teacher_logits_server.replicas.cluster import join
 from teacher_logits_server.replicas.endings import difference, refusal_of, words_of_end
 from teacher_logits_server.replicas.fleet import Fleet
 

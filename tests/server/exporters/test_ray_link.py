@@ -32,8 +32,14 @@ def test_an_address_at_which_nobody_listens_is_refused_at_once() -> None:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
 
-    with pytest.raises(ConfigError, match=f"--ray-address 127.0.0.1:{port}: no Ray cluster"):
+    with pytest.raises(ConfigError, match=f"--ray-address 127.0.0.1:{port}: nobody listens"):
         join_cluster(ServerConfig(ray_address=f"127.0.0.1:{port}"))
+
+
+@pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "ray://head"])
+def test_an_address_of_ray_client_is_refused_with_the_form_that_is_wanted(address: str) -> None:
+    with pytest.raises(ConfigError, match=f"--ray-address {address}: is Ray Client's: give host"):
+        join_cluster(ServerConfig(ray_address=address))
 
 
 @pytest.mark.parametrize(
