@@ -658,16 +658,18 @@ def test_a_rank_of_padding_alone_finds_no_rows_to_publish(service: Service) -> N
 
 
 def test_a_remote_publisher_waits_for_room_of_the_server_s(
-    service: Service, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server's pool has 1 MiB; nobody reads."""
+    """The server's pool has 1 MiB; nobody reads. It is this test's own: what lies there stays."""
     answer_early(monkeypatch)
     many = torch.zeros(ROWS, 64, dtype=torch.int64)
-    with publishing(service, ("stream",), top_k=250, vocabulary_size=300, head_rows=300) as (
-        client,
-        publisher,
+    with (
+        serve(tmp_path) as service,
+        publishing(service, ("stream",), top_k=250, vocabulary_size=300, head_rows=300) as (
+            _,
+            publisher,
+        ),
     ):
-        del client
 
         def write_on() -> None:
             for step in range(4):
