@@ -103,10 +103,16 @@ class WriterSlab:
         self._slots[slot] = generation
         fence()
 
+    def touch(self) -> None:
+        """Wake whoever watches the slab: it is a file, and is touched. Nothing, once closed."""
+        try:
+            os.utime(self.fd)
+        except OSError:
+            if self.fd >= 0:
+                raise
+
     def let_in(self, slot: int, generation: int) -> None:
-        """Write an even number as ``mark`` does, and wake whoever watches the slab: it is a file,
-        which is touched behind each seal.
-        """
+        """Write an even number as ``mark`` does, and wake whoever watches the slab."""
         fence()
         self._slots[slot] = generation
         fence()
@@ -148,8 +154,8 @@ class WriterSlab:
         """
         if self.fd < 0:
             return
-        os.close(self.fd)
-        self.fd = -1
+        fd, self.fd = self.fd, -1
+        os.close(fd)
         if not in_use:
             self._map[: len(_RETIRED)] = _RETIRED
         del self._slots

@@ -70,6 +70,7 @@ class Draft(DraftWriting):
         self._desk = desk
         self._owner = owner
         self._room: WriterRoom | None = granted.room
+        self._rouse = granted.rouse
         #: Whether it was given up, by whichever thread; a seal may be under way on another.
         self._is_given_up = False
         #: What its seal says, as of its last check.
@@ -104,6 +105,8 @@ class Draft(DraftWriting):
         """
         if self._stage is DraftStage.SEALED:
             return
+        if self._rouse is not None:
+            self._rouse()  # readers wake while the rest is seen to
         self._check_held()
         if self._desk.way.line is None:  # else its end is seen by the seal itself
             self._desk.check()

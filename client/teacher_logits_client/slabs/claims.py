@@ -79,11 +79,16 @@ class Sealing:
 
 @dataclass(frozen=True, kw_only=True)
 class Granted:
-    """A right to write, and the payload's room; ``is_written`` where its owner wrote there."""
+    """A right to write, and the payload's room; ``is_written`` where its owner wrote there.
+
+    ``rouse`` wakes readers that wait for a payload whose seal is a moment away, so that it finds
+    them awake; nothing depends on it.
+    """
 
     reservation: Reservation
     room: WriterRoom
     is_written: bool = False
+    rouse: Callable[[], None] | None = None
 
 
 class Way(Protocol):

@@ -46,11 +46,21 @@ class OwnRoom:
         maker.on_freed(self._memory_freed)
 
     def find(self, payload_id: str, claim: Claim, *, until: float) -> Extent:
-        """Return room for a claim, and bar readers from it.
+        """Return room for a claim, and bar readers from it; higher steps leave it room meanwhile.
 
         Raises:
             PoolFullError: none came free in time, with what it waits for.
         """
+        with self.lock:
+            self.table.want(claim.step)
+        try:
+            return self._wait_for_room(payload_id, claim, until)
+        finally:
+            with self.lock:
+                self.table.want_no_more(claim.step)
+                self._mail.tell()
+
+    def _wait_for_room(self, payload_id: str, claim: Claim, until: float) -> Extent:
         size = claim.payload.size_bytes
         while True:
             news = self._mail.news
@@ -86,12 +96,6 @@ class OwnRoom:
             return self.shelf.grow(usual_bytes, least_bytes, since=since, until=until)
         except DeadlinePassedError as late:  # the claim was answered, and is given up by now
             raise PoolFullError(late.message, facts=late.facts) from late
-
-    def want_no_more(self, step: int) -> None:
-        """Note that a step has its room, or does without: higher ones need leave none for it."""
-        with self.lock:
-            self.table.want_no_more(step)
-            self._mail.tell()
 
     def wait_free(
         self, slab_id: str | None = None, *, until: float, but_copied: bool = False

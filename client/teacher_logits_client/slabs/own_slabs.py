@@ -97,20 +97,21 @@ class OwnSlabs:
         if claim.place is None:
             self._table.check_fits(claim.payload.size_bytes)
         reservation = self._claim(claim, until)
-        with self.room.lock:
-            self._table.want(claim.step)
         try:
             extent = self.room.find(reservation.payload_id, claim, until=until)
         except BaseException:
-            self.room.want_no_more(claim.step)
             self._give_up(reservation.payload_id)  # its answer wakes a step that left us room
             raise
-        self.room.want_no_more(claim.step)
         if reservation.host_copy or self._copies is HostCopies.ALWAYS:
             with self.room.lock:
                 self._table.want_copy(reservation.payload_id)
-        room = self.room.shelf[extent.slab_id].draft_room(extent, claim.payload.size_bytes)
-        return Granted(reservation=reservation, room=room, is_written=claim.place is not None)
+        slab = self.room.shelf[extent.slab_id]
+        return Granted(
+            reservation=reservation,
+            room=slab.draft_room(extent, claim.payload.size_bytes),
+            is_written=claim.place is not None,
+            rouse=slab.touch,
+        )
 
     def announce(self, payload_id: str, valid_count: int | None) -> None:
         """Have readers open ahead what is being written; see ``Way.announce``.
@@ -265,11 +266,8 @@ class OwnSlabs:
     # Claims
 
     def _claim(self, claim: Claim, until: float) -> Reservation:
-        reserve = (
-            self._line.reserve
-            if len(claim.row_positions) <= MAX_RESERVED_ROWS
-            else self._registry.reserve
-        )
+        fits = len(claim.row_positions) <= MAX_RESERVED_ROWS
+        reserve = self._line.reserve if fits else self._registry.reserve
         reservation = reserve(
             self._session_id,
             request_id=claim.request_id,

@@ -58,6 +58,9 @@ class PublisherSlab(Protocol):
     def let_in(self, slot: int, generation: int) -> None:
         """Write an even number, and wake whoever watches the slab."""
 
+    def touch(self) -> None:
+        """Wake whoever watches the slab, if it is not closed."""
+
     def generation(self, slot: int) -> int:
         """Read a slot."""
 

@@ -138,6 +138,10 @@ class DeviceSlab:
         """Write a slot of the twin: see ``WriterSlab.mark``."""
         self._twin.mark(slot, generation)
 
+    def touch(self) -> None:
+        """Wake who watches the twin: see ``WriterSlab.touch``."""
+        self._twin.touch()
+
     def let_in(self, slot: int, generation: int) -> None:
         """Write a slot of the twin, and wake who watches it: see ``WriterSlab.let_in``."""
         self._twin.let_in(slot, generation)

@@ -18,6 +18,7 @@ from tests.fake_cuda.log import faults, leaked
 
 from teacher_logits.devices.left_over import open_lock
 from teacher_logits.errors import PoolFullError, SessionExpiredError
+from teacher_logits.payload import Extent
 from teacher_logits.pool import PAGE_BYTES
 from teacher_logits_client.slabs.own_slabs import OwnSlabs
 from teacher_logits_client.slabs.slab_shelf import PublisherSlab
@@ -106,12 +107,13 @@ def test_room_that_goes_while_it_is_reserved_is_no_fault_of_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with on_a_device(tmp_path) as (way, _, _memory):
-        want_no_more = way.room.want_no_more
+        find = way.room.find
 
-        def closed_meanwhile(step: int) -> None:
-            want_no_more(step)
+        def closed_meanwhile(*args: Any, **given: Any) -> Extent:
+            extent = find(*args, **given)
             way.room.shelf.close()
+            return extent
 
-        monkeypatch.setattr(way.room, "want_no_more", closed_meanwhile)
+        monkeypatch.setattr(way.room, "find", closed_meanwhile)
         with pytest.raises(SessionExpiredError, match="closed meanwhile"):
             way.reserve(a_whole_claim(0), until=monotonic() + LONG)

@@ -1,9 +1,10 @@
 """A publisher's own slabs, against a broker that does as the test tells it."""
 
 import os
+import select
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -33,6 +34,7 @@ from teacher_logits.wire.errors import to_status
 from teacher_logits.wire.steps import mail_to_wire, reservation_to_wire
 from teacher_logits_client import line
 from teacher_logits_client.config import HostCopies
+from teacher_logits_client.line.file_watch import FileWatch
 from teacher_logits_client.openers.driver_threads import DriverThreads
 from teacher_logits_client.slabs.claims import Claim, Sealing
 from teacher_logits_client.slabs.device_slab_maker import DeviceSlabMaker
@@ -363,6 +365,29 @@ def test_a_place_is_announced_with_its_count_and_waited_for_by_nobody(tmp_path: 
         way.announce("p-0", 3)
         way.seal("p-0", GOOD, until=monotonic() + LONG)
         assert desk.asked == ["reserve", "put_slab", "announce", "seal"]
+
+
+def test_who_watches_a_slab_is_roused_ahead_of_a_seal_that_changes_nothing(tmp_path: Path) -> None:
+    with slabs(tmp_path) as (way, desk):
+        granted = way.reserve(a_claim(0), until=monotonic() + LONG)
+        held = way.room.table.find("p-0")
+        assert held is not None
+        assert granted.rouse is not None
+        slab = way.room.shelf[held.extent.slab_id]
+        watch = FileWatch()
+        with closing(watch):
+            watch.add(slab.fd)
+            assert not is_readable(watch.fd)
+            granted.rouse()
+            assert is_readable(watch.fd)
+        assert slab.generation(held.extent.slot) == 1
+        assert desk.asked == ["reserve", "put_slab"]
+        way.room.shelf.close()
+        granted.rouse()
+
+
+def is_readable(fd: int) -> bool:
+    return bool(select.select([fd], [], [], 0)[0])
 
 
 def test_an_idle_slab_makes_way_for_a_payload_of_another_size(tmp_path: Path) -> None:

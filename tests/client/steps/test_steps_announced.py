@@ -53,6 +53,9 @@ class Announced:
         assert extent is not None
         self._slab.let_in(extent.slot, extent.generation)
 
+    def touch(self) -> None:
+        self._slab.touch()
+
     def write(self, data: bytes, number: int = 0) -> None:
         extent = self.all[number].extent
         assert extent is not None
@@ -98,6 +101,20 @@ def test_who_waits_is_handed_a_step_by_its_seal_and_nothing_is_sent(tmp_path: Pa
         broker.wanted.get(timeout=LONG)
         step.seal()
         with waiting.result(LONG) as batch:
+            assert torch.equal(batch.columns["topk_ids"], expected(IDS[4:]))
+
+
+def test_who_is_roused_ahead_of_a_seal_waits_on_for_it(tmp_path: Path) -> None:
+    with local_session(tmp_path, profile=RANK_1) as (session, broker):
+        step = Announced(broker, [shard_of(IDS)])
+        open_ahead(session)
+        for _ in range(2):
+            step.touch()
+            with pytest.raises(DeadlinePassedError):
+                session.acquire(step=7, input_ids=IDS[4:], timeout=SOON)
+        step.touch()
+        step.seal()
+        with session.acquire(step=7, input_ids=IDS[4:], timeout=LONG) as batch:
             assert torch.equal(batch.columns["topk_ids"], expected(IDS[4:]))
 
 
