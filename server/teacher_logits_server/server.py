@@ -26,6 +26,7 @@ from teacher_logits.clock import MonotonicClock
 from teacher_logits.transport import Transport
 from teacher_logits_server.config import default_address, runtime_folder
 from teacher_logits_server.exporters.ray_link import join_cluster
+from teacher_logits_server.metrics.instruments import Instruments
 from teacher_logits_server.readiness import Readiness
 from teacher_logits_server.reaper import Reaper
 from teacher_logits_server.services.bulk import BulkService
@@ -76,6 +77,7 @@ class Server:
         self._device_memory = device_memory
         self._load = load
         self._clock = MonotonicClock()
+        self._instruments = Instruments()
         self._endpoint: Endpoint | None = None
         self._broker_claim: SocketClaim | None = None
         self._core: Core | None = None
@@ -154,7 +156,9 @@ class Server:
     async def _start(self) -> Readiness:
         config = self._config
         self._endpoint = endpoint = Endpoint(
-            max_request_tokens=config.max_request_tokens, for_everyone=bool(config.allow_uids)
+            max_request_tokens=config.max_request_tokens,
+            for_everyone=bool(config.allow_uids),
+            instruments=self._instruments,
         )
         wanted = config.addresses or (read_address(default_address(), what="--listen"),)
         addresses = await endpoint.listen(wanted)
@@ -189,6 +193,7 @@ class Server:
                 broker_path=self._broker_path,
                 device_memory=self._device_memory,
                 ray=self._ray,
+                instruments=self._instruments,
             )
 
     @property

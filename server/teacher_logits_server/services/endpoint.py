@@ -18,6 +18,7 @@ from grpc_health.v1.health import aio as health
 from teacher_logits.errors import ConfigError
 from teacher_logits.selection_rules import MAX_IDS_PER_TOKEN
 from teacher_logits_server.interceptors import Guard
+from teacher_logits_server.metrics.instruments import Instruments
 from teacher_logits_server.services import Services
 from teacher_logits_server.sockets import EVERYONE, OWNER_ONLY, SocketClaim
 
@@ -52,9 +53,17 @@ class Endpoint:
     Args:
         max_request_tokens: sizes the longest message that is read at all.
         for_everyone: whether other users of this machine may connect to its Unix sockets.
+        instruments: what its calls are counted in.
     """
 
-    def __init__(self, *, max_request_tokens: int, for_everyone: bool) -> None:
+    def __init__(
+        self,
+        *,
+        max_request_tokens: int,
+        for_everyone: bool,
+        instruments: Instruments | None = None,
+    ) -> None:
+        instruments = instruments or Instruments()
         self.services = Services()
         self.is_serving = False
         self._socket_mode = EVERYONE if for_everyone else OWNER_ONLY
@@ -63,7 +72,7 @@ class Endpoint:
         self._is_ready = False
         self._server = grpc.aio.server(
             handlers=(self.services,),
-            interceptors=(Guard(is_ready=lambda: self._is_ready),),
+            interceptors=(Guard(is_ready=lambda: self._is_ready, refusals=instruments.refusals),),
             options=_options(max_request_tokens),
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
