@@ -72,7 +72,13 @@ class Endpoint:
         self._is_ready = False
         self._server = grpc.aio.server(
             handlers=(self.services,),
-            interceptors=(Guard(is_ready=lambda: self._is_ready, refusals=instruments.refusals),),
+            interceptors=(
+                Guard(
+                    is_ready=lambda: self._is_ready,
+                    refusals=instruments.refusals,
+                    rpcs=instruments.rpcs,
+                ),
+            ),
             options=_options(max_request_tokens),
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
