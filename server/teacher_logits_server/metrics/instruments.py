@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from teacher_logits.transport import Settlement
 
 
+_PACKAGE = "teacher_logits.v1."
+
+
 class Instruments:
     """What the parts of one server count in; ``registry`` is what a scrape reads."""
 
@@ -86,7 +89,7 @@ class RpcTimes:
     def end(self, method: str, code: str, began: float) -> None:
         """Note that one has ended. ``method`` is one that this server has."""
         self._open.dec()
-        name = method.lstrip("/")
+        name = method.removeprefix("/").removeprefix(_PACKAGE)
         self._seconds.labels(name).observe(perf_counter() - began)
         self._ended.labels(name, code).inc()
 
