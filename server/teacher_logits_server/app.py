@@ -23,6 +23,7 @@ from teacher_logits_server.engines.served import check_teachers, load_teachers, 
 from teacher_logits_server.readiness import Readiness, announce, retract
 from teacher_logits_server.server import Server
 from teacher_logits_server.threads import in_thread
+from teacher_logits_server.traces import exported
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,7 +58,8 @@ def serve(config: ServerConfig, *, device_memory: DeviceMemory | None = None) ->
     """
     handler = logs.configure(format=config.log_format, level=config.log_level)
     try:
-        return asyncio.run(_serve(config, device_memory))
+        with exported(config.otlp_endpoint):
+            return asyncio.run(_serve(config, device_memory))
     except TeacherLogitsError:
         # Whoever called writes the message; where it came from is for those who look closer.
         _log.debug("did not come up", exc_info=True)

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 
+from teacher_logits import tracing
 from teacher_logits.errors import NotAvailable, RequestInvalidError, TeacherLogitsError
 from teacher_logits.wire.errors import DETAILS_KEY, code_of, to_status
 from teacher_logits_server.metrics.instruments import RpcTimes
@@ -39,6 +41,7 @@ if TYPE_CHECKING:  # gRPC's classes are generic to type checkers alone
     StreamBehaviour: TypeAlias = Callable[[AsyncIterator[Q], Context[Q, R]], Awaitable[R]]
 
 HEALTH = "/grpc.health.v1.Health/"
+REFLECTION = "/grpc.reflection."
 WITHOUT_DEADLINE = frozenset({f"{HEALTH}Watch"})
 MAX_REQUEST_BYTES = 64 * 1024
 OF_ANY_SIZE = frozenset(
@@ -89,6 +92,8 @@ class Guard(grpc.aio.ServerInterceptor):
         if handler is None:
             self._refusals.unknown_method()
             return None
+        if method.startswith(REFLECTION):  # gRPC's own, both ways a stream
+            return handler
         if handler.request_streaming:
             return self._guarded_stream(handler, method)
         return self._guarded(handler, method)
@@ -135,8 +140,9 @@ class Guard(grpc.aio.ServerInterceptor):
             return await behave()
         began, code = self._rpcs.begin(), grpc.StatusCode.CANCELLED
         try:
-            _check_deadline(context, method)
-            answer = await behave()
+            with traced(method, context):
+                _check_deadline(context, method)
+                answer = await behave()
             code = grpc.StatusCode.OK
             return answer
         except grpc.aio.InternalError:
@@ -172,6 +178,15 @@ async def abort(context: Context[Q, R], error: Exception) -> None:
     status, code = to_status(error), status_of(error)
     details = ((DETAILS_KEY, status.SerializeToString()),)
     await context.abort(code, status.message, details)
+
+
+def traced(method: str, context: Context[Q, R]) -> AbstractContextManager[object]:
+    """Return the span of a call, under its caller's; health is left out."""
+    if not tracing.is_on() or method.startswith(HEALTH):
+        return nullcontext()
+    service, _, name = method.removeprefix("/").rpartition("/")
+    facts = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name}
+    return tracing.serving(method.removeprefix("/"), context.invocation_metadata() or (), facts)
 
 
 def status_of(error: Exception) -> grpc.StatusCode:

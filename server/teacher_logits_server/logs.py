@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-ROOTS = ("teacher_logits", "teacher_logits_server", "grpc")
+ROOTS = ("teacher_logits", "teacher_logits_server", "grpc", "opentelemetry")
 _NEEDS_QUOTES = frozenset(" \"='")
 
 

@@ -169,6 +169,7 @@ class Server:
             max_request_tokens=config.max_request_tokens,
             for_everyone=bool(config.allow_uids),
             instruments=self._instruments,
+            reflection=config.reflection,
         )
         wanted = config.addresses or (read_address(default_address(), what="--listen"),)
         addresses = await endpoint.listen(wanted)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 
+from teacher_logits import tracing
 from teacher_logits.errors import ServerUnreachableError
 from teacher_logits.profiles import PROTOCOL_VERSION
 from teacher_logits.terms import SERVER_WRITER
@@ -180,7 +181,9 @@ class Calls:
             session_id=session_id, request_id=request_id, step=step
         )
         with self._open():
-            call = self._service.AcquireStep.future(request, timeout=seconds)
+            call = self._service.AcquireStep.future(
+                request, timeout=seconds, metadata=tracing.outgoing()
+            )
         return PendingStep(call, waiting, channels=self._channels)
 
     def release(
@@ -206,11 +209,15 @@ class Calls:
         """Send a scoring request, and do not wait for it."""
         waiting = Waiting(what=what, address=self.address, seconds=timeout)
         call: Scored
-        with self._open():
+        span = tracing.begin("score", {"rows": len(scoring.row_lengths)})
+        with self._open(), tracing.under(span):
+            sent = tracing.outgoing()
             if scoring.ids_per_position:
-                call = self._scoring.ScoredIds.future(scoring.ids_message(), timeout=timeout)
+                call = self._scoring.ScoredIds.future(scoring.ids_message(), timeout, sent)
             else:
-                call = self._scoring.Score.future(scoring.message(), timeout=timeout)
+                call = self._scoring.Score.future(scoring.message(), timeout, sent)
+        if span is not None:
+            call.add_done_callback(lambda _: span.end())
         request_id = scoring.request_id
         return PendingLease(call, waiting, channels=self._channels, request_id=request_id)
 
@@ -241,7 +248,8 @@ class Calls:
             as_written=as_written,
         )
         try:
-            stream = self._read(request, timeout=max(0.001, timeout))
+            sent = tracing.outgoing()
+            stream = self._read(request, timeout=max(0.001, timeout), metadata=sent)
             with ending(stream):
                 yield from stream
         except (grpc.RpcError, ValueError) as error:
@@ -259,7 +267,7 @@ class Calls:
     ) -> Reply:
         try:
             with self._open():
-                return method(request, timeout=max(0.001, timeout))
+                return method(request, timeout=max(0.001, timeout), metadata=tracing.outgoing())
         except grpc.RpcError as error:
             waiting = Waiting(what=what, address=self.address, seconds=timeout)
             raise error_of(error, waiting, is_closed=self.is_closed) from None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import crc32c
 import grpc
 
+from teacher_logits import tracing
 from teacher_logits.profiles import PROTOCOL_VERSION
 from teacher_logits.v1 import registry_service_pb2, registry_service_pb2_grpc
 from teacher_logits.wire import sending, teacher_to_wire
@@ -144,7 +145,8 @@ class RegistryCalls:
             StreamBrokenError: the connection broke; what came counts.
         """
         try:
-            reply = self._write(_named(session_id, payload_id, chunks), timeout=timeout)
+            named = _named(session_id, payload_id, chunks)
+            reply = self._write(named, timeout=timeout, metadata=tracing.outgoing())
         except (grpc.RpcError, ValueError) as error:
             waiting = Waiting(
                 what=f"the upload of payload {payload_id}", address=self._address, seconds=timeout

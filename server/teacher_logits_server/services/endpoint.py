@@ -20,6 +20,7 @@ from teacher_logits.selection_rules import MAX_IDS_PER_TOKEN
 from teacher_logits_server.interceptors import Guard
 from teacher_logits_server.metrics.instruments import Instruments
 from teacher_logits_server.services import Services
+from teacher_logits_server.services.reflecting import reflect
 from teacher_logits_server.sockets import EVERYONE, OWNER_ONLY, SocketClaim
 
 if TYPE_CHECKING:
@@ -54,6 +55,10 @@ class Endpoint:
         max_request_tokens: sizes the longest message that is read at all.
         for_everyone: whether other users of this machine may connect to its Unix sockets.
         instruments: what its calls are counted in.
+        reflection: whether it tells its schema.
+
+    Raises:
+        ConfigError: reflection is not installed.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class Endpoint:
         max_request_tokens: int,
         for_everyone: bool,
         instruments: Instruments | None = None,
+        reflection: bool = False,
     ) -> None:
         instruments = instruments or Instruments()
         self.services = Services()
@@ -82,6 +88,8 @@ class Endpoint:
             options=_options(max_request_tokens),
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        if reflection:
+            reflect(self._server, (*SERVICE_NAMES, "grpc.health.v1.Health"))
 
     async def listen(self, addresses: Sequence[Address]) -> tuple[Address, ...]:
         """Listen at every address, and return them with the ports that the system chose.
