@@ -153,7 +153,8 @@ class Guard(grpc.aio.ServerInterceptor):
             raise
         except Exception as error:
             if not isinstance(error, TeacherLogitsError):
-                _log.exception("call failed", extra={"facts": {"method": method}})
+                facts = {"method": method}
+                _log.exception("call failed", extra={"facts": facts, "throttle": method})
             code = status_of(error)
             await self._refuse(context, error)
             raise  # never reached: aborting raises

@@ -81,7 +81,8 @@ class LineDesk:
         except TeacherLogitsError as error:
             return self._refusal(line, call_id, error)
         except Exception as error:
-            _log.exception("line call failed", extra={"facts": {"session_id": line.session_id}})
+            facts = {"session_id": line.session_id}
+            _log.exception("line call failed", extra={"facts": facts, "throttle": ""})
             return self._refusal(line, call_id, error)
 
     def _answer_traced(
