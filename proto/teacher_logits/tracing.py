@@ -153,6 +153,8 @@ def _api() -> ModuleType | None:
     api = sys.modules.get("opentelemetry.trace")
     if api is None or not hasattr(api, "get_tracer_provider"):  # it is being imported
         return None
+    if getattr(api, "_TRACER_PROVIDER", api) is None:  # the quick look; the slow one asks the OS
+        return None
     provider = api.get_tracer_provider()
     return None if isinstance(provider, api.ProxyTracerProvider) else api
 
