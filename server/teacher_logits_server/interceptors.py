@@ -1,5 +1,6 @@
-"""The guard around every RPC: parsed, with a deadline, answered with an error of the tree.
+"""The guard around every RPC: let in, parsed, with a deadline, answered with an error of the tree.
 
+    a call that is not the caller's to make   UnknownCallerError, NotAllowedError, before it is read
     more than the RPC takes (64 KiB mostly)   RequestInvalidError, before they are parsed
     bytes that are no message of the RPC      RequestInvalidError, INVALID_ARGUMENT
     no deadline (health watches aside)        RequestInvalidError
@@ -16,16 +17,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 
-from teacher_logits.errors import NotAvailable, RequestInvalidError, TeacherLogitsError
+from teacher_logits.errors import (
+    NotAllowedError,
+    NotAvailable,
+    RequestInvalidError,
+    TeacherLogitsError,
+)
 from teacher_logits.wire.errors import DETAILS_KEY, to_status
+from teacher_logits_server.access import Access
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from typing import TypeAlias
+
+    from teacher_logits_server.access import Entry
 
 Q = TypeVar("Q")
 R = TypeVar("R")
@@ -59,10 +69,12 @@ class Guard(grpc.aio.ServerInterceptor):
 
     Args:
         is_ready: whether the teacher is loaded; until then health alone is answered.
+        access: who may make which call; anybody every one where not given.
     """
 
-    def __init__(self, *, is_ready: Callable[[], bool]) -> None:
+    def __init__(self, *, is_ready: Callable[[], bool], access: Access | None = None) -> None:
         self._is_ready = is_ready
+        self._access = access or Access()
 
     async def intercept_service(
         self,
@@ -76,12 +88,31 @@ class Guard(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
+        try:
+            entry = self._access.enter(method, handler_call_details.invocation_metadata or ())
+        except NotAllowedError as error:
+            return _refusing(error)
+        check = partial(self._enter, entry, method)
         if handler.request_streaming:
-            return _guarded_stream(handler, method)
-        return _guarded(handler, method)
+            return _guarded_stream(handler, method, check)
+        return _guarded(handler, method, check)
+
+    def _enter(self, entry: Entry, method: str, message: object) -> None:
+        """Have a call's task act for its caller, if what it names is the caller's."""
+        self._access.check(entry, method, message)
+        self._access.act(entry)
 
 
-def _guarded(handler: Handler[Q, R], method: str) -> Handler[Q, R]:
+def _refusing(error: NotAllowedError) -> Handler[Q, R]:
+    """Return a handler that reads nothing: what was sent may be large."""
+
+    async def call(raws: AsyncIterator[bytes], context: Context[Q, R]) -> None:
+        await abort(context, error)
+
+    return grpc.stream_stream_rpc_method_handler(call, None, None)
+
+
+def _guarded(handler: Handler[Q, R], method: str, check: Callable[[object], None]) -> Handler[Q, R]:
     """Take the parsing into the guard: gRPC itself would answer bad bytes with UNKNOWN."""
     behaviour: Behaviour[Q, R] = handler.unary_unary or handler.unary_stream  # type: ignore[assignment]
     parse = handler.request_deserializer
@@ -89,7 +120,9 @@ def _guarded(handler: Handler[Q, R], method: str) -> Handler[Q, R]:
     async def call(raw: bytes, context: Context[Q, R]) -> R:
         def behave() -> Awaitable[R]:
             _check_size(raw, method)
-            return behaviour(_parsed(raw, parse, method), context)
+            request = _parsed(raw, parse, method)
+            check(request)
+            return behaviour(request, context)
 
         return await _answered(behave, context, method)
 
@@ -101,7 +134,9 @@ def _guarded(handler: Handler[Q, R], method: str) -> Handler[Q, R]:
     return make(call, None, handler.response_serializer)
 
 
-def _guarded_stream(handler: Handler[Q, R], method: str) -> Handler[Q, R]:
+def _guarded_stream(
+    handler: Handler[Q, R], method: str, check: Callable[[object], None]
+) -> Handler[Q, R]:
     """Do the same for an RPC whose requests are a stream, answered once."""
     behaviour: StreamBehaviour[Q, R] = handler.stream_unary  # type: ignore[assignment]
     parse = handler.request_deserializer
@@ -110,7 +145,9 @@ def _guarded_stream(handler: Handler[Q, R], method: str) -> Handler[Q, R]:
         async def requests() -> AsyncIterator[Q]:
             async for raw in raws:
                 _check_size(raw, method)
-                yield _parsed(raw, parse, method)
+                request = _parsed(raw, parse, method)
+                check(request)
+                yield request
 
         return await _answered(lambda: behaviour(requests(), context), context, method)
 
