@@ -27,6 +27,7 @@ from teacher_logits.transport import Transport
 from teacher_logits_server.access import access_of
 from teacher_logits_server.config import default_address, runtime_folder
 from teacher_logits_server.exporters.ray_link import join_cluster
+from teacher_logits_server.metrics.instruments import Instruments
 from teacher_logits_server.readiness import Readiness
 from teacher_logits_server.reaper import Reaper
 from teacher_logits_server.services.bulk import BulkService
@@ -79,6 +80,7 @@ class Server:
         self._load = load
         self._access = access_of(config.token_file)
         self._clock = MonotonicClock()
+        self._instruments = Instruments()
         self._endpoint: Endpoint | None = None
         self._broker_claim: SocketClaim | None = None
         self._core: Core | None = None
@@ -162,6 +164,7 @@ class Server:
             audience=audience,
             credentials=server_credentials(config),
             access=self._access,
+            instruments=self._instruments,
         )
         wanted = config.addresses or (read_address(default_address(), what="--listen"),)
         addresses = await endpoint.listen(wanted)
@@ -198,6 +201,7 @@ class Server:
                 broker_path=self._broker_path,
                 device_memory=self._device_memory,
                 ray=self._ray,
+                instruments=self._instruments,
             )
 
     @property

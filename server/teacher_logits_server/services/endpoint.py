@@ -19,6 +19,7 @@ from grpc_health.v1.health import aio as health
 from teacher_logits.errors import ConfigError
 from teacher_logits.selection_rules import MAX_IDS_PER_TOKEN
 from teacher_logits_server.interceptors import Guard
+from teacher_logits_server.metrics.instruments import Instruments
 from teacher_logits_server.services import Services
 from teacher_logits_server.sockets import SocketClaim
 
@@ -60,6 +61,7 @@ class Endpoint:
         audience: who may connect to its Unix sockets.
         credentials: for its TCP addresses; without any they go without TLS.
         access: who may make which call.
+        instruments: what its calls are counted in.
     """
 
     def __init__(
@@ -69,7 +71,9 @@ class Endpoint:
         audience: Audience,
         credentials: grpc.ServerCredentials | None = None,
         access: Access | None = None,
+        instruments: Instruments | None = None,
     ) -> None:
+        instruments = instruments or Instruments()
         self.services = Services()
         self.is_serving = False
         self._audience = audience
@@ -79,7 +83,13 @@ class Endpoint:
         self._is_ready = False
         self._server = grpc.aio.server(
             handlers=(self.services,),
-            interceptors=(Guard(is_ready=lambda: self._is_ready, access=access),),
+            interceptors=(
+                Guard(
+                    is_ready=lambda: self._is_ready,
+                    access=access,
+                    refusals=instruments.refusals,
+                ),
+            ),
             options=_options(max_request_tokens),
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
