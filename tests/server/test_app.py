@@ -694,7 +694,7 @@ class TestStarting:
             address = service.server.address
             with (
                 pytest.raises(ConfigError, match=f"--listen {address}: Address already in use"),
-                serving(tmp_path, listen=(f"unix:{tmp_path}/s", address)),
+                serving(tmp_path, listen=(f"unix:{tmp_path}/s", address), insecure=True),
             ):
                 pass
 
