@@ -21,18 +21,21 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
-from teacher_logits.addresses import Address, check_path, read_address
+from teacher_logits.addresses import Address, read_address
 from teacher_logits.clock import MonotonicClock
 from teacher_logits.transport import Transport
 from teacher_logits_server.access import access_of
-from teacher_logits_server.config import default_address, runtime_folder
+from teacher_logits_server.config import default_address
 from teacher_logits_server.exporters.ray_link import join_cluster
+from teacher_logits_server.listening import broker_path, log_addresses
+from teacher_logits_server.metrics.held import Held
 from teacher_logits_server.metrics.instruments import Instruments
+from teacher_logits_server.metrics.page import MetricsPage
 from teacher_logits_server.readiness import Readiness
 from teacher_logits_server.reaper import Reaper
 from teacher_logits_server.services.bulk import BulkService
 from teacher_logits_server.services.certificates import server_credentials
-from teacher_logits_server.services.endpoint import Endpoint, log_addresses
+from teacher_logits_server.services.endpoint import Endpoint
 from teacher_logits_server.services.objects import ObjectService
 from teacher_logits_server.services.operator import OperatorService
 from teacher_logits_server.services.registry import RegistryService
@@ -54,7 +57,6 @@ if TYPE_CHECKING:
 SWEEP_INTERVAL = timedelta(milliseconds=500)
 DRAIN_POLL_SECONDS = 0.05
 LAST_CALLS_SECONDS = 1.0
-BROKER_SUFFIX = ".broker"
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +83,11 @@ class Server:
         self._access = access_of(config.token_file)
         self._clock = MonotonicClock()
         self._instruments = Instruments()
+        self._held = Held(
+            is_serving=lambda: self._endpoint is not None and self._endpoint.is_serving
+        )
+        self._instruments.registry.register(self._held)
+        self._page: MetricsPage | None = None
         self._endpoint: Endpoint | None = None
         self._broker_claim: SocketClaim | None = None
         self._core: Core | None = None
@@ -147,6 +154,9 @@ class Server:
         ray, self._ray = self._ray, None
         if ray is not None:
             await in_thread(ray.stop, name="stop")
+        page, self._page = self._page, None
+        if page is not None:
+            await in_thread(page.stop, name="stop")
         claim, self._broker_claim = self._broker_claim, None
         if claim is not None:
             claim.release()
@@ -169,6 +179,9 @@ class Server:
         wanted = config.addresses or (read_address(default_address(), what="--listen"),)
         addresses = await endpoint.listen(wanted)
         log_addresses(addresses, config)
+        if config.metrics:
+            where = read_address(config.metrics, what="--metrics")
+            self._page = MetricsPage(self._instruments.registry, where)
         if Transport.SHARED_MEMORY in config.transports and sys.platform == "linux":
             path = broker_path(config, addresses)
             self._broker_claim = SocketClaim(path, flag="--broker", audience=audience)
@@ -176,6 +189,7 @@ class Server:
             self._ray = await in_thread(partial(join_cluster, config), name="join")
         self._core = core = await in_thread(self._build, name="load")
         core.start()
+        self._held.watch(core.tables())
         if self._broker_claim is not None:
             self._broker_claim.let_in()
         self._access.ask(core.ledger)
@@ -214,11 +228,18 @@ class Server:
         clock, ledger, scorers = self._clock, core.ledger, core.scorers
         calls, path, wait = core.publishing, self._broker_path, self._config.default_wait
         services = endpoint.services
-        self._waiting = waiting = Waiting(clock=clock, longest_wait=wait)
+        self._waiting = waiting = Waiting(
+            clock=clock, longest_wait=wait, instruments=self._instruments
+        )
         waiting.listen_to(ledger)
         objects = core.objects
         student = StudentService(
-            ledger=ledger, publishing=calls, waiting=waiting, broker_path=path, objects=objects
+            ledger=ledger,
+            publishing=calls,
+            waiting=waiting,
+            broker_path=path,
+            objects=objects,
+            instruments=self._instruments,
         )
         services.add_student(student)
         if objects is not None:
@@ -248,7 +269,9 @@ class Server:
     def _make_bulk(self, core: Core, addresses: Sequence[Address]) -> BulkService:
         paths = [address.path for address in addresses if address.is_unix]
         stall = self._config.default_wait
-        return BulkService(exporter=core.stream, stall=stall, unix_paths=paths)
+        return BulkService(
+            exporter=core.stream, stall=stall, unix_paths=paths, instruments=self._instruments
+        )
 
     async def _tell_health(self) -> None:
         """Say SERVING while every thread works and no drain was asked for."""
@@ -275,22 +298,7 @@ class Server:
             epoch=core.ledger.epoch,
             pid=os.getpid(),
             replicas=len(core.replicas()),
+            metrics=str(self._page.address) if self._page is not None else "",
         )
         _log.info("ready", extra={"facts": asdict(readiness)})
         return readiness
-
-
-def broker_path(config: ServerConfig, addresses: Sequence[Address]) -> str:
-    """Return where the broker listens: as told, or beside the first Unix socket, or by port.
-
-    Raises:
-        ConfigError: the path is too long, with the flag that gives another.
-    """
-    if config.broker:
-        return config.broker
-    first = next((address for address in addresses if address.is_unix), None)
-    if first is not None:
-        path = first.path + BROKER_SUFFIX
-    else:
-        path = os.path.join(runtime_folder(), f"port-{addresses[0].port}{BROKER_SUFFIX}")
-    return check_path(path, what="--broker")

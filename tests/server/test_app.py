@@ -58,7 +58,7 @@ from teacher_logits.wire.payloads import lease_from_wire
 from teacher_logits_server.app import EmbeddedServer, serve_in_thread
 from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.engines import EngineProfile, Row
-from teacher_logits_server.services.endpoint import log_addresses
+from teacher_logits_server.listening import log_addresses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -12,8 +12,6 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING
 
-from prometheus_client import Counter
-
 from teacher_logits.errors import (
     ContractViolation,
     NotAvailable,
@@ -55,12 +53,9 @@ class Refusals:
     """Counts refusals; in a registry, if one is given."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        def counter(metric: names.Metric) -> Counter:
-            return Counter(metric.name, metric.help, metric.labels, registry=registry)
-
-        self._refusals = counter(names.REFUSALS)
-        self._errors = counter(names.ERRORS)
-        self._rules = counter(names.BROKEN_RULES)
+        self._refusals = names.REFUSALS.counter(registry)
+        self._errors = names.ERRORS.counter(registry)
+        self._rules = names.BROKEN_RULES.counter(registry)
 
     def refused(self, surface: Surface, error: BaseException) -> None:
         """Count a call that ended in an error.

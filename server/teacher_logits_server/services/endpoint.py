@@ -8,7 +8,6 @@ to come back.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import socket
 from typing import TYPE_CHECKING
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
     from teacher_logits.addresses import Address
     from teacher_logits_server.access import Access
-    from teacher_logits_server.config import ServerConfig
     from teacher_logits_server.sockets import Audience
 
 SERVICE_NAMES = (
@@ -49,8 +47,6 @@ _TOKEN_BYTES = 24
 _ID_BYTES = 4
 _MOST_BYTES = (1 << 31) - 1
 """What gRPC takes for a limit."""
-
-_log = logging.getLogger(__name__)
 
 
 class Endpoint:
@@ -88,6 +84,7 @@ class Endpoint:
                     is_ready=lambda: self._is_ready,
                     access=access,
                     refusals=instruments.refusals,
+                    rpcs=instruments.rpcs,
                 ),
             ),
             options=_options(max_request_tokens),
@@ -151,24 +148,6 @@ class Endpoint:
         status = answer.SERVING if serving else answer.NOT_SERVING
         for name in SERVICE_NAMES:
             await self._health.set(name, status)
-
-
-def log_addresses(addresses: Sequence[Address], config: ServerConfig) -> None:
-    """Say where the server listens, and warn of those that let in whoever reaches them."""
-    asks = bool(config.token_file or config.tls_client_ca)
-    for address in addresses:
-        is_tls = bool(config.tls_cert) and not address.is_unix
-        facts = {"address": str(address), "tls": is_tls}
-        _log.info("listening", extra={"facts": facts})
-        if not address.is_unix and not (is_tls and asks):
-            facts = {
-                **facts,
-                "asks_who": asks,
-                "reached_by": "this machine" if address.is_loopback else "other hosts",
-                "flags": "--token-file --tls-client-ca" if is_tls else "--tls-cert --tls-key",
-            }
-            what = "whoever reaches this may use the teacher" if is_tls else "nothing is encrypted"
-            _log.warning(what, extra={"facts": facts})
 
 
 def _options(max_request_tokens: int) -> list[tuple[str, int]]:
