@@ -20,13 +20,15 @@ from teacher_logits.selection_rules import MAX_IDS_PER_TOKEN
 from teacher_logits_server.interceptors import Guard
 from teacher_logits_server.metrics.instruments import Instruments
 from teacher_logits_server.services import Services
-from teacher_logits_server.sockets import SocketClaim
+from teacher_logits_server.services.certificates import server_credentials
+from teacher_logits_server.sockets import SocketClaim, audience_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from teacher_logits.addresses import Address
     from teacher_logits_server.access import Access
+    from teacher_logits_server.config import ServerConfig
     from teacher_logits_server.sockets import Audience
 
 SERVICE_NAMES = (
@@ -72,7 +74,7 @@ class Endpoint:
         instruments = instruments or Instruments()
         self.services = Services()
         self.is_serving = False
-        self._audience = audience
+        self.audience = audience
         self._credentials = credentials
         self._claims: list[SocketClaim] = []
         self._health = health.HealthServicer()
@@ -121,7 +123,7 @@ class Endpoint:
 
     def _bind(self, address: Address) -> Address:
         if address.is_unix:
-            claim = SocketClaim(address.path, flag="--listen", audience=self._audience)
+            claim = SocketClaim(address.path, flag="--listen", audience=self.audience)
             self._claims.append(claim)
             self._add_port(address)
             claim.let_in()
@@ -148,6 +150,21 @@ class Endpoint:
         status = answer.SERVING if serving else answer.NOT_SERVING
         for name in SERVICE_NAMES:
             await self._health.set(name, status)
+
+
+def endpoint_of(config: ServerConfig, access: Access, instruments: Instruments) -> Endpoint:
+    """Return the endpoint that a server was told of.
+
+    Raises:
+        ConfigError: its certificate cannot be used, or its group is none.
+    """
+    return Endpoint(
+        max_request_tokens=config.max_request_tokens,
+        audience=audience_of(config.socket_group, for_everyone=bool(config.allow_uids)),
+        credentials=server_credentials(config),
+        access=access,
+        instruments=instruments,
+    )
 
 
 def _options(max_request_tokens: int) -> list[tuple[str, int]]:
