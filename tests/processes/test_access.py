@@ -5,6 +5,9 @@ ours would send is sent by plain stubs and plain sockets.
 """
 
 import contextlib
+import ctypes
+import mmap
+import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -15,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import grpc
+import numpy as np
 import pytest
 from google.rpc import status_pb2
 from tests import forked
@@ -39,7 +43,7 @@ from teacher_logits.errors import (
     UnknownCallerError,
 )
 from teacher_logits.profiles import PROTOCOL_VERSION
-from teacher_logits.transport import RefusalReason
+from teacher_logits.transport import RefusalReason, proof_of
 from teacher_logits.v1 import (
     bulk_service_pb2,
     line_pb2,
@@ -50,6 +54,7 @@ from teacher_logits.v1 import (
 )
 from teacher_logits.wire import student_to_wire, transport_to_wire
 from teacher_logits.wire.errors import from_status
+from teacher_logits_client.line import Line
 from teacher_logits_client.sessions.agreement import node_hints
 
 Code = grpc.StatusCode
@@ -430,13 +435,8 @@ class TestForgedHints:
         profile = a_profile(hints=forged, transports=wanted, locality=tl.Locality.REQUIRE)
         opened = open_raw(channel, profile, "forged")
         prove = student_method("ProveLocality")
-        proof = teacher_logits_service_pb2.LocalityProof(
-            transport=transport_to_wire(tl.Transport.SHARED_MEMORY),
-            writer_id="server",
-            mac=bytes(32),
-        )
         before = place.refusals().get(("rpc", "SESSION_REFUSED"), 0)
-        named = {"session_id": opened.session_id, "proofs": [proof]}
+        named = {"session_id": opened.session_id, "proofs": [_proof(bytes(32))]}
         refused = code_of(lambda: call(channel, prove, "alice", **named))
         assert refused is Code.FAILED_PRECONDITION
         assert place.refusals()["rpc", "SESSION_REFUSED"] == before + 1
@@ -455,6 +455,58 @@ class TestForgedHints:
         finally:
             aside.rename(broker)
         assert reasons[tl.Transport.SHARED_MEMORY] is RefusalReason.BROKER_UNREACHABLE
+
+
+class TestSlabs:
+    def test_a_student_writes_to_none_by_whatever_way(
+        self, place: Guarded, channel: grpc.Channel
+    ) -> None:
+        opened = open_raw(channel, a_profile(), "writes")
+        line = Line(opened.broker, timeout=SECONDS)
+        challenge = line.hello(opened.session_id, opened.nonce, timeout=SECONDS)
+        mac = proof_of(challenge, nonce=opened.nonce, transport=tl.Transport.SHARED_MEMORY)
+        proof = _proof(mac)
+        prove = student_method("ProveLocality")
+        call(channel, prove, "alice", line.secret, session_id=opened.session_id, proofs=[proof])
+        asked = _fields(a_request(opened.session_id))
+        raw = call(channel, SCORING[0], "alice", line.secret, **asked)
+        lease = scoring_service_pb2.ScoreResponse.FromString(raw).lease
+        slab = line.get_slab(lease.slab.extent.slab_id, SECONDS)
+        before = os.pread(slab.descriptor, slab.size_bytes, 0)
+
+        anew = os.open(f"/proc/self/fd/{slab.descriptor}", os.O_RDWR)
+        readable = mmap.mmap(anew, slab.size_bytes, prot=mmap.PROT_READ)
+        for fd in (slab.descriptor, anew):
+            with pytest.raises(PermissionError):
+                os.pwrite(fd, b"x", lease.slab.extent.offset_bytes)
+            with pytest.raises(PermissionError):
+                mmap.mmap(fd, slab.size_bytes, flags=mmap.MAP_SHARED)
+            with pytest.raises(PermissionError):
+                os.ftruncate(fd, 0)
+        assert not _made_writable(readable)
+        copied = mmap.mmap(anew, slab.size_bytes, flags=mmap.MAP_PRIVATE)
+        copied[:] = bytes(slab.size_bytes)  # which nobody else sees
+
+        assert os.pread(slab.descriptor, slab.size_bytes, 0) == before
+        readable.close()
+        copied.close()
+        os.close(anew)
+        os.close(slab.descriptor)
+        line.close()
+
+
+def _made_writable(shared: mmap.mmap) -> bool:
+    """Try to be let write to a shared map that was made for reading."""
+    address = np.frombuffer(shared, np.uint8).ctypes.data
+    libc = ctypes.CDLL(None, use_errno=True)
+    both = mmap.PROT_READ | mmap.PROT_WRITE
+    return bool(libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(len(shared)), both) == 0)
+
+
+def _proof(mac: bytes) -> teacher_logits_service_pb2.LocalityProof:
+    return teacher_logits_service_pb2.LocalityProof(
+        transport=transport_to_wire(tl.Transport.SHARED_MEMORY), writer_id="server", mac=mac
+    )
 
 
 def _fields(message: object) -> dict[str, object]:
