@@ -1,5 +1,6 @@
-"""The guard around every RPC: parsed, with a deadline, answered with an error of the tree.
+"""The guard around every RPC: let in, parsed, with a deadline, answered with an error of the tree.
 
+    a call that is not the caller's to make   UnknownCallerError, NotAllowedError, before it is read
     more than the RPC takes (64 KiB mostly)   RequestInvalidError, before they are parsed
     bytes that are no message of the RPC      RequestInvalidError, INVALID_ARGUMENT
     no deadline (health watches aside)        RequestInvalidError
@@ -17,19 +18,28 @@ import asyncio
 import logging
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 
 from teacher_logits import tracing
-from teacher_logits.errors import NotAvailable, RequestInvalidError, TeacherLogitsError
+from teacher_logits.errors import (
+    NotAllowedError,
+    NotAvailable,
+    RequestInvalidError,
+    TeacherLogitsError,
+)
 from teacher_logits.wire.errors import DETAILS_KEY, code_of, to_status
-from teacher_logits_server.metrics.instruments import RpcTimes
+from teacher_logits_server.access import Access
+from teacher_logits_server.metrics.instruments import HEALTH, RpcTimes
 from teacher_logits_server.metrics.refusals import Refusals, Surface
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from typing import TypeAlias
+
+    from teacher_logits_server.access import Entry
 
 Q = TypeVar("Q")
 R = TypeVar("R")
@@ -40,7 +50,6 @@ if TYPE_CHECKING:  # gRPC's classes are generic to type checkers alone
     Behaviour: TypeAlias = Callable[[Q, Context[Q, R]], Awaitable[R]]
     StreamBehaviour: TypeAlias = Callable[[AsyncIterator[Q], Context[Q, R]], Awaitable[R]]
 
-HEALTH = "/grpc.health.v1.Health/"
 REFLECTION = "/grpc.reflection."
 WITHOUT_DEADLINE = frozenset({f"{HEALTH}Watch"})
 MAX_REQUEST_BYTES = 64 * 1024
@@ -64,6 +73,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
     Args:
         is_ready: whether the teacher is loaded; until then health alone is answered.
+        access: who may make which call; anybody every one where not given.
         refusals: counts every call that ends in an error, here alone.
         rpcs: what calls take, and what they end in.
     """
@@ -72,10 +82,12 @@ class Guard(grpc.aio.ServerInterceptor):
         self,
         *,
         is_ready: Callable[[], bool],
+        access: Access | None = None,
         refusals: Refusals | None = None,
         rpcs: RpcTimes | None = None,
     ) -> None:
         self._is_ready = is_ready
+        self._access = access or Access()
         self._refusals = refusals or Refusals()
         self._rpcs = rpcs or RpcTimes()
 
@@ -92,13 +104,33 @@ class Guard(grpc.aio.ServerInterceptor):
         if handler is None:
             self._refusals.unknown_method()
             return None
+        try:
+            entry = self._access.enter(method, handler_call_details.invocation_metadata or ())
+        except NotAllowedError as error:
+            return self._refusing(error)
+        check = partial(self._enter, entry, method)
         if method.startswith(REFLECTION):  # gRPC's own, both ways a stream
             return handler
         if handler.request_streaming:
-            return self._guarded_stream(handler, method)
-        return self._guarded(handler, method)
+            return self._guarded_stream(handler, method, check)
+        return self._guarded(handler, method, check)
 
-    def _guarded(self, handler: Handler[Q, R], method: str) -> Handler[Q, R]:
+    def _enter(self, entry: Entry, method: str, message: object) -> None:
+        """Have a call's task act for its caller, if what it names is the caller's."""
+        self._access.check(entry, method, message)
+        self._access.act(entry)
+
+    def _refusing(self, error: NotAllowedError) -> Handler[Q, R]:
+        """Return a handler that reads nothing: what was sent may be large."""
+
+        async def call(raws: AsyncIterator[bytes], context: Context[Q, R]) -> None:
+            await self._refuse(context, error)
+
+        return grpc.stream_stream_rpc_method_handler(call, None, None)
+
+    def _guarded(
+        self, handler: Handler[Q, R], method: str, check: Callable[[object], None]
+    ) -> Handler[Q, R]:
         """Take the parsing into the guard: gRPC itself would answer bad bytes with UNKNOWN."""
         behaviour: Behaviour[Q, R] = handler.unary_unary or handler.unary_stream  # type: ignore[assignment]
         parse = handler.request_deserializer
@@ -106,7 +138,9 @@ class Guard(grpc.aio.ServerInterceptor):
         async def call(raw: bytes, context: Context[Q, R]) -> R:
             def behave() -> Awaitable[R]:
                 _check_size(raw, method)
-                return behaviour(_parsed(raw, parse, method), context)
+                request = _parsed(raw, parse, method)
+                check(request)
+                return behaviour(request, context)
 
             return await self._answered(behave, context, method)
 
@@ -117,7 +151,9 @@ class Guard(grpc.aio.ServerInterceptor):
         )
         return make(call, None, handler.response_serializer)
 
-    def _guarded_stream(self, handler: Handler[Q, R], method: str) -> Handler[Q, R]:
+    def _guarded_stream(
+        self, handler: Handler[Q, R], method: str, check: Callable[[object], None]
+    ) -> Handler[Q, R]:
         """Do the same for an RPC whose requests are a stream, answered once."""
         behaviour: StreamBehaviour[Q, R] = handler.stream_unary  # type: ignore[assignment]
         parse = handler.request_deserializer
@@ -126,7 +162,9 @@ class Guard(grpc.aio.ServerInterceptor):
             async def requests() -> AsyncIterator[Q]:
                 async for raw in raws:
                     _check_size(raw, method)
-                    yield _parsed(raw, parse, method)
+                    request = _parsed(raw, parse, method)
+                    check(request)
+                    yield request
 
             return await self._answered(lambda: behaviour(requests(), context), context, method)
 
@@ -136,9 +174,7 @@ class Guard(grpc.aio.ServerInterceptor):
         self, behave: Callable[[], Awaitable[R]], context: Context[Q, R], method: str
     ) -> R:
         """Return what a handler returns, or end the call with the status of what it raises."""
-        if method in WITHOUT_DEADLINE:  # it lasts as long as its caller likes
-            return await behave()
-        began, code = self._rpcs.begin(), grpc.StatusCode.CANCELLED
+        began, code = self._rpcs.begin(method), grpc.StatusCode.CANCELLED
         try:
             with traced(method, context):
                 _check_deadline(context, method)
@@ -198,7 +234,7 @@ def status_of(error: Exception) -> grpc.StatusCode:
 def _check_deadline(context: Context[Q, R], method: str) -> None:
     # The stubs say float; the library says None where the caller set no deadline.
     remaining: float | None = context.time_remaining()
-    if remaining is None:
+    if remaining is None and method not in WITHOUT_DEADLINE:
         raise RequestInvalidError(
             f"{method} needs a deadline: pass timeout=<seconds> with the call",
             facts={"method": method},

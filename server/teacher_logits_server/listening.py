@@ -35,9 +35,19 @@ def broker_path(config: ServerConfig, addresses: Sequence[Address]) -> str:
     return check_path(path, what="--broker")
 
 
-def log_addresses(addresses: Sequence[Address]) -> None:
-    """Say where the server listens, and warn where other hosts reach it."""
+def log_addresses(addresses: Sequence[Address], config: ServerConfig) -> None:
+    """Say where the server listens, and warn of those that let in whoever reaches them."""
+    asks = bool(config.token_file or config.tls_client_ca)
     for address in addresses:
-        _log.info("listening", extra={"facts": {"address": str(address)}})
-        if not address.is_loopback:
-            _log.warning("reachable by other hosts", extra={"facts": {"address": str(address)}})
+        is_tls = bool(config.tls_cert) and not address.is_unix
+        facts = {"address": str(address), "tls": is_tls}
+        _log.info("listening", extra={"facts": facts})
+        if not address.is_unix and not (is_tls and asks):
+            facts = {
+                **facts,
+                "asks_who": asks,
+                "reached_by": "this machine" if address.is_loopback else "other hosts",
+                "flags": "--token-file --tls-client-ca" if is_tls else "--tls-cert --tls-key",
+            }
+            what = "whoever reaches this may use the teacher" if is_tls else "nothing is encrypted"
+            _log.warning(what, extra={"facts": facts})

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from teacher_logits.addresses import Address, read_address
 from teacher_logits.clock import MonotonicClock
 from teacher_logits.transport import Transport
+from teacher_logits_server.access import access_of
 from teacher_logits_server.config import default_address
 from teacher_logits_server.exporters.ray_link import join_cluster
 from teacher_logits_server.listening import broker_path, log_addresses
@@ -33,14 +34,14 @@ from teacher_logits_server.metrics.page import MetricsPage
 from teacher_logits_server.readiness import Readiness
 from teacher_logits_server.reaper import Reaper
 from teacher_logits_server.services.bulk import BulkService
-from teacher_logits_server.services.endpoint import Endpoint
+from teacher_logits_server.services.endpoint import Endpoint, endpoint_of
 from teacher_logits_server.services.objects import ObjectService
 from teacher_logits_server.services.operator import OperatorService
 from teacher_logits_server.services.registry import RegistryService
 from teacher_logits_server.services.state_log import StateLog, log_loaded
 from teacher_logits_server.services.student import StudentService
 from teacher_logits_server.services.waiting import Waiting
-from teacher_logits_server.sockets import EVERYONE, OWNER_ONLY, SocketClaim
+from teacher_logits_server.sockets import SocketClaim
 from teacher_logits_server.threads import in_thread
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Server:
         load: loads the teachers, on a thread of its own; none for a server that serves
             published teachers alone.
         device_memory: the driver of the engine's device; see ``core.Core``.
+        instruments: what its parts count in.
     """
 
     def __init__(
@@ -75,12 +77,14 @@ class Server:
         load: Callable[[], Sequence[ServedTeacher]],
         *,
         device_memory: DeviceMemory | None = None,
+        instruments: Instruments | None = None,
     ) -> None:
         self._config = config
         self._device_memory = device_memory
         self._load = load
+        self._access = access_of(config.token_file)
         self._clock = MonotonicClock()
-        self._instruments = Instruments()
+        self._instruments = instruments or Instruments()
         self._held = Held(
             is_serving=lambda: self._endpoint is not None and self._endpoint.is_serving
         )
@@ -166,27 +170,24 @@ class Server:
 
     async def _start(self) -> Readiness:
         config = self._config
-        self._endpoint = endpoint = Endpoint(
-            max_request_tokens=config.max_request_tokens,
-            for_everyone=bool(config.allow_uids),
-            instruments=self._instruments,
-            reflection=config.reflection,
-        )
+        self._endpoint = endpoint = endpoint_of(config, self._access, self._instruments)
         wanted = config.addresses or (read_address(default_address(), what="--listen"),)
         addresses = await endpoint.listen(wanted)
-        log_addresses(addresses)
+        log_addresses(addresses, config)
         if config.metrics:
             where = read_address(config.metrics, what="--metrics")
             self._page = MetricsPage(self._instruments.registry, where)
         if Transport.SHARED_MEMORY in config.transports and sys.platform == "linux":
-            self._broker_claim = SocketClaim(broker_path(config, addresses), flag="--broker")
+            path = broker_path(config, addresses)
+            self._broker_claim = SocketClaim(path, flag="--broker", audience=endpoint.audience)
         if config.ray_address and Transport.RAY_OBJECT in config.transports:
             self._ray = await in_thread(partial(join_cluster, config), name="join")
         self._core = core = await in_thread(self._build, name="load")
         core.start()
         self._held.watch(core.tables())
         if self._broker_claim is not None:
-            self._broker_claim.set_mode(EVERYONE if config.allow_uids else OWNER_ONLY)
+            self._broker_claim.let_in()
+        self._access.ask(core.ledger)
         self._add_services(endpoint, core, addresses)
         reaper = Reaper(ledger=core.ledger, every=SWEEP_INTERVAL, also=self._tell_health)
         self._reaping = asyncio.ensure_future(reaper.run())

@@ -35,6 +35,7 @@ from teacher_logits_client.calls.opened import OpenedSession
 from teacher_logits_client.calls.pending import PendingLease
 from teacher_logits_client.calls.registry import RegistryCalls
 from teacher_logits_client.calls.steps import PendingStep
+from teacher_logits_client.credentials import NO_CREDENTIALS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from teacher_logits.transport import Refusal, Transport
     from teacher_logits_client.calls.pending import Scored
     from teacher_logits_client.calls.scoring import Scoring
+    from teacher_logits_client.credentials import Credentials
 
 Request = TypeVar("Request", bound="Message")
 Reply = TypeVar("Reply", bound="Message")
@@ -57,10 +59,11 @@ _READ_PAYLOAD = "/teacher_logits.v1.BulkService/ReadPayload"
 class Calls:
     """Everything a client calls over gRPC."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, credentials: Credentials = NO_CREDENTIALS) -> None:
         """Make the channels; nothing is tried before the first call."""
-        self.address = address
-        self._channels = Channels(address)
+        self.address, self.credentials = address, credentials
+        self._channels = Channels(address, credentials)
+        self._metadata = self._channels.shown.metadata
         control, bulk = self._channels.control, self._channels.bulk
         self._service = teacher_logits_service_pb2_grpc.TeacherLogitsServiceStub(control)
         self._scoring = scoring_service_pb2_grpc.ScoringServiceStub(control)
@@ -80,6 +83,10 @@ class Calls:
     def close(self) -> None:
         """Close the channels; calls under way are cancelled."""
         self._channels.close()
+
+    def keep_secret(self, session_id: str, secret: str) -> None:
+        """Have the calls of a session show what came over its broker line, from now on."""
+        self._channels.shown.keep(session_id, secret)
 
     def wait_until_ready(self, timeout: float) -> None:
         """Wait until the server serves; see ``Channels.wait_until_ready``."""
@@ -182,7 +189,7 @@ class Calls:
         )
         with self._open():
             call = self._service.AcquireStep.future(
-                request, timeout=seconds, metadata=tracing.outgoing()
+                request, timeout=seconds, metadata=self._metadata(session_id)
             )
         return PendingStep(call, waiting, channels=self._channels)
 
@@ -211,11 +218,11 @@ class Calls:
         call: Scored
         span = tracing.begin("score", {"rows": len(scoring.row_lengths)})
         with self._open(), tracing.under(span):
-            sent = tracing.outgoing()
+            shown = self._metadata(scoring.session_id)
             if scoring.ids_per_position:
-                call = self._scoring.ScoredIds.future(scoring.ids_message(), timeout, sent)
+                call = self._scoring.ScoredIds.future(scoring.ids_message(), timeout, shown)
             else:
-                call = self._scoring.Score.future(scoring.message(), timeout, sent)
+                call = self._scoring.Score.future(scoring.message(), timeout, shown)
         if span is not None:
             call.add_done_callback(lambda _: span.end())
         request_id = scoring.request_id
@@ -248,8 +255,8 @@ class Calls:
             as_written=as_written,
         )
         try:
-            sent = tracing.outgoing()
-            stream = self._read(request, timeout=max(0.001, timeout), metadata=sent)
+            shown = self._metadata(session_id)
+            stream = self._read(request, timeout=max(0.001, timeout), metadata=shown)
             with ending(stream):
                 yield from stream
         except (grpc.RpcError, ValueError) as error:
@@ -267,7 +274,8 @@ class Calls:
     ) -> Reply:
         try:
             with self._open():
-                return method(request, timeout=max(0.001, timeout), metadata=tracing.outgoing())
+                shown = self._metadata(getattr(request, "session_id", ""))
+                return method(request, timeout=max(0.001, timeout), metadata=shown)
         except grpc.RpcError as error:
             waiting = Waiting(what=what, address=self.address, seconds=timeout)
             raise error_of(error, waiting, is_closed=self.is_closed) from None

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import crc32c
 import grpc
 
-from teacher_logits import tracing
 from teacher_logits.profiles import PROTOCOL_VERSION
 from teacher_logits.v1 import registry_service_pb2, registry_service_pb2_grpc
 from teacher_logits.wire import sending, teacher_to_wire
@@ -146,7 +145,8 @@ class RegistryCalls:
         """
         try:
             named = _named(session_id, payload_id, chunks)
-            reply = self._write(named, timeout=timeout, metadata=tracing.outgoing())
+            shown = self._channels.shown.metadata(session_id)
+            reply = self._write(named, timeout=timeout, metadata=shown)
         except (grpc.RpcError, ValueError) as error:
             waiting = Waiting(
                 what=f"the upload of payload {payload_id}", address=self._address, seconds=timeout

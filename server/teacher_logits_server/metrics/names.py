@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 LABELS: Mapping[str, str] = {
-    "surface": "rpc, line or broker: where it was asked",
+    "surface": "rpc, line, broker or tls: where it was asked",
     "reason": "the stable name of an error, of why the broker takes no connection, or of why a "
     "transport is not on offer",
     "class": "contract_violation, stale_reference, not_available, transport_failure or internal",
@@ -164,7 +164,7 @@ REPLICA_RESTARTS = _counter("replica_restarts_total", "Restarts of replicas.", "
 # Calls
 RPC_SECONDS = _seconds("rpc_seconds", "Time to an RPC's end, waits and streams too.", "method")
 RPCS = _counter("rpcs_total", "RPCs that have ended.", "method", "code")
-RPCS_OPEN = _gauge("rpcs_in_flight", "RPCs under way, health watches left out.")
+RPCS_OPEN = _gauge("rpcs_in_flight", "RPCs under way, health left out.")
 LINE_CALLS = _counter("line_calls_total", "Requests of broker lines.", "call")
 WAIT_SECONDS = _seconds("wait_seconds", "What a call waited in the server.", "for")
 

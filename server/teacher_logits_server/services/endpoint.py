@@ -20,13 +20,17 @@ from teacher_logits.selection_rules import MAX_IDS_PER_TOKEN
 from teacher_logits_server.interceptors import Guard
 from teacher_logits_server.metrics.instruments import Instruments
 from teacher_logits_server.services import Services
+from teacher_logits_server.services.certificates import server_credentials
 from teacher_logits_server.services.reflecting import reflect
-from teacher_logits_server.sockets import EVERYONE, OWNER_ONLY, SocketClaim
+from teacher_logits_server.sockets import SocketClaim, audience_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from teacher_logits.addresses import Address
+    from teacher_logits_server.access import Access
+    from teacher_logits_server.config import ServerConfig
+    from teacher_logits_server.sockets import Audience
 
 SERVICE_NAMES = (
     "",
@@ -53,7 +57,9 @@ class Endpoint:
 
     Args:
         max_request_tokens: sizes the longest message that is read at all.
-        for_everyone: whether other users of this machine may connect to its Unix sockets.
+        audience: who may connect to its Unix sockets.
+        credentials: for its TCP addresses; without any they go without TLS.
+        access: who may make which call.
         instruments: what its calls are counted in.
         reflection: whether it tells its schema.
 
@@ -65,14 +71,17 @@ class Endpoint:
         self,
         *,
         max_request_tokens: int,
-        for_everyone: bool,
+        audience: Audience,
+        credentials: grpc.ServerCredentials | None = None,
+        access: Access | None = None,
         instruments: Instruments | None = None,
         reflection: bool = False,
     ) -> None:
         instruments = instruments or Instruments()
         self.services = Services()
         self.is_serving = False
-        self._socket_mode = EVERYONE if for_everyone else OWNER_ONLY
+        self.audience = audience
+        self._credentials = credentials
         self._claims: list[SocketClaim] = []
         self._health = health.HealthServicer()
         self._is_ready = False
@@ -81,6 +90,7 @@ class Endpoint:
             interceptors=(
                 Guard(
                     is_ready=lambda: self._is_ready,
+                    access=access,
                     refusals=instruments.refusals,
                     rpcs=instruments.rpcs,
                 ),
@@ -121,15 +131,19 @@ class Endpoint:
 
     def _bind(self, address: Address) -> Address:
         if address.is_unix:
-            self._claims.append(claim := SocketClaim(address.path, flag="--listen"))
+            claim = SocketClaim(address.path, flag="--listen", audience=self.audience)
+            self._claims.append(claim)
             self._add_port(address)
-            claim.set_mode(self._socket_mode)
+            claim.let_in()
             return address
         return dataclasses.replace(address, port=self._add_port(address))
 
     def _add_port(self, address: Address) -> int:
         try:
-            port = self._server.add_insecure_port(str(address))
+            if self._credentials is None or address.is_unix:
+                port = self._server.add_insecure_port(str(address))
+            else:
+                port = self._server.add_secure_port(str(address), self._credentials)
         except RuntimeError:
             port = 0
         if port == 0:
@@ -144,6 +158,22 @@ class Endpoint:
         status = answer.SERVING if serving else answer.NOT_SERVING
         for name in SERVICE_NAMES:
             await self._health.set(name, status)
+
+
+def endpoint_of(config: ServerConfig, access: Access, instruments: Instruments) -> Endpoint:
+    """Return the endpoint that a server was told of.
+
+    Raises:
+        ConfigError: its certificate cannot be used, or its group is none.
+    """
+    return Endpoint(
+        max_request_tokens=config.max_request_tokens,
+        audience=audience_of(config.socket_group, for_everyone=bool(config.allow_uids)),
+        credentials=server_credentials(config),
+        access=access,
+        instruments=instruments,
+        reflection=config.reflection,
+    )
 
 
 def _options(max_request_tokens: int) -> list[tuple[str, int]]:
