@@ -136,6 +136,29 @@ def test_a_payload_over_a_line_is_of_the_trace_too(
     assert {"step", "teacher-logits/acquire"} <= names
 
 
+def test_what_a_publisher_writes_is_of_the_trace_of_its_step(
+    collected: tuple[Collector, str], own_spans: InMemorySpanExporter
+) -> None:
+    collects, address = collected
+    grid = tl.BatchGrid(global_batch_size=2, data_parallel_size=1, micro_batch_size=1)
+    teacher = tl.TeacherProfile(
+        teacher_id="published",
+        batch_grid=grid,
+        vocabulary_size=64,
+        head_rows=64,
+        top_k=4,
+        max_row_tokens=6,
+    )
+    logits = torch.randn(2, 6, 64)
+    with tl.connect(address) as client, client.open_publisher(teacher) as publisher:
+        with step() as trace_id, publisher.reserve(step=0, input_ids=ROWS) as draft:
+            tl.select_top_k(logits, out=draft)
+    collects.of_trace(trace_id, {"line/reserve", "line/seal"}.issubset)
+    steps = {each.name: each.attributes for each in own_spans.get_finished_spans()}
+    for name in ("teacher-logits/reserve", "teacher-logits/seal"):
+        assert steps[name] == {"teacher_logits.step": 0}
+
+
 def test_what_fails_is_named_and_its_text_is_not(own_spans: InMemorySpanExporter) -> None:
     with pytest.raises(TeacherLogitsError), tracing.span("seal", {"step": 3}):
         raise TeacherLogitsError("a secret")
