@@ -102,9 +102,9 @@ def doctor(argv: Sequence[str]) -> int:
     _add_common(parser)
     parser.add_argument(
         "--pool-size",
-        default="1GiB",
         metavar="BYTES",
-        help="pool to hold memory against; that of `serve` is 1GiB too where not given",
+        help="pool to hold memory against (default: that of the server at the address, if it is "
+        "on this machine, else 1GiB as for `serve`)",
     )
     parser.add_argument("--teacher-id", default="", metavar="ID", help="the teacher to ask for")
     parser.add_argument(
@@ -115,14 +115,16 @@ def doctor(argv: Sequence[str]) -> int:
     )
     flags = parser.parse_args(argv)
     timeout = check_timeout(flags.timeout, what="--timeout")
-    pool_size_bytes = size_of(flags.pool_size, flag="--pool-size")
+    pool_size_bytes = None
+    if flags.pool_size is not None:
+        pool_size_bytes = size_of(flags.pool_size, flag="--pool-size")
 
     from teacher_logits_client.doctor import Verdict, Visit, examine
 
     visit = None
     if flags.address is not None:
         visit = Visit(
-            address=flags.address,
+            address=parse_address(flags.address, insecure=flags.insecure),
             timeout=timeout,
             insecure=flags.insecure,
             teacher_id=flags.teacher_id,

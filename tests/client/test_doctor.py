@@ -7,7 +7,7 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,20 +21,22 @@ from teacher_logits.errors import ConfigError
 from teacher_logits_client import cli, testing
 from teacher_logits_client.calls.inspection import inspect_server
 from teacher_logits_client.config import parse_address
-from teacher_logits_client.doctor import Finding, Report, Verdict, kernel, place, software
+from teacher_logits_client.doctor import Finding, Report, Verdict, gpus, kernel, place, software
 from teacher_logits_client.doctor.config import Surroundings, read_surroundings
-from teacher_logits_client.doctor.connection import Visit, connection_findings
+from teacher_logits_client.doctor.connection import Visit, visit_server
 from teacher_logits_client.doctor.memory import memory_findings
+from teacher_logits_client.doctor.proxies import proxy_finding
 from teacher_logits_client.line import file_watch
 
 GIB = 1 << 30
 linux_only = pytest.mark.skipif(platform.system() != "Linux", reason="tries Linux itself")
 
 
-def by_name(findings: list[Finding]) -> dict[str, Finding]:
+def by_name(findings: Iterable[Finding]) -> dict[str, Finding]:
     """Findings by their names, of which none may come twice."""
-    assert len({each.name for each in findings}) == len(findings)
-    return {each.name: each for each in findings}
+    listed = list(findings)
+    assert len({each.name for each in listed}) == len(listed)
+    return {each.name: each for each in listed}
 
 
 class TestTheReport:
@@ -300,7 +302,7 @@ class TestThePlace:
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("https_proxy", "http://me:secret@proxy:3128")
 
-        found = place.proxy_finding(read_surroundings().proxies)
+        found = proxy_finding(read_surroundings().proxies)
 
         assert found.facts["names"].split(",")[0] == "https_proxy"  # type: ignore[union-attr]
         assert "ignored" in found.message
@@ -321,10 +323,10 @@ class TestThePlace:
 
         assert set(by_name(place.place_findings(surroundings))) == {
             "identity",
+            "container",
             "open_files",
             "default_socket",
             "runtime_folder",
-            "proxies",
         }
 
 
@@ -363,30 +365,36 @@ class TestTheSoftware:
         assert "teacher-logits[transformers]" in found["engine_packages"].cure
 
     @pytest.mark.parametrize(
-        ("library", "gpus", "said"),
+        ("library", "models", "said"),
         [
             (True, ("NVIDIA H200",), ["sees NVIDIA H200", "libcuda.so.1", "cuda_ipc"]),
-            (False, ("NVIDIA H200",), ["sees NVIDIA H200", "no libcuda.so.1"]),
+            (False, ("NVIDIA H200",), ["sees NVIDIA H200", "libcuda.so.1 is not here"]),
             (True, (), ["no GPU", "libcuda.so.1"]),
             (False, (), ["no GPU", "no libcuda.so.1", "host memory"]),
         ],
     )
     def test_what_is_seen_of_cuda_is_said(
-        self, library: bool, gpus: tuple[str, ...], said: list[str]
+        self, library: bool, models: tuple[str, ...], said: list[str]
     ) -> None:
-        found = software.cuda_finding(gpus, has_library=library)
-        assert found.verdict is Verdict.OK
-        assert (found.facts["device_count"], found.facts["driver_library"]) == (len(gpus), library)
+        nodes = tuple(f"nvidia{index}" for index in range(len(models)))
+        found = gpus.cuda_finding(gpus.Gpus(models=models, nodes=nodes, has_library=library))
+        assert found.verdict is (Verdict.WARN if models and not library else Verdict.OK)
+        assert (found.facts["device_count"], found.facts["driver_library"]) == (
+            len(models),
+            library,
+        )
         assert "later release" not in found.message
         for words in said:
             assert words in found.message
 
     def test_gpus_are_read_where_the_kernel_driver_lists_them(self, tmp_path: Path) -> None:
         for bus in ("0000:01:00.0", "0000:02:00.0"):
-            (tmp_path / bus).mkdir()
-            (tmp_path / bus / "information").write_text("Model: \t NVIDIA H200\nIRQ: 9\n")
-        assert software.gpus_in(str(tmp_path)) == ("NVIDIA H200", "NVIDIA H200")
-        assert software.gpus_in(str(tmp_path / "nowhere")) == ()
+            (tmp_path / "gpus" / bus).mkdir(parents=True)
+            information = tmp_path / "gpus" / bus / "information"
+            information.write_text("Model: \t NVIDIA H200\nIRQ: 9\n")
+        found = gpus.look_at_gpus(tmp_path, tmp_path / "dev")
+        assert found.models == ("NVIDIA H200", "NVIDIA H200")
+        assert gpus.look_at_gpus(tmp_path / "nowhere", tmp_path).models == ()
 
     def test_no_driver_is_started(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def start(*_: object) -> int:
@@ -394,7 +402,7 @@ class TestTheSoftware:
 
         monkeypatch.setattr("torch.cuda.device_count", start)
         monkeypatch.setattr("torch.cuda.get_device_name", start)
-        assert "cuda" in by_name(software.software_findings())
+        assert "cuda" in by_name([gpus.cuda_finding(gpus.look_at_gpus())])
 
 
 @pytest.fixture(scope="module")
@@ -411,6 +419,13 @@ def streaming_server() -> Iterator[testing.ServerProcess]:
         yield process
 
 
+@pytest.fixture(scope="module")
+def server_by_tcp() -> Iterator[testing.ServerProcess]:
+    """A server that listens at a port."""
+    with testing.serve(listen=["127.0.0.1:0"]) as process:
+        yield process
+
+
 def visited(
     address: str,
     *,
@@ -420,9 +435,16 @@ def visited(
 ) -> dict[str, Finding]:
     """What the doctor finds at an address."""
     return by_name(
-        connection_findings(
-            Visit(address=address, timeout=timeout, locality=locality, teacher_id=teacher_id)
-        )
+        visit_server(
+            Visit(
+                address=parse_address(address),
+                timeout=timeout,
+                locality=locality,
+                teacher_id=teacher_id,
+            ),
+            knows_peers=True,
+            has_gpu=False,
+        ).findings
     )
 
 
@@ -501,13 +523,41 @@ class TestAVisit:
         assert found["handshake"].facts["teacher_id"] == "teacher"
 
     def test_where_nobody_is_fails_and_goes_no_further(self, tmp_path: Path) -> None:
-        visit = Visit(address=f"unix:{tmp_path / 'nobody'}", timeout=0.2)
+        found = visited(f"unix:{tmp_path / 'nobody'}", timeout=0.2)
 
-        (finding,) = connection_findings(visit)
+        assert list(found) == ["socket_folder", "server"]
+        assert found["socket_folder"].facts["missing"] == str(tmp_path / "nobody")
+        assert found["server"].verdict is Verdict.FAIL
+        assert found["server"].facts["reason"] == "SERVER_UNREACHABLE"
+        assert found["server"].cure
 
-        assert (finding.name, finding.verdict) == ("server", Verdict.FAIL)
-        assert finding.facts["reason"] == "SERVER_UNREACHABLE"
-        assert finding.cure
+    def test_holds_memory_against_the_pool_of_the_server(
+        self, server: testing.ServerProcess, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert cli.doctor([server.address, "--json"]) == 0
+
+        found = {each["name"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
+        view = inspect_server(parse_address(server.address), timeout=20)
+        assert found["pool"]["facts"]["budget_bytes"] == view.pool.budget_bytes
+        if "free_bytes" in (facts := found["memory_available"]["facts"]):
+            assert facts["pool_size_bytes"] == view.pool.budget_bytes
+        assert found["server_namespaces"]["facts"]["server_pid"] == server.pid
+
+    def test_over_tcp_tells_name_and_port_apart(self, server_by_tcp: testing.ServerProcess) -> None:
+        found = visited(server_by_tcp.address)
+
+        assert list(found)[:3] == ["dns", "tcp", "server"]
+        assert "socket_folder" not in found
+        assert found["handshake"].verdict is Verdict.OK
+
+    def test_of_a_port_where_nobody_listens_fails_before_any_server(self) -> None:
+        with socket.socket() as free:  # bound, and not listening: nobody else gets it
+            free.bind(("127.0.0.1", 0))
+            found = visited(f"127.0.0.1:{free.getsockname()[1]}")
+
+        assert list(found) == ["dns", "tcp"]
+        assert found["tcp"].verdict is Verdict.FAIL
+        assert "--listen" in found["tcp"].cure
 
 
 class TestTheCommand:
