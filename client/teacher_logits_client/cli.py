@@ -1,4 +1,4 @@
-"""The client side's commands: ``demo``, ``doctor`` and ``inspect``, each ``(argv) -> exit code``.
+"""The client side's commands, ``demo``, ``doctor``, ``inspect``, ``top``: ``(argv) -> exit code``.
 
 Exit codes: 0 done (and nothing worse than a warning), 1 failed, 2 called wrongly, or nothing could
 be compared (``--parity``). Errors of the tree are raised to the entry point, which writes their
@@ -171,6 +171,13 @@ def inspect(argv: Sequence[str]) -> int:
     show = as_json if flags.json else as_text
     _write(show(view, address=str(address)))
     return EXIT_OK
+
+
+def top(argv: Sequence[str]) -> int:
+    """Run ``teacher-logits top``: a running server, watched."""
+    from teacher_logits_client.watching.command import run
+
+    return run(argv)
 
 
 def _compare(address: Address, flags: argparse.Namespace, *, timeout: float) -> int:
