@@ -17,6 +17,8 @@ from teacher_logits.keys import check_name
 from teacher_logits.locality import ModelGrid, model_sizes
 from teacher_logits.socket_path import default_socket_path, socket_folder
 from teacher_logits.transport import Transport
+from teacher_logits_server.access_settings import AccessSettings
+from teacher_logits_server.access_settings import broken_rule as of_access
 from teacher_logits_server.flags import Setting, settings_of
 from teacher_logits_server.named_teachers import about, check_names, configs_of
 from teacher_logits_server.own_settings import OF_A_TEACHER
@@ -54,6 +56,7 @@ class ServerConfig(
     MemorySettings,
     ReplicaSettings,
     TeacherSettings,
+    AccessSettings,
     ListenSettings,
 ):
     """Settings of one server. Sizes are bytes, spans ``timedelta``; ``None`` is "not said"."""
@@ -67,7 +70,7 @@ class ServerConfig(
         _check_types(self)
         _check_listen(self)
         _check_teacher(self)
-        for broken_rule in (of_replicas, of_ray):
+        for broken_rule in (of_access, of_replicas, of_ray):
             if (broken := broken_rule(self)) is not None:
                 raise _refuse(*broken)
         _check_device_pool(self)
@@ -158,14 +161,6 @@ def _check_types(config: ServerConfig) -> None:
 def _check_listen(config: ServerConfig) -> None:
     seen: set[Address] = set()
     for address in config.addresses:
-        if not (config.insecure or address.is_loopback):
-            raise _refuse(
-                "listen",
-                str(address),
-                "can be reached from other hosts, and everyone who reaches it may use the teacher, "
-                "unencrypted: listen on 127.0.0.1 or a Unix socket, or say --insecure if the "
-                "network is yours alone",
-            )
         if address in seen and (address.is_unix or address.port):
             raise _refuse("listen", str(address), "is given twice")
         seen.add(address)
@@ -173,9 +168,6 @@ def _check_listen(config: ServerConfig) -> None:
         check_path(config.broker, what=flag_of("broker"))
         if Address(path=config.broker) in seen:
             raise _refuse("broker", config.broker, "is an address of --listen too; choose another")
-    for uid in config.allow_uids:
-        if uid < 0:
-            raise _refuse("allow_uids", uid, "user ids start at 0")
     _check_transports(config)
 
 

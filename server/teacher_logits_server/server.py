@@ -24,18 +24,21 @@ from typing import TYPE_CHECKING
 from teacher_logits.addresses import Address, check_path, read_address
 from teacher_logits.clock import MonotonicClock
 from teacher_logits.transport import Transport
+from teacher_logits_server.access import access_of
 from teacher_logits_server.config import default_address, runtime_folder
 from teacher_logits_server.exporters.ray_link import join_cluster
+from teacher_logits_server.metrics.instruments import Instruments
 from teacher_logits_server.readiness import Readiness
 from teacher_logits_server.reaper import Reaper
 from teacher_logits_server.services.bulk import BulkService
-from teacher_logits_server.services.endpoint import Endpoint
+from teacher_logits_server.services.certificates import server_credentials
+from teacher_logits_server.services.endpoint import Endpoint, log_addresses
 from teacher_logits_server.services.objects import ObjectService
 from teacher_logits_server.services.operator import OperatorService
 from teacher_logits_server.services.registry import RegistryService
 from teacher_logits_server.services.student import StudentService
 from teacher_logits_server.services.waiting import Waiting
-from teacher_logits_server.sockets import EVERYONE, OWNER_ONLY, SocketClaim
+from teacher_logits_server.sockets import SocketClaim, audience_of
 from teacher_logits_server.threads import in_thread
 
 if TYPE_CHECKING:
@@ -75,7 +78,9 @@ class Server:
         self._config = config
         self._device_memory = device_memory
         self._load = load
+        self._access = access_of(config.token_file)
         self._clock = MonotonicClock()
+        self._instruments = Instruments()
         self._endpoint: Endpoint | None = None
         self._broker_claim: SocketClaim | None = None
         self._core: Core | None = None
@@ -153,20 +158,27 @@ class Server:
 
     async def _start(self) -> Readiness:
         config = self._config
+        audience = audience_of(config.socket_group, for_everyone=bool(config.allow_uids))
         self._endpoint = endpoint = Endpoint(
-            max_request_tokens=config.max_request_tokens, for_everyone=bool(config.allow_uids)
+            max_request_tokens=config.max_request_tokens,
+            audience=audience,
+            credentials=server_credentials(config),
+            access=self._access,
+            instruments=self._instruments,
         )
         wanted = config.addresses or (read_address(default_address(), what="--listen"),)
         addresses = await endpoint.listen(wanted)
-        log_addresses(addresses)
+        log_addresses(addresses, config)
         if Transport.SHARED_MEMORY in config.transports and sys.platform == "linux":
-            self._broker_claim = SocketClaim(broker_path(config, addresses), flag="--broker")
+            path = broker_path(config, addresses)
+            self._broker_claim = SocketClaim(path, flag="--broker", audience=audience)
         if config.ray_address and Transport.RAY_OBJECT in config.transports:
             self._ray = await in_thread(partial(join_cluster, config), name="join")
         self._core = core = await in_thread(self._build, name="load")
         core.start()
         if self._broker_claim is not None:
-            self._broker_claim.set_mode(EVERYONE if config.allow_uids else OWNER_ONLY)
+            self._broker_claim.let_in()
+        self._access.ask(core.ledger)
         self._add_services(endpoint, core, addresses)
         reaper = Reaper(ledger=core.ledger, every=SWEEP_INTERVAL, also=self._tell_health)
         self._reaping = asyncio.ensure_future(reaper.run())
@@ -189,6 +201,7 @@ class Server:
                 broker_path=self._broker_path,
                 device_memory=self._device_memory,
                 ray=self._ray,
+                instruments=self._instruments,
             )
 
     @property
@@ -281,11 +294,3 @@ def broker_path(config: ServerConfig, addresses: Sequence[Address]) -> str:
     else:
         path = os.path.join(runtime_folder(), f"port-{addresses[0].port}{BROKER_SUFFIX}")
     return check_path(path, what="--broker")
-
-
-def log_addresses(addresses: Sequence[Address]) -> None:
-    """Say where the server listens, and warn where other hosts reach it."""
-    for address in addresses:
-        _log.info("listening", extra={"facts": {"address": str(address)}})
-        if not address.is_loopback:
-            _log.warning("reachable by other hosts", extra={"facts": {"address": str(address)}})

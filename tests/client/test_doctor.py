@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import trustme
 from tests.client.publishing.a_publisher import a_teacher
 from tests.held import left_behind, open_descriptors
 
@@ -20,7 +21,7 @@ import teacher_logits_client as tl
 from teacher_logits.errors import ConfigError
 from teacher_logits_client import cli, testing
 from teacher_logits_client.calls.inspection import inspect_server
-from teacher_logits_client.config import parse_address
+from teacher_logits_client.config import find_connection, parse_address
 from teacher_logits_client.doctor import Finding, Report, Verdict, gpus, kernel, place, software
 from teacher_logits_client.doctor.config import Surroundings, read_surroundings
 from teacher_logits_client.doctor.connection import Visit, visit_server
@@ -420,15 +421,32 @@ def streaming_server() -> Iterator[testing.ServerProcess]:
 
 
 @pytest.fixture(scope="module")
-def server_by_tcp() -> Iterator[testing.ServerProcess]:
-    """A server that listens at a port."""
-    with testing.serve(listen=["127.0.0.1:0"]) as process:
+def authority() -> trustme.CA:
+    """Who signs certificates here."""
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def server_by_tls(
+    authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[testing.ServerProcess]:
+    """A server that listens at a port, over TLS."""
+    folder = tmp_path_factory.mktemp("tls")
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    issued = authority.issue_cert("127.0.0.1", "teacher.example")
+    issued.cert_chain_pems[0].write_to_path(folder / "cert.pem")
+    issued.private_key_pem.write_to_path(folder / "key.pem")
+    os.chmod(folder / "key.pem", 0o600)
+    with testing.serve(
+        listen=["127.0.0.1:0"], tls_cert=folder / "cert.pem", tls_key=folder / "key.pem"
+    ) as process:
         yield process
 
 
 def visited(
     address: str,
     *,
+    tls: tl.Tls | None = None,
     locality: tl.Locality = tl.Locality.PREFER,
     teacher_id: str = "",
     timeout: float = 20,
@@ -437,7 +455,7 @@ def visited(
     return by_name(
         visit_server(
             Visit(
-                address=parse_address(address),
+                connection=find_connection(address, tls=tls),
                 timeout=timeout,
                 locality=locality,
                 teacher_id=teacher_id,
@@ -543,12 +561,43 @@ class TestAVisit:
             assert facts["pool_size_bytes"] == view.pool.budget_bytes
         assert found["server_namespaces"]["facts"]["server_pid"] == server.pid
 
-    def test_over_tcp_tells_name_and_port_apart(self, server_by_tcp: testing.ServerProcess) -> None:
-        found = visited(server_by_tcp.address)
+    def test_over_tcp_goes_stage_by_stage(
+        self, server_by_tls: testing.ServerProcess, authority: trustme.CA, tmp_path: Path
+    ) -> None:
+        authority.cert_pem.write_to_path(tmp_path / "ca.pem")
 
-        assert list(found)[:3] == ["dns", "tcp", "server"]
-        assert "socket_folder" not in found
+        found = visited(server_by_tls.address, tls=tl.Tls(ca=tmp_path / "ca.pem"))
+
+        stages = ["dns", "tcp", "tls", "certificate_name", "certificate_time", "server"]
+        assert list(found)[:6] == stages
+        assert {found[each].verdict for each in stages} == {Verdict.OK}
+        assert found["certificate_name"].facts["names"] == "127.0.0.1,teacher.example"
         assert found["handshake"].verdict is Verdict.OK
+
+    def test_over_tcp_tells_a_wrong_name_from_a_wrong_signature(
+        self, server_by_tls: testing.ServerProcess, authority: trustme.CA, tmp_path: Path
+    ) -> None:
+        authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+        trustme.CA().cert_pem.write_to_path(tmp_path / "other.pem")
+        misnamed = tl.Tls(ca=tmp_path / "ca.pem", server_name="student.example")
+
+        found = visited(server_by_tls.address, tls=misnamed)
+        assert [each.verdict.value for each in found.values()] == ["ok", "ok", "ok", "fail", "ok"]
+        assert "--tls-server-name" in found["certificate_name"].cure
+
+        found = visited(server_by_tls.address, tls=tl.Tls(ca=tmp_path / "other.pem"))
+        assert list(found) == ["dns", "tcp", "tls"]
+        assert found["tls"].facts["reason"] == "CERTIFICATE_UNTRUSTED"
+        assert "--tls-ca" in found["tls"].cure
+
+    def test_without_tls_to_a_server_that_speaks_it_says_which_flags(
+        self, server_by_tls: testing.ServerProcess
+    ) -> None:
+        found = visited(server_by_tls.address)
+
+        assert list(found) == ["dns", "tcp", "tls"]
+        assert found["tls"].facts["reason"] == "TLS_EXPECTED"
+        assert "tls://" in found["tls"].cure
 
     def test_of_a_port_where_nobody_listens_fails_before_any_server(self) -> None:
         with socket.socket() as free:  # bound, and not listening: nobody else gets it

@@ -20,7 +20,17 @@ from teacher_logits.errors import (
     Violation,
 )
 from teacher_logits.transport import RefusalReason
-from teacher_logits_client.doctor import Finding, Verdict, cures, gpus, host, ray_cluster
+from teacher_logits_client.calls import tls_findings
+from teacher_logits_client.doctor import (
+    Finding,
+    Verdict,
+    certificates,
+    cures,
+    gpus,
+    host,
+    ray_cluster,
+)
+from teacher_logits_client.doctor.certificates import Certificate, Handshake
 from teacher_logits_client.doctor.config import Surroundings, read_surroundings
 from teacher_logits_client.doctor.gpus import Gpus
 from teacher_logits_client.doctor.host import KernelSettings
@@ -479,6 +489,88 @@ class TestTheWayOverTcp:
         assert "NetworkPolicy" in port.cure
 
 
+DAY = 86400.0
+GOOD = Certificate(
+    names=("*.example.com", "10.0.0.7"),
+    wanted="teacher.example.com",
+    not_before=0.0,
+    not_after=365 * DAY,
+    now=100 * DAY,
+)
+
+
+class TestCertificates:
+    @pytest.mark.parametrize(
+        ("name", "wanted", "fits"),
+        [
+            ("teacher.example.com", "Teacher.Example.COM", True),
+            ("*.example.com", "teacher.example.com", True),
+            ("*.example.com", "example.com", False),
+            ("*.example.com", "a.b.example.com", False),
+            ("*.com", "example.com", False),
+            ("tea*.example.com", "teacher.example.com", False),
+            ("10.0.0.7", "10.0.0.7", True),
+            ("10.0.0.7", "10.0.0.8", False),
+            ("*", "10.0.0.7", False),
+            ("0:0::1", "::1", True),
+        ],
+    )
+    def test_a_name_fits_whole_or_by_its_first_label(
+        self, name: str, wanted: str, fits: bool
+    ) -> None:
+        assert certificates.matches(name, wanted) is fits
+
+    @pytest.mark.parametrize(
+        ("not_before", "not_after", "verdict"),
+        [
+            (0, 365, Verdict.OK),
+            (0, 114, Verdict.OK),
+            (0, 113, Verdict.WARN),
+            (0, 99, Verdict.FAIL),
+            (101, 365, Verdict.FAIL),
+            (99.5, 100.5, Verdict.OK),  # a day's: the last fifth alone is soon
+            (99.1, 100.1, Verdict.WARN),
+        ],
+    )
+    def test_time_is_judged_by_what_is_left_of_it(
+        self, not_before: float, not_after: float, verdict: Verdict
+    ) -> None:
+        seen = replace(GOOD, not_before=not_before * DAY, not_after=not_after * DAY)
+
+        assert certificates.time_finding(seen).verdict is verdict
+
+    def test_one_that_is_wrong_twice_says_so_twice(self) -> None:
+        seen = replace(GOOD, wanted="student", now=400 * DAY)
+        handshake = Handshake(
+            is_wanted=True, reason="CERTIFICATE_EXPIRED", message="m", certificate=seen
+        )
+
+        tls, *both = certificates.handshake_findings(handshake)
+
+        assert tls.verdict is Verdict.OK
+        assert [(each.name, each.verdict) for each in both] == [
+            ("certificate_name", Verdict.FAIL),
+            ("certificate_time", Verdict.FAIL),
+        ]
+
+    @pytest.mark.parametrize("reason", cures.OF_TLS)
+    def test_each_reason_fails_with_its_cure_where_no_certificate_was_seen(
+        self, reason: str
+    ) -> None:
+        (found,) = certificates.handshake_findings(
+            Handshake(is_wanted=True, reason=reason, message="m")
+        )
+
+        assert found.verdict is Verdict.FAIL
+        assert found.cure == cures.OF_TLS[reason]
+
+    def test_no_tls_on_either_side_is_said(self) -> None:
+        (found,) = certificates.handshake_findings(Handshake(is_wanted=False))
+
+        assert found.verdict is Verdict.OK
+        assert "nothing on the way is encrypted" in found.message
+
+
 def every_rule() -> set[str]:
     """The rules that the guide lists; a test of the packaging holds them against the code."""
     guide = Path(__file__).parents[2] / "docs" / "using.md"
@@ -497,6 +589,9 @@ class TestCures:
 
     def test_every_rule_of_a_handshake_has_one(self) -> None:
         assert set(cures.OF_RULE) == every_rule()
+
+    def test_every_reason_of_tls_has_one(self) -> None:
+        assert set(cures.OF_TLS) == set(re.findall(r"^ {4}([A-Z_]+) ", tls_findings.__doc__, re.M))
 
     def test_each_kind_of_error_named_is_one(self) -> None:
         assert set(cures._OF_ERROR) <= every_error()

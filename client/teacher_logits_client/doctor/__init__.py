@@ -48,6 +48,7 @@ def examine(*, pool_size_bytes: int | None = None, visit: Visit | None = None) -
             ),
             has_gpu=bool(gpus.models or gpus.nodes),
         )
+    address = visit.connection.address if visit is not None else None
     pool = visited.pool if visited is not None and pool_size_bytes is None else None
     findings = [
         *software_findings(),
@@ -55,7 +56,7 @@ def examine(*, pool_size_bytes: int | None = None, visit: Visit | None = None) -
         *host_findings(read_kernel_settings()),
         *_memory(pool_size_bytes, pool),
         *place_findings(seen),
-        proxy_finding(seen.proxies, seen.exempt, address=visit.address if visit else None),
+        proxy_finding(seen.proxies, seen.exempt, address=address),
         *gpu_findings(gpus, visible_devices=seen.visible_devices, allocators=seen.allocators),
         *ray_findings(look_at_ray(seen)),
         *(visited.findings if visited is not None else ()),

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import TeacherLogitsError, UnknownTeacherError
+from teacher_logits.errors import NotAllowedError, TeacherLogitsError, UnknownTeacherError
 from teacher_logits.grid import BatchGrid
 from teacher_logits.profiles import PROTOCOL_VERSION, StudentProfile
 from teacher_logits.terms import Verdict as CheckVerdict
 from teacher_logits.transport import Locality, RefusalReason, Transport
 from teacher_logits_client.calls.inspection import inspect_server
-from teacher_logits_client.connecting import connect
+from teacher_logits_client.connecting import connect_to
 from teacher_logits_client.doctor.cures import OF_REASON, cure_of_error
 from teacher_logits_client.doctor.findings import Finding, Verdict
 from teacher_logits_client.doctor.namespaces import (
@@ -30,11 +30,12 @@ from teacher_logits_client.units import size_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from teacher_logits.addresses import Address
     from teacher_logits.pool import PoolUsage
     from teacher_logits.profiles import TeacherProfile
     from teacher_logits.transport import Refusal
+    from teacher_logits.views import ServerView
     from teacher_logits_client.client import Client
+    from teacher_logits_client.config import Connection
     from teacher_logits_client.student import Session
 
 _FULL = 20
@@ -47,9 +48,8 @@ _NOT_MISSED = frozenset({Transport.LOCAL, Transport.CUDA_IPC, Transport.RAY_OBJE
 class Visit:
     """Which server to visit, and what to insist on."""
 
-    address: Address
+    connection: Connection
     timeout: float
-    insecure: bool = False
     teacher_id: str = ""
     locality: Locality = Locality.PREFER
 
@@ -72,7 +72,7 @@ def visit_server(visit: Visit, *, knows_peers: bool, has_gpu: bool) -> Visited:
     if any(each.verdict is Verdict.FAIL for each in found):
         return Visited(findings=tuple(found))
     try:
-        client = connect(str(visit.address), timeout=visit.timeout, insecure=visit.insecure)
+        client = connect_to(visit.connection, timeout=visit.timeout)
     except TeacherLogitsError as error:
         return Visited(findings=(*found, _failed("server", error)))
     with client:
@@ -85,21 +85,21 @@ def visit_server(visit: Visit, *, knows_peers: bool, has_gpu: bool) -> Visited:
             )
         )
         try:
-            view = inspect_server(client.address, timeout=visit.timeout)
-            found += [
-                _pool(view.pool),
-                *_shake_hands(client, visit, view.teachers, has_gpu=has_gpu),
-            ]
+            seen, view = _look_inside(client, visit)
+            found += seen
+            teachers = None if view is None else view.teachers
+            found += _shake_hands(client, visit, teachers, has_gpu=has_gpu)
         except TeacherLogitsError as error:
             return Visited(findings=(*found, _failed("handshake", error)))
-    return Visited(findings=tuple(found), pool=view.pool if visit.address.is_loopback else None)
+    is_here = visit.connection.address.is_loopback and view is not None
+    return Visited(findings=tuple(found), pool=view.pool if is_here and view else None)
 
 
 def _way(visit: Visit, *, knows_peers: bool, has_gpu: bool) -> list[Finding]:
     """Look at the way to the server, as far as it goes."""
-    address = visit.address
+    address = visit.connection.address
     if not address.is_unix:
-        return reach_findings(reach(address, timeout=visit.timeout))
+        return reach_findings(reach(visit.connection, timeout=visit.timeout))
     found = [way_finding(look_at_way(address.path))]
     server = look_at_server(address.path)
     if server is not None:
@@ -129,24 +129,41 @@ def _pool(pool: PoolUsage) -> Finding:
     )
 
 
+def _look_inside(client: Client, visit: Visit) -> tuple[list[Finding], ServerView | None]:
+    """Ask what the server holds; a student's token does not let one see that."""
+    try:
+        view = inspect_server(client.address, credentials=client.credentials, timeout=visit.timeout)
+    except NotAllowedError as error:
+        return [
+            Finding(
+                name="pool",
+                verdict=Verdict.OK,
+                message="the server shows what it holds to operators alone, and the token shown "
+                "here is another one: no teachers are listed, and a teacher has to be named",
+                facts={"reason": error.reason},
+            )
+        ], None
+    return [_pool(view.pool)], view
+
+
 def _shake_hands(
-    client: Client, visit: Visit, teachers: Sequence[TeacherProfile], *, has_gpu: bool
+    client: Client, visit: Visit, teachers: Sequence[TeacherProfile] | None, *, has_gpu: bool
 ) -> list[Finding]:
-    """Open a session that fits the teacher, and close it.
+    """Open a session that fits the teacher, and close it. ``teachers`` is None where unseen.
 
     Raises:
         UnknownTeacherError: there is none, or none of that name.
     """
-    found = _teachers(teachers, visit.teacher_id)
-    grid, teacher_id = found[0].batch_grid, found[0].teacher_id
-    named = [] if len(found) == 1 else [_several(found)]
+    found = None if teachers is None else _teachers(teachers, visit.teacher_id)
+    grid = None if found is None else found[0].batch_grid
+    named = [] if found is None or len(found) == 1 else [_several(found)]
     profile = StudentProfile(
         batch_grid=BatchGrid(
             global_batch_size=1 if grid is None else grid.global_batch_size,
             data_parallel_size=1,
             micro_batch_size=1,
         ),
-        teacher_id=teacher_id,
+        teacher_id=visit.teacher_id if found is None else found[0].teacher_id,
         top_k=1,
         student_id="doctor",
         locality=visit.locality,

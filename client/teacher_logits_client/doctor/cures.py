@@ -1,6 +1,6 @@
 """What mends each refusal: of a transport by its reason, of a handshake by its rule or error.
 
-A test holds both tables against all the names that there are.
+Tests hold the tables against all the names that there are.
 """
 
 from __future__ import annotations
@@ -89,6 +89,20 @@ OF_RULE = {
     "shard_taken": _PUBLISHERS,
 }
 
+OF_TLS = {
+    "TLS_EXPECTED": "connect with TLS: tls://HOST:PORT, and --tls-ca with who signed the server's "
+    "certificate",
+    "TLS_NOT_SPOKEN": "start the server with --tls-cert and --tls-key, or connect without TLS",
+    "CERTIFICATE_EXPIRED": "have the server's certificate renewed (it is read again without a "
+    "restart), or set this machine's clock",
+    "CERTIFICATE_NAME": "connect by a name that is in the certificate, or give one with "
+    "--tls-server-name",
+    "CERTIFICATE_UNTRUSTED": "give --tls-ca the certificate of who signed the server's",
+    "CLIENT_CERTIFICATE_REFUSED": "give --tls-cert and --tls-key, of a certificate that one of the "
+    "server's --tls-client-ca has signed",
+}
+"""By the reasons of ``tls_findings``."""
+
 _OF_ERROR = {
     "UNKNOWN_TEACHER": "start its publishers, or name one of its teachers with --teacher-id",
     "SERVER_UNREACHABLE": "start the server or mend the address; a socket's folder must be visible "
@@ -99,7 +113,10 @@ _OF_ERROR = {
     "POOL_FULL": "see who holds room (teacher-logits inspect), or serve with a larger --pool-size",
     "REQUEST_INVALID": "give the address of a teacher-logits server, and use releases that "
     "understand each other",
-    "NOT_ALLOWED": "run as a user that the server lets in (--allow-uid)",
+    "NOT_ALLOWED": "show a token of the role that this takes (--token-file), or run as a user that "
+    "the server lets in (--allow-uid)",
+    "UNKNOWN_CALLER": "show a token that the server knows (--token-file)",
+    "CONFIG": "change what the message names",
     "NO_COMMON_TRANSPORT": "let one of the wanted transports work: the message says what refused "
     "each",
     "ENGINE": "see the server's log: its teacher failed",

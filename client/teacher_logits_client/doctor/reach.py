@@ -10,11 +10,12 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from teacher_logits_client.doctor.certificates import Handshake, handshake_findings, shake
 from teacher_logits_client.doctor.findings import Finding, Verdict
 
 if TYPE_CHECKING:
-    from teacher_logits.addresses import Address
     from teacher_logits.errors import Fact
+    from teacher_logits_client.config import Connection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +28,12 @@ class Reached:
     lookup_error: str = ""
     connected_to: str = ""
     connect_error: str = ""
+    handshake: Handshake | None = None
 
 
-def reach(address: Address, *, timeout: float) -> Reached:
-    """Look a server's name up, and connect to its port."""
-    host, port = address.host, address.port
+def reach(connection: Connection, *, timeout: float) -> Reached:
+    """Look a server's name up, connect to its port, and try TLS."""
+    host, port = connection.address.host, connection.address.port
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -44,7 +46,13 @@ def reach(address: Address, *, timeout: float) -> Reached:
         except OSError as error:
             error_text = f"{each}: {_said(error)}"
             continue
-        return Reached(host=host, port=port, addresses=addresses, connected_to=each)
+        return Reached(
+            host=host,
+            port=port,
+            addresses=addresses,
+            connected_to=each,
+            handshake=shake(connection, timeout=timeout),
+        )
     return Reached(host=host, port=port, addresses=addresses, connect_error=error_text)
 
 
@@ -53,6 +61,8 @@ def reach_findings(reached: Reached) -> list[Finding]:
     findings = [lookup_finding(reached)]
     if not reached.lookup_error:
         findings.append(tcp_finding(reached))
+    if reached.handshake is not None:
+        findings += handshake_findings(reached.handshake)
     return findings
 
 

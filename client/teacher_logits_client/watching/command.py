@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from teacher_logits.errors import ConfigError
 from teacher_logits_client.calls.inspection import inspect_server
-from teacher_logits_client.config import DEFAULT_TIMEOUT_SECONDS, check_timeout, parse_address
+from teacher_logits_client.config import check_timeout
+from teacher_logits_client.connection_flags import ADDRESS_HELP, add_connection, connection_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -103,7 +104,7 @@ def _read(argv: Sequence[str]) -> _Wish:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("address", help="where the server is: unix:/path or host:port")
+    parser.add_argument("address", help=ADDRESS_HELP)
     parser.add_argument("--once", action="store_true", help="show one frame, and end")
     parser.add_argument(
         "--interval",
@@ -112,18 +113,7 @@ def _read(argv: Sequence[str]) -> _Wish:
         metavar="SECONDS",
         help="from one look to the next (default: 1; with --once, between the two that rates take)",
     )
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=DEFAULT_TIMEOUT_SECONDS,
-        metavar="SECONDS",
-        help=f"how long the server may take to answer (default: {DEFAULT_TIMEOUT_SECONDS:g})",
-    )
-    parser.add_argument(
-        "--insecure",
-        action="store_true",
-        help="allow an address on another host; nothing is encrypted",
-    )
+    add_connection(parser)
     flags = parser.parse_args(argv)
     if not LEAST_INTERVAL_SECONDS <= flags.interval <= 3600:
         raise ConfigError(
@@ -131,10 +121,11 @@ def _read(argv: Sequence[str]) -> _Wish:
             facts={"flag": "--interval", "value": flags.interval},
         )
     timeout = check_timeout(flags.timeout, what="--timeout")
-    address = parse_address(flags.address, insecure=flags.insecure)
+    connection = connection_of(flags)
+    address = connection.address
     return _Wish(
         address=str(address),
-        ask=partial(inspect_server, address, timeout=timeout),
+        ask=partial(inspect_server, address, credentials=connection.credentials, timeout=timeout),
         interval=flags.interval,
         once=flags.once,
     )

@@ -8,6 +8,7 @@ to come back.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import socket
 from typing import TYPE_CHECKING
 
@@ -18,13 +19,17 @@ from grpc_health.v1.health import aio as health
 from teacher_logits.errors import ConfigError
 from teacher_logits.selection_rules import MAX_IDS_PER_TOKEN
 from teacher_logits_server.interceptors import Guard
+from teacher_logits_server.metrics.instruments import Instruments
 from teacher_logits_server.services import Services
-from teacher_logits_server.sockets import EVERYONE, OWNER_ONLY, SocketClaim
+from teacher_logits_server.sockets import SocketClaim
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from teacher_logits.addresses import Address
+    from teacher_logits_server.access import Access
+    from teacher_logits_server.config import ServerConfig
+    from teacher_logits_server.sockets import Audience
 
 SERVICE_NAMES = (
     "",
@@ -45,25 +50,46 @@ _ID_BYTES = 4
 _MOST_BYTES = (1 << 31) - 1
 """What gRPC takes for a limit."""
 
+_log = logging.getLogger(__name__)
+
 
 class Endpoint:
     """The gRPC server of one process.
 
     Args:
         max_request_tokens: sizes the longest message that is read at all.
-        for_everyone: whether other users of this machine may connect to its Unix sockets.
+        audience: who may connect to its Unix sockets.
+        credentials: for its TCP addresses; without any they go without TLS.
+        access: who may make which call.
+        instruments: what its calls are counted in.
     """
 
-    def __init__(self, *, max_request_tokens: int, for_everyone: bool) -> None:
+    def __init__(
+        self,
+        *,
+        max_request_tokens: int,
+        audience: Audience,
+        credentials: grpc.ServerCredentials | None = None,
+        access: Access | None = None,
+        instruments: Instruments | None = None,
+    ) -> None:
+        instruments = instruments or Instruments()
         self.services = Services()
         self.is_serving = False
-        self._socket_mode = EVERYONE if for_everyone else OWNER_ONLY
+        self._audience = audience
+        self._credentials = credentials
         self._claims: list[SocketClaim] = []
         self._health = health.HealthServicer()
         self._is_ready = False
         self._server = grpc.aio.server(
             handlers=(self.services,),
-            interceptors=(Guard(is_ready=lambda: self._is_ready),),
+            interceptors=(
+                Guard(
+                    is_ready=lambda: self._is_ready,
+                    access=access,
+                    refusals=instruments.refusals,
+                ),
+            ),
             options=_options(max_request_tokens),
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -98,15 +124,19 @@ class Endpoint:
 
     def _bind(self, address: Address) -> Address:
         if address.is_unix:
-            self._claims.append(claim := SocketClaim(address.path, flag="--listen"))
+            claim = SocketClaim(address.path, flag="--listen", audience=self._audience)
+            self._claims.append(claim)
             self._add_port(address)
-            claim.set_mode(self._socket_mode)
+            claim.let_in()
             return address
         return dataclasses.replace(address, port=self._add_port(address))
 
     def _add_port(self, address: Address) -> int:
         try:
-            port = self._server.add_insecure_port(str(address))
+            if self._credentials is None or address.is_unix:
+                port = self._server.add_insecure_port(str(address))
+            else:
+                port = self._server.add_secure_port(str(address), self._credentials)
         except RuntimeError:
             port = 0
         if port == 0:
@@ -121,6 +151,24 @@ class Endpoint:
         status = answer.SERVING if serving else answer.NOT_SERVING
         for name in SERVICE_NAMES:
             await self._health.set(name, status)
+
+
+def log_addresses(addresses: Sequence[Address], config: ServerConfig) -> None:
+    """Say where the server listens, and warn of those that let in whoever reaches them."""
+    asks = bool(config.token_file or config.tls_client_ca)
+    for address in addresses:
+        is_tls = bool(config.tls_cert) and not address.is_unix
+        facts = {"address": str(address), "tls": is_tls}
+        _log.info("listening", extra={"facts": facts})
+        if not address.is_unix and not (is_tls and asks):
+            facts = {
+                **facts,
+                "asks_who": asks,
+                "reached_by": "this machine" if address.is_loopback else "other hosts",
+                "flags": "--token-file --tls-client-ca" if is_tls else "--tls-cert --tls-key",
+            }
+            what = "whoever reaches this may use the teacher" if is_tls else "nothing is encrypted"
+            _log.warning(what, extra={"facts": facts})
 
 
 def _options(max_request_tokens: int) -> list[tuple[str, int]]:

@@ -31,6 +31,7 @@ from teacher_logits.wire.payloads import lease_to_wire
 from teacher_logits.wire.session import session_to_wire
 from teacher_logits.wire.steps import grant_to_wire
 from teacher_logits.wire.transport import probe_to_wire, refusal_from_wire
+from teacher_logits_server.access import owner
 from teacher_logits_server.admission.capability import check_protocol
 from teacher_logits_server.services.opening import Opening
 from teacher_logits_server.services.session_log import PUBLISHER, log_refused, log_settled, who_asks
@@ -96,6 +97,7 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
                 request_id=request.request_id,
                 protocol_version=request.protocol_version,
                 profile=profile,
+                owner=owner(),
             )
             opening = Opening(self._ledger, admit)
             opened = await opening.wait(self._waiting, self._waiting.seconds_for(context))
