@@ -28,6 +28,7 @@ from teacher_logits_server.access import access_of
 from teacher_logits_server.config import default_address, runtime_folder
 from teacher_logits_server.exporters.ray_link import join_cluster
 from teacher_logits_server.metrics.instruments import Instruments
+from teacher_logits_server.metrics.samples import samples_of
 from teacher_logits_server.readiness import Readiness
 from teacher_logits_server.reaper import Reaper
 from teacher_logits_server.services.bulk import BulkService
@@ -240,6 +241,7 @@ class Server:
                 clock=clock,
                 objects=objects,
                 replicas=core.replicas,
+                metrics=partial(samples_of, self._instruments.registry),
             )
         )
         if Transport.STREAM in self._config.transports:
