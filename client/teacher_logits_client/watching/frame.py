@@ -119,17 +119,20 @@ def _fit(lines: list[Text], height: int | None) -> list[Text]:
 
 def _head(scene: Scene, width: int) -> Text:
     view = scene.view
-    words = [f"teacher-logits {scene.address}"]
-    if view is not None:
-        words.append("draining" if view.draining else "serving")
-        words.append(f"up {span_text(view.uptime)}")
-        words.append(f"release {view.version}, epoch {view.epoch}")
-    if scene.trouble:
-        words[1:2] = ["no answer"]
-    if scene.restarts:
-        words.insert(2, f"restarted {scene.restarts}x")
+    words = ["teacher-logits"]
     if scene.paused:
-        words.insert(1, "PAUSED")
+        words.append("PAUSED")
+    if scene.trouble:
+        words.append("no answer")
+    elif view is not None:
+        words.append("draining" if view.draining else "serving")
+    if view is not None:
+        words.append(f"up {span_text(view.uptime)}")
+    if scene.restarts:
+        words.append(f"restarted {scene.restarts}x")
+    words.append(scene.address)
+    if view is not None:
+        words.append(f"release {view.version}, epoch {view.epoch}")
     return line(", ".join(words), width, "bold red" if scene.trouble else "bold")
 
 

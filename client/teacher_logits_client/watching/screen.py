@@ -34,6 +34,12 @@ _REDRAWN_SECONDS = 1.0
 EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to the caller, where rich would end the program with 1."""
+        raise BrokenPipeError
+
+
 def show(asking: Asking, *, address: str) -> None:
     """Show a server until a key ends it.
 
@@ -42,7 +48,7 @@ def show(asking: Asking, *, address: str) -> None:
         KeyboardInterrupt: SIGINT came. ``SystemExit``: SIGTERM did.
         BrokenPipeError: nobody reads what is written.
     """
-    console = Console(highlight=False)
+    console = _Console(highlight=False)
     is_drawn = console.is_terminal and not console.is_dumb_terminal
     with _signals(asking.waking), typing() as fd:
         watch = Watch(address, keys=is_drawn and fd is not None, now=time.monotonic())
@@ -66,7 +72,7 @@ def show(asking: Asking, *, address: str) -> None:
 
 def write(scene: Scene, console: Console | None = None) -> None:
     """Write a frame as lines, all of it, and a blank line behind."""
-    console = console or Console(highlight=False)
+    console = console or _Console(highlight=False)
     width, _ = _size(console)
     for each in [*draw(scene, width=width), ""]:
         console.print(each, soft_wrap=True, markup=False)

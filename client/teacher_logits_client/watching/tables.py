@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _GAP = 2
-_LEAST_FLEXIBLE = 8
+_LEAST_FLEXIBLE = 12
 
 
 @dataclass(frozen=True, kw_only=True)
