@@ -37,6 +37,8 @@ from teacher_logits_server.settings import (
     TeacherSettings,
     TimeSettings,
 )
+from teacher_logits_server.watch_settings import WatchSettings
+from teacher_logits_server.watch_settings import broken_rule as of_watching
 
 DEFAULT_ENGINE = "transformers"
 MAX_SPAN = timedelta(days=7)
@@ -49,6 +51,7 @@ MAX_CHUNK_BYTES = 4 * MIB - KIB
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig(
+    WatchSettings,
     OutputSettings,
     TimeSettings,
     LimitSettings,
@@ -70,7 +73,7 @@ class ServerConfig(
         _check_types(self)
         _check_listen(self)
         _check_teacher(self)
-        for broken_rule in (of_access, of_replicas, of_ray):
+        for broken_rule in (of_access, of_replicas, of_ray, of_watching):
             if (broken := broken_rule(self)) is not None:
                 raise _refuse(*broken)
         _check_device_pool(self)
@@ -146,12 +149,10 @@ def _refuse(name: str, value: object, rule: str) -> ConfigError:
 def _check_types(config: ServerConfig) -> None:
     for name, default, setting in settings_of(ServerConfig):
         value = getattr(config, name)
-        if value == default:
-            continue
-        if not setting.fits(value):
+        if value != default and not setting.fits(value):
             rule = f"ServerConfig({name}=) takes {setting.type_text}, not {type(value).__name__}"
             raise _refuse(name, str(value), rule)
-        if isinstance(value, str):
+        if value != default and isinstance(value, str):
             try:
                 setting.reader.parse(value)
             except ValueError as error:

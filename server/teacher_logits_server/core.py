@@ -31,6 +31,7 @@ from teacher_logits_server.exporters.stream import StreamExporter
 from teacher_logits_server.foreign import ForeignSlabs
 from teacher_logits_server.ledger import Ledger
 from teacher_logits_server.lending.own_device import OwnDevice
+from teacher_logits_server.metrics.held import Tables
 from teacher_logits_server.metrics.instruments import Instruments
 from teacher_logits_server.readers import size_setting
 from teacher_logits_server.scorer import Scorer
@@ -123,6 +124,7 @@ class Core:
             slabs=self.slabs,
             config=teacher.config,
             clock=clock,
+            times=self._instruments.passes_of(teacher.teacher_id),
         )
 
     def _find_device(
@@ -157,7 +159,7 @@ class Core:
         self._passes: SlabExporter = by_handle if by_handle in self.exporters else shared
 
     def _make_broker(self, config: ServerConfig, path: str, clock: Clock) -> Broker:
-        desk = LineDesk(
+        self.desk = desk = LineDesk(
             ledger=self.ledger,
             exporter=self._passes,
             publishing=self.publishing,
@@ -208,6 +210,18 @@ class Core:
             passes.close()
         self.slabs.close()
         self.foreign.close()
+
+    def tables(self) -> Tables:
+        """Return what a scrape reads."""
+        broker, objects = self.broker, self.objects
+        return Tables(
+            ledger=self.ledger,
+            scorers=self.scorers,
+            replicas=self.replicas,
+            objects=lambda: None if objects is None else objects.view(),
+            line_calls=lambda: {} if broker is None else dict(self.desk.calls),
+            line_count=lambda: 0 if broker is None else broker.line_count,
+        )
 
     def threads(self) -> dict[str, bool]:
         """Return which threads there are, and whether each lives."""

@@ -28,8 +28,9 @@ from teacher_logits.errors import (
     RequestInvalidError,
     TeacherLogitsError,
 )
-from teacher_logits.wire.errors import DETAILS_KEY, to_status
+from teacher_logits.wire.errors import DETAILS_KEY, code_of, to_status
 from teacher_logits_server.access import Access
+from teacher_logits_server.metrics.instruments import RpcTimes
 from teacher_logits_server.metrics.refusals import Refusals, Surface
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class Guard(grpc.aio.ServerInterceptor):
         is_ready: whether the teacher is loaded; until then health alone is answered.
         access: who may make which call; anybody every one where not given.
         refusals: counts every call that ends in an error, here alone.
+        rpcs: what calls take, and what they end in.
     """
 
     def __init__(
@@ -80,10 +82,12 @@ class Guard(grpc.aio.ServerInterceptor):
         is_ready: Callable[[], bool],
         access: Access | None = None,
         refusals: Refusals | None = None,
+        rpcs: RpcTimes | None = None,
     ) -> None:
         self._is_ready = is_ready
         self._access = access or Access()
         self._refusals = refusals or Refusals()
+        self._rpcs = rpcs or RpcTimes()
 
     async def intercept_service(
         self,
@@ -166,9 +170,14 @@ class Guard(grpc.aio.ServerInterceptor):
         self, behave: Callable[[], Awaitable[R]], context: Context[Q, R], method: str
     ) -> R:
         """Return what a handler returns, or end the call with the status of what it raises."""
+        if method in WITHOUT_DEADLINE:  # it lasts as long as its caller likes
+            return await behave()
+        began, code = self._rpcs.begin(), grpc.StatusCode.CANCELLED
         try:
             _check_deadline(context, method)
-            return await behave()
+            answer = await behave()
+            code = grpc.StatusCode.OK
+            return answer
         except grpc.aio.InternalError:
             # A write fails where its reader is gone, and then gRPC cancels us in a moment.
             await asyncio.sleep(GONE_SECONDS)
@@ -178,8 +187,11 @@ class Guard(grpc.aio.ServerInterceptor):
         except Exception as error:
             if not isinstance(error, TeacherLogitsError):
                 _log.exception("call failed", extra={"facts": {"method": method}})
+            code = status_of(error)
             await self._refuse(context, error)
             raise  # never reached: aborting raises
+        finally:
+            self._rpcs.end(method, code.name, began)
 
     async def _answer_loading(self, raw: bytes, context: Context[bytes, bytes]) -> None:
         error = NotAvailable(
@@ -196,16 +208,20 @@ class Guard(grpc.aio.ServerInterceptor):
 
 async def abort(context: Context[Q, R], error: Exception) -> None:
     """End an RPC with the status of an error; raises gRPC's ``AbortError``."""
-    status = to_status(error)
-    code = next(code for code in grpc.StatusCode if code.value[0] == status.code)
+    status, code = to_status(error), status_of(error)
     details = ((DETAILS_KEY, status.SerializeToString()),)
     await context.abort(code, status.message, details)
+
+
+def status_of(error: Exception) -> grpc.StatusCode:
+    """Return the code that an error travels under."""
+    return code_of(error) if isinstance(error, TeacherLogitsError) else grpc.StatusCode.INTERNAL
 
 
 def _check_deadline(context: Context[Q, R], method: str) -> None:
     # The stubs say float; the library says None where the caller set no deadline.
     remaining: float | None = context.time_remaining()
-    if remaining is None and method not in WITHOUT_DEADLINE:
+    if remaining is None:
         raise RequestInvalidError(
             f"{method} needs a deadline: pass timeout=<seconds> with the call",
             facts={"method": method},

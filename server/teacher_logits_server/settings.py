@@ -19,6 +19,7 @@ from teacher_logits_server.flags import setting as _set
 from teacher_logits_server.named_teachers import NAMED
 from teacher_logits_server.ray_settings import RaySettings
 from teacher_logits_server.replica_settings import ReplicaSettings
+from teacher_logits_server.watch_settings import WatchSettings
 
 if TYPE_CHECKING:
     from teacher_logits.grid import BatchGrid
@@ -278,4 +279,5 @@ GROUPS = (
     LimitSettings,
     TimeSettings,
     OutputSettings,
+    WatchSettings,
 )

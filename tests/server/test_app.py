@@ -58,7 +58,7 @@ from teacher_logits.wire.payloads import lease_from_wire
 from teacher_logits_server.app import EmbeddedServer, serve_in_thread
 from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.engines import EngineProfile, Row
-from teacher_logits_server.services.endpoint import log_addresses
+from teacher_logits_server.listening import log_addresses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -694,7 +694,7 @@ class TestStarting:
             address = service.server.address
             with (
                 pytest.raises(ConfigError, match=f"--listen {address}: Address already in use"),
-                serving(tmp_path, listen=(f"unix:{tmp_path}/s", address)),
+                serving(tmp_path, listen=(f"unix:{tmp_path}/s", address), insecure=True),
             ):
                 pass
 

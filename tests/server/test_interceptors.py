@@ -64,6 +64,7 @@ class CallDetails:
     """What gRPC says of a call before it is handled."""
 
     method: str
+    invocation_metadata: tuple[tuple[str, str], ...] = ()
 
 
 class TimedContext:

@@ -58,8 +58,7 @@ class Line(Exchange):
     """
 
     _page: ReaderPage | None = None
-    secret = ""
-    """What the session's gRPC calls show from the hello on; an older server has none."""
+    secret = ""  # what the session's gRPC calls show from the hello on; an older server has none
 
     def hello(self, session_id: str, nonce: bytes, *, timeout: float) -> bytes:
         """Say which session this line is for; return the challenge that the server passed."""

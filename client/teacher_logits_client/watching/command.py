@@ -12,7 +12,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import ConfigError
-from teacher_logits_client.calls.inspection import inspect_server
 from teacher_logits_client.config import check_timeout
 from teacher_logits_client.connection_flags import ADDRESS_HELP, add_connection, connection_of
 
@@ -122,6 +121,8 @@ def _read(argv: Sequence[str]) -> _Wish:
         )
     timeout = check_timeout(flags.timeout, what="--timeout")
     connection = connection_of(flags)
+    from teacher_logits_client.calls.inspection import inspect_server
+
     address = connection.address
     return _Wish(
         address=str(address),

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING
 from teacher_logits_server.broker.gate import Gate
 from teacher_logits_server.broker.leaving import Leaving
 from teacher_logits_server.broker.lines import Answer, Desk, Line, close_foreign, receive
-from teacher_logits_server.broker.outbox import OpenLine, Outbox
 from teacher_logits_server.broker.postbox import Postbox
 from teacher_logits_server.broker.strangers import Strangers
 from teacher_logits_server.metrics.refusals import Refusals, TurnedAway
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from teacher_logits.clock import Clock
+    from teacher_logits_server.broker.outbox import OpenLine
 
 _READABLE = select.EPOLLIN | select.EPOLLRDHUP
 
@@ -109,6 +109,11 @@ class Broker:
         """Whether its thread runs."""
         return self._thread.is_alive()
 
+    @property
+    def line_count(self) -> int:
+        """How many connections are open."""
+        return len(self._open)
+
     def tell(self, session_ids: Iterable[str]) -> None:
         """Have the mail of these sessions sent ahead; from any thread, and never waits.
 
@@ -147,14 +152,11 @@ class Broker:
 
     def _accept(self) -> None:
         came = self._gate.accept(is_full=len(self._open) >= self._max_lines)
-        if came is None:
-            return
-        connection, peer = came
-        fd = connection.fileno()
-        line = Line(peer=peer)
-        self._open[fd] = OpenLine(line=line, socket=connection, outbox=Outbox(connection))
-        self._strangers.add(fd)
-        self._poll.register(fd, _READABLE)
+        if came is not None:
+            fd = came.socket.fileno()
+            self._open[fd] = came
+            self._strangers.add(fd)
+            self._poll.register(fd, _READABLE)
 
     def _serve_guarded(self, each: OpenLine, events: int) -> None:
         try:

@@ -9,13 +9,11 @@ import errno
 import logging
 import socket
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
+from teacher_logits_server.broker.lines import Line
+from teacher_logits_server.broker.outbox import OpenLine, Outbox
 from teacher_logits_server.broker.peers import peer_of
 from teacher_logits_server.metrics.refusals import Refusals, TurnedAway
-
-if TYPE_CHECKING:
-    from teacher_logits_server.broker.peers import Peer
 
 _BACKLOG = 128
 
@@ -47,7 +45,7 @@ class Gate:
         """Return what a selector waits for."""
         return self._listener.fileno()
 
-    def accept(self, *, is_full: bool) -> tuple[socket.socket, Peer] | None:
+    def accept(self, *, is_full: bool) -> OpenLine | None:
         """Take the next connection, which never blocks; None where it was turned away."""
         try:
             connection, _ = self._listener.accept()
@@ -60,7 +58,8 @@ class Gate:
             return None
         try:
             connection.setblocking(False)
-            return connection, peer_of(connection)
+            line = Line(peer=peer_of(connection))
+            return OpenLine(line=line, socket=connection, outbox=Outbox(connection))
         except OSError as error:
             self._refuse(connection, TurnedAway.PEER_UNKNOWN, str(error))
             return None

@@ -1,7 +1,9 @@
-"""What a server counts and shows to Prometheus: its names, who counts them, and how they are read.
+"""What a server counts and shows to Prometheus.
 
-names       every metric there is: name, kind, labels, help
-instruments the registry of one server, and all that counts in it
-refusals    calls that were refused, by surface and reason
-samples     what a registry counts, for whoever inspects
+names         every metric there is: name, kind, labels, help
+instruments   the registry of one server, and what its parts count in
+refusals      calls that were refused, by surface and reason
+held          what the tables hold, read off them at a scrape
+page          what Prometheus scrapes
+samples       the same numbers, for whoever inspects
 """

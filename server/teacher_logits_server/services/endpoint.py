@@ -8,7 +8,6 @@ to come back.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import socket
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,8 @@ from teacher_logits.selection_rules import MAX_IDS_PER_TOKEN
 from teacher_logits_server.interceptors import Guard
 from teacher_logits_server.metrics.instruments import Instruments
 from teacher_logits_server.services import Services
-from teacher_logits_server.sockets import SocketClaim
+from teacher_logits_server.services.certificates import server_credentials
+from teacher_logits_server.sockets import SocketClaim, audience_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,8 +50,6 @@ _ID_BYTES = 4
 _MOST_BYTES = (1 << 31) - 1
 """What gRPC takes for a limit."""
 
-_log = logging.getLogger(__name__)
-
 
 class Endpoint:
     """The gRPC server of one process.
@@ -76,7 +74,7 @@ class Endpoint:
         instruments = instruments or Instruments()
         self.services = Services()
         self.is_serving = False
-        self._audience = audience
+        self.audience = audience
         self._credentials = credentials
         self._claims: list[SocketClaim] = []
         self._health = health.HealthServicer()
@@ -88,6 +86,7 @@ class Endpoint:
                     is_ready=lambda: self._is_ready,
                     access=access,
                     refusals=instruments.refusals,
+                    rpcs=instruments.rpcs,
                 ),
             ),
             options=_options(max_request_tokens),
@@ -124,7 +123,7 @@ class Endpoint:
 
     def _bind(self, address: Address) -> Address:
         if address.is_unix:
-            claim = SocketClaim(address.path, flag="--listen", audience=self._audience)
+            claim = SocketClaim(address.path, flag="--listen", audience=self.audience)
             self._claims.append(claim)
             self._add_port(address)
             claim.let_in()
@@ -153,22 +152,19 @@ class Endpoint:
             await self._health.set(name, status)
 
 
-def log_addresses(addresses: Sequence[Address], config: ServerConfig) -> None:
-    """Say where the server listens, and warn of those that let in whoever reaches them."""
-    asks = bool(config.token_file or config.tls_client_ca)
-    for address in addresses:
-        is_tls = bool(config.tls_cert) and not address.is_unix
-        facts = {"address": str(address), "tls": is_tls}
-        _log.info("listening", extra={"facts": facts})
-        if not address.is_unix and not (is_tls and asks):
-            facts = {
-                **facts,
-                "asks_who": asks,
-                "reached_by": "this machine" if address.is_loopback else "other hosts",
-                "flags": "--token-file --tls-client-ca" if is_tls else "--tls-cert --tls-key",
-            }
-            what = "whoever reaches this may use the teacher" if is_tls else "nothing is encrypted"
-            _log.warning(what, extra={"facts": facts})
+def endpoint_of(config: ServerConfig, access: Access, instruments: Instruments) -> Endpoint:
+    """Return the endpoint that a server was told of.
+
+    Raises:
+        ConfigError: its certificate cannot be used, or its group is none.
+    """
+    return Endpoint(
+        max_request_tokens=config.max_request_tokens,
+        audience=audience_of(config.socket_group, for_everyone=bool(config.allow_uids)),
+        credentials=server_credentials(config),
+        access=access,
+        instruments=instruments,
+    )
 
 
 def _options(max_request_tokens: int) -> list[tuple[str, int]]:

@@ -10,6 +10,7 @@ behind.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,8 @@ class LineDesk:
         self._refusals = refusals or Refusals()
         self._publishing = publishing
         self._exporter = exporter
+        #: Requests so far, by kind. Counted on the broker's thread alone, and read on any.
+        self.calls: Counter[str] = Counter()
         self._hello = HelloDesk(ledger=ledger, allowed_uids=allowed_uids)
 
     def answer(self, line: Line, packet: bytes, descriptor: int | None = None) -> Answer:
@@ -70,6 +73,7 @@ class LineDesk:
             call_id = request.call_id
             if line.session_id:
                 return self._answer_call(line, request, descriptor)
+            self.calls["hello"] += 1
             return self._hello.answer(line, request)
         except TeacherLogitsError as error:
             return self._refusal(line, call_id, error)
@@ -165,6 +169,7 @@ class LineDesk:
         self, line: Line, request: line_pb2.LineRequest, descriptor: int | None
     ) -> Answer:
         kind = request.WhichOneof("body")
+        self.calls[kind or "none"] += 1
         if kind == "get_slab":
             return self._pass_slab(line, request)
         reply = line_pb2.LineReply(call_id=request.call_id)
