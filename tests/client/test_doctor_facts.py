@@ -579,6 +579,22 @@ def every_rule() -> set[str]:
     return {name for cell in firsts for name in re.findall(r"`(\w+)`", cell)}
 
 
+def every_finding() -> set[str]:
+    """The names of findings in the doctor's source."""
+    folder = Path(cures.__file__).parent
+    source = "\n".join(path.read_text("utf-8") for path in folder.glob("*.py"))
+    names = re.findall(r'(?:\bname=|_tried\(|_room\(|_failed\()"(\w+)"', source)
+    return {*names, *(f"{start}*" for start in re.findall(r'name=f"(\w+)\{', source))}
+
+
+def test_the_page_has_every_finding_and_no_other() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text("utf-8")
+    firsts = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    told = {name for cell in firsts for name in re.findall(r"`([\w*]+)`", cell)}
+
+    assert told == every_finding()
+
+
 def every_error(kind: type[TeacherLogitsError] = TeacherLogitsError) -> set[str]:
     return {kind.reason}.union(*(every_error(each) for each in kind.__subclasses__()))
 

@@ -89,16 +89,15 @@ def version_finding(version: str) -> Finding:
 def cluster_finding(ray: Ray) -> Finding:
     """Judge whether the cluster that is named answers."""
     facts: dict[str, Fact] = {"address": ray.address, "source": ray.source, "answers": ray.answers}
-    name = "ray_cluster"
     if not ray.address:
         message = "no cluster is named (RAY_ADDRESS), and none was started here"
-        return Finding(name=name, verdict=Verdict.OK, message=message, facts=facts)
+        return Finding(name="ray_cluster", verdict=Verdict.OK, message=message, facts=facts)
     if ray.answers:
         message = f"somebody listens at {ray.address} ({ray.source})"
-        return Finding(name=name, verdict=Verdict.OK, message=message, facts=facts)
+        return Finding(name="ray_cluster", verdict=Verdict.OK, message=message, facts=facts)
     is_client = ray.address.startswith(_CLIENT_SCHEME)
     return Finding(
-        name=name,
+        name="ray_cluster",
         verdict=Verdict.WARN,
         message=f"{ray.address} ({ray.source}): {ray.said}",
         cure="give host:port of the cluster itself, and run in a node of it: Ray Client has no "
@@ -113,10 +112,10 @@ def cluster_finding(ray: Ray) -> Finding:
 def auth_finding(ray: Ray) -> Finding:
     """Judge whether mode and token of authentication go together."""
     facts: dict[str, Fact] = {"mode": ray.auth_mode, "has_token": ray.has_token}
-    name, has = "ray_auth", "a token" if ray.has_token else "no token"
+    has = "a token" if ray.has_token else "no token"
     if ray.auth_mode == "token" and not ray.has_token:
         return Finding(
-            name=name,
+            name="ray_auth",
             verdict=Verdict.WARN,
             message="RAY_AUTH_MODE=token, and there is no token: no cluster can be joined",
             cure="put the cluster's token in ~/.ray/auth_token, or name its file by "
@@ -130,7 +129,7 @@ def auth_finding(ray: Ray) -> Finding:
         )
     else:
         message = f"RAY_AUTH_MODE is {ray.auth_mode or 'not set'}, and there is {has}"
-    return Finding(name=name, verdict=Verdict.OK, message=message, facts=facts)
+    return Finding(name="ray_auth", verdict=Verdict.OK, message=message, facts=facts)
 
 
 def _why_silent(address: str) -> str:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from tests.client.watching.views import MIB, a_session, a_view, counted
@@ -75,6 +75,7 @@ class TestRates:
         looks.add(a_view(2, epoch="e2"))
         assert looks.rates().rate(rates.SCORED_TOKENS, "own") == 1000.0
 
+    @settings(max_examples=40)
     @given(st.lists(st.floats(0.1, 3.0), min_size=2, max_size=30))
     def test_cover_a_window_and_no_more(self, gaps: list[float]) -> None:
         looks, now = Looks(window_seconds=5.0), 0.0
@@ -208,6 +209,7 @@ class TestAFrame:
 
         assert "cuda_ipc,none,stream" in text
 
+    @settings(max_examples=40)
     @given(
         width=st.integers(1, 200),
         height=st.one_of(st.none(), st.integers(1, 60)),

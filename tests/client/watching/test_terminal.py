@@ -19,7 +19,18 @@ import pytest
 import teacher_logits_client as tl
 from teacher_logits.errors import ConfigError, ServerUnreachableError
 from teacher_logits_client import cli, testing
+from teacher_logits_client.calls.inspection import inspect_server
 from teacher_logits_client.watching import command
+from teacher_logits_client.watching.rates import (
+    GRANTED_BYTES,
+    LABELS,
+    PASS_FILLS,
+    PASSES,
+    QUEUE_REQUESTS,
+    SCORED_TOKENS,
+    Looks,
+)
+from teacher_logits_server.metrics.names import METRICS
 
 ENOUGH_SECONDS = 60
 TOP = (sys.executable, "-m", "teacher_logits", "top")
@@ -180,6 +191,34 @@ def test_once_writes_one_frame_with_rates_and_nothing_to_obey(
     assert written.count("teacher-logits, serving") == 1
     assert "ada" in written
     assert "\x1b" not in written
+
+
+def test_a_server_counts_what_is_drawn(server: testing.ServerProcess) -> None:
+    looks = Looks()
+    grid = tl.BatchGrid(global_batch_size=2, data_parallel_size=1, micro_batch_size=1)
+    profile = tl.StudentProfile(batch_grid=grid, top_k=8)
+    with tl.connect(server.address) as client, client.open_session(profile) as session:
+        looks.add(inspect_server(client.address, timeout=ENOUGH_SECONDS))
+        with session.score([[1, 2, 3], [4, 5]]).result(timeout=ENOUGH_SECONDS) as payload:
+            size = payload.payload.size_bytes
+        looks.add(inspect_server(client.address, timeout=ENOUGH_SECONDS))
+    rates = looks.rates()
+
+    assert rates.changes[SCORED_TOKENS]["teacher"] == 5
+    assert rates.changes[GRANTED_BYTES]["shared_memory"] >= size
+    assert rates.changes[PASSES]["teacher"] >= 1
+    assert 0 < (rates.share(PASS_FILLS, PASSES, "teacher") or 0) <= 1
+
+
+def test_every_number_that_is_drawn_is_one_that_servers_show() -> None:
+    shown = {each.name for each in METRICS if each.kind != "histogram"}
+    shown |= {
+        f"{each.name}_{end}"
+        for each in METRICS
+        if each.kind == "histogram"
+        for end in ("sum", "count")
+    }
+    assert {*LABELS, QUEUE_REQUESTS} <= shown
 
 
 @pytest.mark.slow
