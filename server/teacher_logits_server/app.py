@@ -25,6 +25,7 @@ from teacher_logits_server.metrics.instruments import Instruments
 from teacher_logits_server.readiness import Readiness, announce, retract
 from teacher_logits_server.server import Server
 from teacher_logits_server.threads import in_thread
+from teacher_logits_server.traces import exported
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,7 +62,8 @@ def serve(config: ServerConfig, *, device_memory: DeviceMemory | None = None) ->
     with watch_handshakes(instruments.refusals, has_tls=bool(config.tls_cert)) as stream:
         handler = logs.configure(format=config.log_format, level=config.log_level, stream=stream)
         try:
-            return asyncio.run(_serve(config, device_memory, instruments))
+            with exported(config.otlp_endpoint):
+                return asyncio.run(_serve(config, device_memory, instruments))
         except TeacherLogitsError:
             # Whoever called writes the message; where it came from is for those who look closer.
             _log.debug("did not come up", exc_info=True)

@@ -38,6 +38,7 @@ from teacher_logits_server.services.endpoint import Endpoint, endpoint_of
 from teacher_logits_server.services.objects import ObjectService
 from teacher_logits_server.services.operator import OperatorService
 from teacher_logits_server.services.registry import RegistryService
+from teacher_logits_server.services.state_log import StateLog, log_loaded
 from teacher_logits_server.services.student import StudentService
 from teacher_logits_server.services.waiting import Waiting
 from teacher_logits_server.sockets import SocketClaim
@@ -97,7 +98,7 @@ class Server:
         self._waiting: Waiting | None = None
         self._reaping: asyncio.Task[None] | None = None
         self._draining = False
-        self._is_sick = False
+        self._states = StateLog(self._clock)
 
     async def start(self) -> Readiness:
         """Come up; return what a ready server says of itself.
@@ -200,7 +201,9 @@ class Server:
         from teacher_logits_server.core import Core
         from teacher_logits_server.engines.passes import closed_on_failure
 
+        began = self._clock.now()
         teachers = self._load()
+        log_loaded(teachers, self._clock.now() - began)
         with closed_on_failure(*(each.engine for each in teachers)):
             return Core(
                 config=self._config,
@@ -274,9 +277,8 @@ class Server:
         if core is None or endpoint is None:
             return
         healthy = core.is_healthy
-        if not healthy and not self._is_sick:
-            _log.error("unhealthy", extra={"facts": core.health()})
-        self._is_sick = not healthy
+        self._states.health(healthy, core.health)
+        self._states.room(core.ledger.is_full, core.ledger.usage)
         await endpoint.set_serving(healthy and not self._draining)
 
     def _readiness(self, core: Core, addresses: Sequence[Address]) -> Readiness:

@@ -21,6 +21,7 @@ from teacher_logits_server.interceptors import Guard
 from teacher_logits_server.metrics.instruments import Instruments
 from teacher_logits_server.services import Services
 from teacher_logits_server.services.certificates import server_credentials
+from teacher_logits_server.services.reflecting import reflect
 from teacher_logits_server.sockets import SocketClaim, audience_of
 
 if TYPE_CHECKING:
@@ -60,6 +61,10 @@ class Endpoint:
         credentials: for its TCP addresses; without any they go without TLS.
         access: who may make which call.
         instruments: what its calls are counted in.
+        reflection: whether it tells its schema.
+
+    Raises:
+        ConfigError: reflection is not installed.
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class Endpoint:
         credentials: grpc.ServerCredentials | None = None,
         access: Access | None = None,
         instruments: Instruments | None = None,
+        reflection: bool = False,
     ) -> None:
         instruments = instruments or Instruments()
         self.services = Services()
@@ -92,6 +98,8 @@ class Endpoint:
             options=_options(max_request_tokens),
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        if reflection:
+            reflect(self._server, (*SERVICE_NAMES, "grpc.health.v1.Health"))
 
     async def listen(self, addresses: Sequence[Address]) -> tuple[Address, ...]:
         """Listen at every address, and return them with the ports that the system chose.
@@ -164,6 +172,7 @@ def endpoint_of(config: ServerConfig, access: Access, instruments: Instruments) 
         credentials=server_credentials(config),
         access=access,
         instruments=instruments,
+        reflection=config.reflection,
     )
 
 
