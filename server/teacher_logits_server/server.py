@@ -222,30 +222,26 @@ class Server:
     def _add_services(self, endpoint: Endpoint, core: Core, addresses: Sequence[Address]) -> None:
         from teacher_logits_server.services.scoring import ScoringService  # brings torch too
 
-        clock, ledger, scorers = self._clock, core.ledger, core.scorers
+        clock, ledger, scorers, counted = self._clock, core.ledger, core.scorers, self._instruments
         calls, path, wait = core.publishing, self._broker_path, self._config.default_wait
-        services = endpoint.services
-        self._waiting = waiting = Waiting(
-            clock=clock, longest_wait=wait, instruments=self._instruments
-        )
+        services, objects = endpoint.services, core.objects
+        self._waiting = waiting = Waiting(clock=clock, longest_wait=wait, instruments=counted)
         waiting.listen_to(ledger)
-        objects = core.objects
         student = StudentService(
             ledger=ledger,
             publishing=calls,
             waiting=waiting,
             broker_path=path,
             objects=objects,
-            instruments=self._instruments,
+            instruments=counted,
         )
         services.add_student(student)
         if objects is not None:
             services.add_objects(ObjectService(exporter=objects, waiting=waiting))
-        services.add_registry(
-            RegistryService(
-                ledger=ledger, slabs=core.slabs, calls=calls, waiting=waiting, broker_path=path
-            )
+        registry = RegistryService(
+            ledger=ledger, slabs=core.slabs, calls=calls, waiting=waiting, broker_path=path
         )
+        services.add_registry(registry)
         self._scoring = ScoringService(
             scorers=scorers, ledger=ledger, clock=clock, longest_wait=wait
         )
@@ -258,7 +254,7 @@ class Server:
                 clock=clock,
                 objects=objects,
                 replicas=core.replicas,
-                metrics=self._instruments.samples,
+                metrics=counted.samples,
             )
         )
         if Transport.STREAM in self._config.transports:
