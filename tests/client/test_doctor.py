@@ -447,6 +447,7 @@ def visited(
     address: str,
     *,
     tls: tl.Tls | None = None,
+    token: str | None = None,
     locality: tl.Locality = tl.Locality.PREFER,
     teacher_id: str = "",
     timeout: float = 20,
@@ -455,7 +456,7 @@ def visited(
     return by_name(
         visit_server(
             Visit(
-                connection=find_connection(address, tls=tls),
+                connection=find_connection(address, tls=tls, token=token),
                 timeout=timeout,
                 locality=locality,
                 teacher_id=teacher_id,
@@ -598,6 +599,27 @@ class TestAVisit:
         assert list(found) == ["dns", "tcp", "tls"]
         assert found["tls"].facts["reason"] == "TLS_EXPECTED"
         assert "tls://" in found["tls"].cure
+
+    def test_with_a_students_token_names_no_teachers_and_shakes_hands_all_the_same(
+        self, tmp_path: Path
+    ) -> None:
+        student, operator, nobody = "student" * 3, "operator" * 3, "nobody" * 3
+        (tmp_path / "tokens").write_text(f"student {student}\noperator {operator}\n")
+        (tmp_path / "tokens").chmod(0o600)
+        with testing.serve(token_file=tmp_path / "tokens") as server:
+            found = visited(server.address, token=student)
+            seen_by_operator = visited(server.address, token=operator)
+            unknown = visited(server.address, token=nobody)
+
+        assert found["pool"].facts == {"reason": "NOT_ALLOWED"}
+        assert found["handshake"].verdict is Verdict.OK
+        assert found["transport"].facts["transport"] == "shared_memory"
+        assert seen_by_operator["pool"].facts["budget_bytes"]
+        assert seen_by_operator["handshake"].verdict is Verdict.FAIL
+        assert "--token-file" in seen_by_operator["handshake"].cure
+        last = list(unknown.values())[-1]
+        assert (last.verdict, last.facts["reason"]) == (Verdict.FAIL, "UNKNOWN_CALLER")
+        assert "--token-file" in last.cure
 
     def test_of_a_port_where_nobody_listens_fails_before_any_server(self) -> None:
         with socket.socket() as free:  # bound, and not listening: nobody else gets it

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from teacher_logits_client.terminal_text import harmless
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -30,11 +32,6 @@ class Column:
     rank: int = 0
     right: bool = False
     grows: bool = False
-
-
-def harmless(text: str) -> str:
-    """Return text without what a terminal would obey."""
-    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def line(text: str, width: int, style: str = "") -> Text:

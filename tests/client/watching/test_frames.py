@@ -12,12 +12,13 @@ from tests.client.watching.views import MIB, a_session, a_view, counted
 from teacher_logits.errors import NotAllowedError, ServerUnreachableError
 from teacher_logits.transport import Settlement, Transport
 from teacher_logits.views import ServerView
+from teacher_logits_client.terminal_text import harmless
 from teacher_logits_client.watching import rates
 from teacher_logits_client.watching.asking import Answer
 from teacher_logits_client.watching.frame import Scene, draw
 from teacher_logits_client.watching.rates import Looks
 from teacher_logits_client.watching.sections import Sort
-from teacher_logits_client.watching.tables import bar, harmless
+from teacher_logits_client.watching.tables import bar
 from teacher_logits_client.watching.watch import Watch
 
 GONE = ServerUnreachableError("nobody answers at unix:/s")
