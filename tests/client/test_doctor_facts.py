@@ -192,26 +192,33 @@ class TestTheWayToASocket:
         assert [each.path for each in way.entries][:1] == ["/"]
         assert (way.entries[-1].path, way.entries[-1].is_socket) == (str(path), True)
         assert way_finding(way).verdict is Verdict.OK
+        assert {each.allowed for each in way.entries} == {True}
 
     @given(
-        folder=st.builds(
+        entry=st.builds(
             Entry,
             path=st.just("/x"),
             mode=st.integers(0, 0o777),
             uid=st.integers(0, 3),
             gid=st.integers(0, 3),
+            is_socket=st.booleans(),
         ),
         uid=st.integers(1, 3),
         gids=st.frozensets(st.integers(0, 3)),
-        bit=st.sampled_from([1, 2]),
     )
     def test_the_bits_of_the_class_that_one_is_in_are_the_only_ones(
-        self, folder: Entry, uid: int, gids: frozenset[int], bit: int
+        self, entry: Entry, uid: int, gids: frozenset[int]
     ) -> None:
-        who = "USR" if uid == folder.uid else "GRP" if folder.gid in gids else "OTH"
-        right: int = getattr(stat, f"S_I{'X' if bit == 1 else 'W'}{who}")
+        who = "USR" if uid == entry.uid else "GRP" if entry.gid in gids else "OTH"
+        right: int = getattr(stat, f"S_I{'W' if entry.is_socket else 'X'}{who}")
 
-        assert may(folder, bit, uid=uid, gids=gids) == bool(folder.mode & right)
+        assert may(entry, uid=uid, gids=gids) == bool(entry.mode & right)
+
+    @pytest.mark.parametrize("allowed", [True, False])
+    def test_the_kernels_word_goes_before_the_mode(self, allowed: bool) -> None:
+        entry = replace(ROOT_FOLDER, mode=0o000 if allowed else 0o777, allowed=allowed)
+
+        assert may(entry, uid=1000, gids=frozenset()) is allowed
 
 
 class TestProxies:
@@ -407,17 +414,28 @@ class TestRay:
     def test_that_is_too_old_is_a_warning(self, version: str, verdict: Verdict) -> None:
         assert ray_cluster.version_finding(version).verdict is verdict
 
-    def test_whose_cluster_is_gone_says_who_names_it(self, tmp_path: Path) -> None:
+    def test_whose_last_cluster_here_is_gone_only_says_so(self, tmp_path: Path) -> None:
         with socket.socket() as free:  # bound, and not listening
             free.bind(("127.0.0.1", 0))
             current = tmp_path / "current"
             current.write_text(f"127.0.0.1:{free.getsockname()[1]}\n")
             seen = ray_cluster.look_at_ray(Surroundings(), current=current)
 
-        found = ray_cluster.cluster_finding(replace(seen, version="2.60.0"))
-        assert found.verdict is Verdict.WARN
+        found = ray_cluster.cluster_finding(seen)
+        assert found.verdict is Verdict.OK
         assert str(current) in found.message
-        assert "ray stop" in found.cure
+        assert "is gone" in found.message
+
+    def test_whose_named_cluster_is_gone_is_a_warning(self) -> None:
+        with socket.socket() as free:  # bound, and not listening
+            free.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+            found = ray_cluster.cluster_finding(
+                ray_cluster.look_at_ray(Surroundings(ray_address=address))
+            )
+
+        assert found.verdict is Verdict.WARN
+        assert "ray start" in found.cure
 
     def test_whose_cluster_answers_is_fine(self) -> None:
         with socket.socket() as listener:

@@ -22,6 +22,7 @@ _CURRENT = Path("/tmp/ray/ray_current_cluster")
 """Where Ray writes the address of the cluster that was started last on this machine."""
 _CONNECT_SECONDS = 1.0
 _CLIENT_SCHEME = "ray://"
+_VARIABLE = "RAY_ADDRESS"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,7 @@ def look_at_ray(surroundings: Surroundings, *, current: Path = _CURRENT) -> Ray:
         version = metadata.version("ray")
     except metadata.PackageNotFoundError:
         version = ""
-    address, source = surroundings.ray_address, "RAY_ADDRESS"
+    address, source = surroundings.ray_address, _VARIABLE
     if address in ("", "auto"):
         address, source = _read(current), str(current)
     said = "" if not address else _why_silent(address)
@@ -95,6 +96,9 @@ def cluster_finding(ray: Ray) -> Finding:
     if ray.answers:
         message = f"somebody listens at {ray.address} ({ray.source})"
         return Finding(name="ray_cluster", verdict=Verdict.OK, message=message, facts=facts)
+    if ray.source != _VARIABLE:
+        message = f"{ray.address} ({ray.source}) is of a cluster that is gone: {ray.said}"
+        return Finding(name="ray_cluster", verdict=Verdict.OK, message=message, facts=facts)
     is_client = ray.address.startswith(_CLIENT_SCHEME)
     return Finding(
         name="ray_cluster",
@@ -103,8 +107,7 @@ def cluster_finding(ray: Ray) -> Finding:
         cure="give host:port of the cluster itself, and run in a node of it: Ray Client has no "
         "object store"
         if is_client
-        else "start the cluster (ray start), or unset what names it; ray stop clears what an old "
-        "one left behind",
+        else "start the cluster (ray start), or unset RAY_ADDRESS",
         facts=facts,
     )
 

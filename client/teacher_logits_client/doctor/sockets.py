@@ -1,14 +1,14 @@
 """Whether this process may go through the folders to a Unix socket, and connect to it.
 
-Decided as the kernel decides by owner, group and mode; what access control lists or a security
-module add is not seen here, and shows when the server is visited.
+The kernel is asked. Where it cannot be, that is decided by owner, group and mode, which explain its
+answer to people as well; access control lists and capabilities may differ from them.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from teacher_logits_client.doctor.findings import Finding, Verdict
@@ -16,18 +16,25 @@ from teacher_logits_client.doctor.findings import Finding, Verdict
 if TYPE_CHECKING:
     from teacher_logits.errors import Fact
 
-_SEARCH, _WRITE = 1, 2
-
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A folder, or a socket, and whose it is; ``mode`` are its twelve bits of permission."""
+    """A folder, or a socket, and whose it is; ``mode`` are its twelve bits of permission.
+
+    ``allowed`` is the kernel's word; None where it was not asked.
+    """
 
     path: str
     mode: int
     uid: int
     gid: int
     is_socket: bool = False
+    allowed: bool | None = None
+
+    @property
+    def needed(self) -> int:
+        """The bit of permission that is needed here: to search a folder, to write to a socket."""
+        return os.W_OK if self.is_socket else os.X_OK
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,21 +64,29 @@ def look_at_way(path: str) -> Way:
             break
         except OSError:  # a folder before it lets nobody look, which its mode says
             break
-        entries.append(
-            Entry(
-                path=place,
-                mode=stat.S_IMODE(found.st_mode),
-                uid=found.st_uid,
-                gid=found.st_gid,
-                is_socket=stat.S_ISSOCK(found.st_mode),
-            )
+        entry = Entry(
+            path=place,
+            mode=stat.S_IMODE(found.st_mode),
+            uid=found.st_uid,
+            gid=found.st_gid,
+            is_socket=stat.S_ISSOCK(found.st_mode),
         )
+        entries.append(replace(entry, allowed=_asked(entry)))
     gids = frozenset({os.getegid(), *os.getgroups()})
     return Way(path=path, entries=tuple(entries), missing=missing, uid=os.geteuid(), gids=gids)
 
 
-def may(entry: Entry, bit: int, *, uid: int, gids: frozenset[int]) -> bool:
-    """Whether a user may search a folder (1), or write to a socket (2), by its mode."""
+def _asked(entry: Entry) -> bool | None:
+    if os.access not in os.supports_effective_ids:
+        return None
+    return os.access(entry.path, entry.needed, effective_ids=True)
+
+
+def may(entry: Entry, *, uid: int, gids: frozenset[int]) -> bool:
+    """Whether a user may search a folder, or write to a socket, by the kernel's word or the mode."""
+    bit = entry.needed
+    if entry.allowed is not None:
+        return entry.allowed
     if uid == 0:
         return True
     if uid == entry.uid:
@@ -84,7 +99,7 @@ def may(entry: Entry, bit: int, *, uid: int, gids: frozenset[int]) -> bool:
 def way_finding(way: Way) -> Finding:
     """Judge whether this process comes to the socket and may connect to it."""
     for entry in way.entries:
-        if not may(entry, _WRITE if entry.is_socket else _SEARCH, uid=way.uid, gids=way.gids):
+        if not may(entry, uid=way.uid, gids=way.gids):
             return _denied(entry, way)
     facts: dict[str, Fact] = {"path": way.path, "uid": way.uid}
     if way.missing:
@@ -116,7 +131,7 @@ def _denied(entry: Entry, way: Way) -> Finding:
         verdict=Verdict.FAIL,
         message=f"{_owned(entry)}: uid {way.uid} with the groups {groups} may not {what}",
         cure=f"run as uid {entry.uid}, or in group {entry.gid} where that has the right: "
-        f"chmod g+{bit} {entry.path}",
+        f"chmod g+{bit} {entry.path} (teacher-logits serve --socket-group makes both so)",
         facts={
             "path": way.path,
             "uid": way.uid,

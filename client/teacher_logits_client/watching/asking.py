@@ -1,7 +1,8 @@
 """Asking: looks at a server on a thread of its own, again and again, whatever comes of each.
 
 A server that does not answer is asked again. What asking again cannot mend (somebody who is not
-allowed, an address of something else) ends it, and is raised where the answer is taken.
+allowed, an address of something else, a fault of this program) ends it, and is raised where the
+answer is taken.
 """
 
 from __future__ import annotations
@@ -27,7 +28,15 @@ class Answer:
 
     at: float
     view: ServerView | None = None
-    error: TeacherLogitsError | None = None
+    error: Exception | None = None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it is an error that asking again cannot mend."""
+        is_passing = isinstance(self.error, TeacherLogitsError) and not isinstance(
+            self.error, ContractViolation
+        )
+        return self.error is not None and not is_passing
 
 
 class Asking:
@@ -82,14 +91,16 @@ class Asking:
     def _run(self) -> None:
         while not self._ended.is_set():
             began = time.monotonic()
-            view, error = None, None
-            try:
-                view = self._ask()
-            except TeacherLogitsError as raised:
-                error = raised
+            answer = self._look()
             with self._lock:
-                self._answers.append(Answer(at=time.monotonic(), view=view, error=error))
+                self._answers.append(answer)
                 self._wake()
-            if isinstance(error, ContractViolation):
+            if answer.is_final:
                 return
             self._ended.wait(max(0.0, began + self._interval - time.monotonic()))
+
+    def _look(self) -> Answer:
+        try:
+            return Answer(view=self._ask(), at=time.monotonic())
+        except Exception as error:
+            return Answer(error=error, at=time.monotonic())

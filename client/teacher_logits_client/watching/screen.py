@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
@@ -50,8 +50,9 @@ def show(asking: Asking, *, address: str) -> None:
     """
     console = _Console(highlight=False)
     is_drawn = console.is_terminal and not console.is_dumb_terminal
-    with _signals(asking.waking), typing() as fd:
-        watch = Watch(address, keys=is_drawn and fd is not None, now=time.monotonic())
+    # Where nothing is drawn on, a pager may want the keyboard.
+    with _signals(asking.waking), typing() if is_drawn else nullcontext() as fd:
+        watch = Watch(address, keys=fd is not None, now=time.monotonic())
         if not is_drawn:
 
             def follow(scene: Scene, is_new: bool) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import ContractViolation
 from teacher_logits_client.watching.frame import Scene
 from teacher_logits_client.watching.rates import Looks
 
@@ -37,14 +36,12 @@ class Watch:
     def answered(self, answer: Answer) -> None:
         """Take an answer.
 
-        Raises:
-            ContractViolation: it is one, which asking again cannot mend.
+        Raises what it is where asking again cannot mend it.
         """
+        if answer.is_final and answer.error is not None:
+            raise answer.error
         if answer.view is None:
-            error = answer.error
-            if isinstance(error, ContractViolation):
-                raise error
-            self._now = replace(self._now, trouble=error.message if error else "no answer")
+            self._now = replace(self._now, trouble=str(answer.error))
             return
         is_other = self._looks.add(answer.view)
         self._seen_at = answer.at

@@ -271,8 +271,9 @@ class TestAWatch:
         assert watch.scene(105.0).silent_seconds == 5.0
 
     def test_ends_at_once_where_asking_again_mends_nothing(self) -> None:
-        with pytest.raises(NotAllowedError):
-            self.a_watch().answered(Answer(at=102.0, error=NotAllowedError("no")))
+        for error in (NotAllowedError("no"), ValueError("a fault of ours")):
+            with pytest.raises(type(error)):
+                self.a_watch().answered(Answer(at=102.0, error=error))
 
     def test_stands_still_while_paused_and_has_missed_nothing_afterwards(self) -> None:
         watch = self.a_watch()
