@@ -83,7 +83,7 @@ def _asked(entry: Entry) -> bool | None:
 
 
 def may(entry: Entry, *, uid: int, gids: frozenset[int]) -> bool:
-    """Whether a user may search a folder, or write to a socket, by the kernel's word or the mode."""
+    """Whether a user may search a folder, or write to a socket, by kernel or mode."""
     bit = entry.needed
     if entry.allowed is not None:
         return entry.allowed
