@@ -24,7 +24,7 @@ BENCHES   = $(notdir $(basename $(shell grep -l '^def main\>' benchmarks/*.py 2>
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-all check gpu-check lint format types floors dockerfile \
+.PHONY: help venv demo test test-all check gpu-check lint format types floors dockerfile observability \
         proto proto-check proto-release wheel image-check bench clean
 
 help:  ## this list
@@ -56,7 +56,7 @@ test: lint types floors proto-check  ## all static checks and the suite without 
 test-all: lint types floors proto-check  ## the same with the slow tier
 	$(PYTEST) $(ARGS)
 
-check: lint types floors proto-check dockerfile wheel  ## all static checks, and the wheel builds
+check: lint types floors proto-check dockerfile observability wheel  ## all static checks, and the wheel builds
 
 lint: $(READY)  ## ruff: rules and format
 	$(BIN)/ruff check
@@ -79,6 +79,9 @@ gpu-check: $(if $(filter $(BIN)/python,$(PY)),$(READY))  ## on a machine with a 
 
 dockerfile: $(READY)  ## hadolint: deploy/Dockerfile
 	$(BIN)/hadolint deploy/Dockerfile
+
+observability: $(READY)  ## dashboard and alerts name metrics that there are
+	$(PY) -m deploy.observability_check
 
 # --- the schema --------------------------------------------------------------
 

@@ -222,10 +222,10 @@ class Server:
     def _add_services(self, endpoint: Endpoint, core: Core, addresses: Sequence[Address]) -> None:
         from teacher_logits_server.services.scoring import ScoringService  # brings torch too
 
-        clock, ledger, scorers, counted = self._clock, core.ledger, core.scorers, self._instruments
+        clock, ledger, scorers = self._clock, core.ledger, core.scorers
+        services, objects, instruments = endpoint.services, core.objects, self._instruments
         calls, path, wait = core.publishing, self._broker_path, self._config.default_wait
-        services, objects = endpoint.services, core.objects
-        self._waiting = waiting = Waiting(clock=clock, longest_wait=wait, instruments=counted)
+        self._waiting = waiting = Waiting(clock=clock, longest_wait=wait, instruments=instruments)
         waiting.listen_to(ledger)
         student = StudentService(
             ledger=ledger,
@@ -233,19 +233,19 @@ class Server:
             waiting=waiting,
             broker_path=path,
             objects=objects,
-            instruments=counted,
+            instruments=instruments,
         )
         services.add_student(student)
         if objects is not None:
             services.add_objects(ObjectService(exporter=objects, waiting=waiting))
-        registry = RegistryService(
-            ledger=ledger, slabs=core.slabs, calls=calls, waiting=waiting, broker_path=path
+        services.add_registry(
+            RegistryService(
+                ledger=ledger, slabs=core.slabs, calls=calls, waiting=waiting, broker_path=path
+            )
         )
-        services.add_registry(registry)
-        self._scoring = ScoringService(
-            scorers=scorers, ledger=ledger, clock=clock, longest_wait=wait
-        )
-        services.add_scoring(self._scoring)
+        scoring = ScoringService(scorers=scorers, ledger=ledger, clock=clock, longest_wait=wait)
+        services.add_scoring(scoring)
+        self._scoring = scoring
         services.add_operator(
             OperatorService(
                 ledger=ledger,
@@ -254,7 +254,7 @@ class Server:
                 clock=clock,
                 objects=objects,
                 replicas=core.replicas,
-                metrics=counted.samples,
+                metrics=instruments.samples,
             )
         )
         if Transport.STREAM in self._config.transports:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from teacher_logits.views import MetricView
 
 
+HEALTH = "/grpc.health.v1.Health/"
 _PACKAGE = "teacher_logits.v1."
 
 
@@ -80,24 +81,34 @@ class Instruments:
 
 
 class RpcTimes:
-    """What RPCs take and end in."""
+    """What RPCs take and end in; health is left out: a watch lasts as long as its caller likes."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self._seconds = names.RPC_SECONDS.histogram(registry)
         self._ended = names.RPCS.counter(registry)
         self._open = names.RPCS_OPEN.gauge(registry)
+        #: Looked up once: finding a series costs more than counting in it.
+        self._series: dict[tuple[str, str], tuple[Histogram, Counter]] = {}
 
-    def begin(self) -> float:
+    def begin(self, method: str) -> float:
         """Note that one begins; returns when, for ``end``."""
-        self._open.inc()
+        if not method.startswith(HEALTH):
+            self._open.inc()
         return perf_counter()
 
     def end(self, method: str, code: str, began: float) -> None:
         """Note that one has ended. ``method`` is one that this server has."""
+        if method.startswith(HEALTH):
+            return
         self._open.dec()
-        name = method.removeprefix("/").removeprefix(_PACKAGE)
-        self._seconds.labels(name).observe(perf_counter() - began)
-        self._ended.labels(name, code).inc()
+        series = self._series.get((method, code))
+        if series is None:
+            name = method.removeprefix("/").removeprefix(_PACKAGE)
+            series = self._seconds.labels(name), self._ended.labels(name, code)
+            self._series[method, code] = series
+        seconds, ended = series
+        seconds.observe(perf_counter() - began)
+        ended.inc()
 
 
 class PassTimes:
