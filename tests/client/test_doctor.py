@@ -600,6 +600,7 @@ class TestAVisit:
         assert found["tls"].facts["reason"] == "TLS_EXPECTED"
         assert "tls://" in found["tls"].cure
 
+    @pytest.mark.slow
     def test_with_a_students_token_names_no_teachers_and_shakes_hands_all_the_same(
         self, tmp_path: Path
     ) -> None:

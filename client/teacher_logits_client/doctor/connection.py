@@ -91,8 +91,9 @@ def visit_server(visit: Visit, *, knows_peers: bool, has_gpu: bool) -> Visited:
             found += _shake_hands(client, visit, teachers, has_gpu=has_gpu)
         except TeacherLogitsError as error:
             return Visited(findings=(*found, _failed("handshake", error)))
-    is_here = visit.connection.address.is_loopback and view is not None
-    return Visited(findings=tuple(found), pool=view.pool if is_here and view else None)
+    is_here = visit.connection.address.is_loopback
+    pool = view.pool if view is not None and is_here else None
+    return Visited(findings=tuple(found), pool=pool)
 
 
 def _way(visit: Visit, *, knows_peers: bool, has_gpu: bool) -> list[Finding]:
