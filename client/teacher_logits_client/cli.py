@@ -1,4 +1,4 @@
-"""The client side's commands: ``demo``, ``doctor`` and ``inspect``, each ``(argv) -> exit code``.
+"""The client side's commands, ``demo``, ``doctor``, ``inspect``, ``top``: ``(argv) -> exit code``.
 
 Exit codes: 0 done (and nothing worse than a warning), 1 failed, 2 called wrongly, or nothing could
 be compared (``--parity``). Errors of the tree are raised to the entry point, which writes their
@@ -20,7 +20,6 @@ from teacher_logits_client.connection_flags import (
     ADDRESS_HELP,
     add_connection,
     connection_of,
-    tls_of,
 )
 from teacher_logits_client.units import size_of
 
@@ -103,9 +102,9 @@ def doctor(argv: Sequence[str]) -> int:
     _add_common(parser)
     parser.add_argument(
         "--pool-size",
-        default="1GiB",
         metavar="BYTES",
-        help="pool to hold memory against; that of `serve` is 1GiB too where not given",
+        help="pool to hold memory against (default: that of the server at the address, if it is "
+        "on this machine, else 1GiB as for `serve`)",
     )
     parser.add_argument("--teacher-id", default="", metavar="ID", help="the teacher to ask for")
     parser.add_argument(
@@ -116,18 +115,17 @@ def doctor(argv: Sequence[str]) -> int:
     )
     flags = parser.parse_args(argv)
     timeout = check_timeout(flags.timeout, what="--timeout")
-    pool_size_bytes = size_of(flags.pool_size, flag="--pool-size")
+    pool_size_bytes = None
+    if flags.pool_size is not None:
+        pool_size_bytes = size_of(flags.pool_size, flag="--pool-size")
 
     from teacher_logits_client.doctor import Verdict, Visit, examine
 
     visit = None
     if flags.address is not None:
         visit = Visit(
-            address=flags.address,
+            connection=connection_of(flags),
             timeout=timeout,
-            insecure=flags.insecure,
-            tls=tls_of(flags),
-            token_file=flags.token_file,
             teacher_id=flags.teacher_id,
             locality=Locality(flags.locality),
         )
@@ -172,6 +170,13 @@ def inspect(argv: Sequence[str]) -> int:
     show = as_json if flags.json else as_text
     _write(show(view, address=str(connection.address)))
     return EXIT_OK
+
+
+def top(argv: Sequence[str]) -> int:
+    """Run ``teacher-logits top``: a running server, watched."""
+    from teacher_logits_client.watching.command import run
+
+    return run(argv)
 
 
 def _compare(connection: Connection, flags: argparse.Namespace, *, timeout: float) -> int:

@@ -182,8 +182,24 @@ class ReplicaView:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MetricView:
+    """One number that a server counts since its start, by the name that Prometheus has it under.
+
+    ``labels`` are in the order of their names.
+    """
+
+    name: str
+    labels: tuple[tuple[str, str], ...]
+    value: float
+
+    def label(self, name: str) -> str:
+        """Return the value of a label; empty where there is none of that name."""
+        return dict(self.labels).get(name, "")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerView:
-    """A server at one instant."""
+    """A server at one instant. ``metrics`` is empty from a server of an older release."""
 
     epoch: str
     version: str
@@ -198,6 +214,7 @@ class ServerView:
     registered: RegisteredView = RegisteredView()
     object_store: ObjectStoreView | None = None
     replicas: tuple[ReplicaView, ...] = ()
+    metrics: tuple[MetricView, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

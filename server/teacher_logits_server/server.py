@@ -225,9 +225,8 @@ class Server:
         clock, ledger, scorers = self._clock, core.ledger, core.scorers
         services, objects, instruments = endpoint.services, core.objects, self._instruments
         calls, path, wait = core.publishing, self._broker_path, self._config.default_wait
-        waiting = Waiting(clock=clock, longest_wait=wait, instruments=instruments)
+        self._waiting = waiting = Waiting(clock=clock, longest_wait=wait, instruments=instruments)
         waiting.listen_to(ledger)
-        self._waiting = waiting
         student = StudentService(
             ledger=ledger,
             publishing=calls,
@@ -255,6 +254,7 @@ class Server:
                 clock=clock,
                 objects=objects,
                 replicas=core.replicas,
+                metrics=instruments.samples,
             )
         )
         if Transport.STREAM in self._config.transports:

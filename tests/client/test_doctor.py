@@ -7,12 +7,13 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import trustme
 from tests.client.publishing.a_publisher import a_teacher
 from tests.held import left_behind, open_descriptors
 
@@ -20,21 +21,23 @@ import teacher_logits_client as tl
 from teacher_logits.errors import ConfigError
 from teacher_logits_client import cli, testing
 from teacher_logits_client.calls.inspection import inspect_server
-from teacher_logits_client.config import parse_address
-from teacher_logits_client.doctor import Finding, Report, Verdict, kernel, place, software
+from teacher_logits_client.config import find_connection, parse_address
+from teacher_logits_client.doctor import Finding, Report, Verdict, gpus, kernel, place, software
 from teacher_logits_client.doctor.config import Surroundings, read_surroundings
-from teacher_logits_client.doctor.connection import Visit, connection_findings
+from teacher_logits_client.doctor.connection import Visit, visit_server
 from teacher_logits_client.doctor.memory import memory_findings
+from teacher_logits_client.doctor.proxies import proxy_finding
 from teacher_logits_client.line import file_watch
 
 GIB = 1 << 30
 linux_only = pytest.mark.skipif(platform.system() != "Linux", reason="tries Linux itself")
 
 
-def by_name(findings: list[Finding]) -> dict[str, Finding]:
+def by_name(findings: Iterable[Finding]) -> dict[str, Finding]:
     """Findings by their names, of which none may come twice."""
-    assert len({each.name for each in findings}) == len(findings)
-    return {each.name: each for each in findings}
+    listed = list(findings)
+    assert len({each.name for each in listed}) == len(listed)
+    return {each.name: each for each in listed}
 
 
 class TestTheReport:
@@ -300,7 +303,7 @@ class TestThePlace:
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("https_proxy", "http://me:secret@proxy:3128")
 
-        found = place.proxy_finding(read_surroundings().proxies)
+        found = proxy_finding(read_surroundings().proxies)
 
         assert found.facts["names"].split(",")[0] == "https_proxy"  # type: ignore[union-attr]
         assert "ignored" in found.message
@@ -321,10 +324,10 @@ class TestThePlace:
 
         assert set(by_name(place.place_findings(surroundings))) == {
             "identity",
+            "container",
             "open_files",
             "default_socket",
             "runtime_folder",
-            "proxies",
         }
 
 
@@ -363,30 +366,36 @@ class TestTheSoftware:
         assert "teacher-logits[transformers]" in found["engine_packages"].cure
 
     @pytest.mark.parametrize(
-        ("library", "gpus", "said"),
+        ("library", "models", "said"),
         [
             (True, ("NVIDIA H200",), ["sees NVIDIA H200", "libcuda.so.1", "cuda_ipc"]),
-            (False, ("NVIDIA H200",), ["sees NVIDIA H200", "no libcuda.so.1"]),
+            (False, ("NVIDIA H200",), ["sees NVIDIA H200", "libcuda.so.1 is not here"]),
             (True, (), ["no GPU", "libcuda.so.1"]),
             (False, (), ["no GPU", "no libcuda.so.1", "host memory"]),
         ],
     )
     def test_what_is_seen_of_cuda_is_said(
-        self, library: bool, gpus: tuple[str, ...], said: list[str]
+        self, library: bool, models: tuple[str, ...], said: list[str]
     ) -> None:
-        found = software.cuda_finding(gpus, has_library=library)
-        assert found.verdict is Verdict.OK
-        assert (found.facts["device_count"], found.facts["driver_library"]) == (len(gpus), library)
+        nodes = tuple(f"nvidia{index}" for index in range(len(models)))
+        found = gpus.cuda_finding(gpus.Gpus(models=models, nodes=nodes, has_library=library))
+        assert found.verdict is (Verdict.WARN if models and not library else Verdict.OK)
+        assert (found.facts["device_count"], found.facts["driver_library"]) == (
+            len(models),
+            library,
+        )
         assert "later release" not in found.message
         for words in said:
             assert words in found.message
 
     def test_gpus_are_read_where_the_kernel_driver_lists_them(self, tmp_path: Path) -> None:
         for bus in ("0000:01:00.0", "0000:02:00.0"):
-            (tmp_path / bus).mkdir()
-            (tmp_path / bus / "information").write_text("Model: \t NVIDIA H200\nIRQ: 9\n")
-        assert software.gpus_in(str(tmp_path)) == ("NVIDIA H200", "NVIDIA H200")
-        assert software.gpus_in(str(tmp_path / "nowhere")) == ()
+            (tmp_path / "gpus" / bus).mkdir(parents=True)
+            information = tmp_path / "gpus" / bus / "information"
+            information.write_text("Model: \t NVIDIA H200\nIRQ: 9\n")
+        found = gpus.look_at_gpus(tmp_path, tmp_path / "dev")
+        assert found.models == ("NVIDIA H200", "NVIDIA H200")
+        assert gpus.look_at_gpus(tmp_path / "nowhere", tmp_path).models == ()
 
     def test_no_driver_is_started(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def start(*_: object) -> int:
@@ -394,7 +403,7 @@ class TestTheSoftware:
 
         monkeypatch.setattr("torch.cuda.device_count", start)
         monkeypatch.setattr("torch.cuda.get_device_name", start)
-        assert "cuda" in by_name(software.software_findings())
+        assert "cuda" in by_name([gpus.cuda_finding(gpus.look_at_gpus())])
 
 
 @pytest.fixture(scope="module")
@@ -411,18 +420,50 @@ def streaming_server() -> Iterator[testing.ServerProcess]:
         yield process
 
 
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    """Who signs certificates here."""
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def server_by_tls(
+    authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[testing.ServerProcess]:
+    """A server that listens at a port, over TLS."""
+    folder = tmp_path_factory.mktemp("tls")
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    issued = authority.issue_cert("127.0.0.1", "teacher.example")
+    issued.cert_chain_pems[0].write_to_path(folder / "cert.pem")
+    issued.private_key_pem.write_to_path(folder / "key.pem")
+    os.chmod(folder / "key.pem", 0o600)
+    with testing.serve(
+        listen=["127.0.0.1:0"], tls_cert=folder / "cert.pem", tls_key=folder / "key.pem"
+    ) as process:
+        yield process
+
+
 def visited(
     address: str,
     *,
+    tls: tl.Tls | None = None,
+    token: str | None = None,
     locality: tl.Locality = tl.Locality.PREFER,
     teacher_id: str = "",
     timeout: float = 20,
 ) -> dict[str, Finding]:
     """What the doctor finds at an address."""
     return by_name(
-        connection_findings(
-            Visit(address=address, timeout=timeout, locality=locality, teacher_id=teacher_id)
-        )
+        visit_server(
+            Visit(
+                connection=find_connection(address, tls=tls, token=token),
+                timeout=timeout,
+                locality=locality,
+                teacher_id=teacher_id,
+            ),
+            knows_peers=True,
+            has_gpu=False,
+        ).findings
     )
 
 
@@ -501,13 +542,94 @@ class TestAVisit:
         assert found["handshake"].facts["teacher_id"] == "teacher"
 
     def test_where_nobody_is_fails_and_goes_no_further(self, tmp_path: Path) -> None:
-        visit = Visit(address=f"unix:{tmp_path / 'nobody'}", timeout=0.2)
+        found = visited(f"unix:{tmp_path / 'nobody'}", timeout=0.2)
 
-        (finding,) = connection_findings(visit)
+        assert list(found) == ["socket_folder", "server"]
+        assert found["socket_folder"].facts["missing"] == str(tmp_path / "nobody")
+        assert found["server"].verdict is Verdict.FAIL
+        assert found["server"].facts["reason"] == "SERVER_UNREACHABLE"
+        assert found["server"].cure
 
-        assert (finding.name, finding.verdict) == ("server", Verdict.FAIL)
-        assert finding.facts["reason"] == "SERVER_UNREACHABLE"
-        assert finding.cure
+    def test_holds_memory_against_the_pool_of_the_server(
+        self, server: testing.ServerProcess, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert cli.doctor([server.address, "--json"]) == 0
+
+        found = {each["name"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
+        view = inspect_server(parse_address(server.address), timeout=20)
+        assert found["pool"]["facts"]["budget_bytes"] == view.pool.budget_bytes
+        if "free_bytes" in (facts := found["memory_available"]["facts"]):
+            assert facts["pool_size_bytes"] == view.pool.budget_bytes
+        assert found["server_namespaces"]["facts"]["server_pid"] == server.pid
+
+    def test_over_tcp_goes_stage_by_stage(
+        self, server_by_tls: testing.ServerProcess, authority: trustme.CA, tmp_path: Path
+    ) -> None:
+        authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+
+        found = visited(server_by_tls.address, tls=tl.Tls(ca=tmp_path / "ca.pem"))
+
+        stages = ["dns", "tcp", "tls", "certificate_name", "certificate_time", "server"]
+        assert list(found)[:6] == stages
+        assert {found[each].verdict for each in stages} == {Verdict.OK}
+        assert found["certificate_name"].facts["names"] == "127.0.0.1,teacher.example"
+        assert found["handshake"].verdict is Verdict.OK
+
+    def test_over_tcp_tells_a_wrong_name_from_a_wrong_signature(
+        self, server_by_tls: testing.ServerProcess, authority: trustme.CA, tmp_path: Path
+    ) -> None:
+        authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+        trustme.CA().cert_pem.write_to_path(tmp_path / "other.pem")
+        misnamed = tl.Tls(ca=tmp_path / "ca.pem", server_name="student.example")
+
+        found = visited(server_by_tls.address, tls=misnamed)
+        assert [each.verdict.value for each in found.values()] == ["ok", "ok", "ok", "fail", "ok"]
+        assert "--tls-server-name" in found["certificate_name"].cure
+
+        found = visited(server_by_tls.address, tls=tl.Tls(ca=tmp_path / "other.pem"))
+        assert list(found) == ["dns", "tcp", "tls"]
+        assert found["tls"].facts["reason"] == "CERTIFICATE_UNTRUSTED"
+        assert "--tls-ca" in found["tls"].cure
+
+    def test_without_tls_to_a_server_that_speaks_it_says_which_flags(
+        self, server_by_tls: testing.ServerProcess
+    ) -> None:
+        found = visited(server_by_tls.address)
+
+        assert list(found) == ["dns", "tcp", "tls"]
+        assert found["tls"].facts["reason"] == "TLS_EXPECTED"
+        assert "tls://" in found["tls"].cure
+
+    @pytest.mark.slow
+    def test_with_a_students_token_names_no_teachers_and_shakes_hands_all_the_same(
+        self, tmp_path: Path
+    ) -> None:
+        student, operator, nobody = "student" * 3, "operator" * 3, "nobody" * 3
+        (tmp_path / "tokens").write_text(f"student {student}\noperator {operator}\n")
+        (tmp_path / "tokens").chmod(0o600)
+        with testing.serve(token_file=tmp_path / "tokens") as server:
+            found = visited(server.address, token=student)
+            seen_by_operator = visited(server.address, token=operator)
+            unknown = visited(server.address, token=nobody)
+
+        assert found["pool"].facts == {"reason": "NOT_ALLOWED"}
+        assert found["handshake"].verdict is Verdict.OK
+        assert found["transport"].facts["transport"] == "shared_memory"
+        assert seen_by_operator["pool"].facts["budget_bytes"]
+        assert seen_by_operator["handshake"].verdict is Verdict.FAIL
+        assert "--token-file" in seen_by_operator["handshake"].cure
+        last = list(unknown.values())[-1]
+        assert (last.verdict, last.facts["reason"]) == (Verdict.FAIL, "UNKNOWN_CALLER")
+        assert "--token-file" in last.cure
+
+    def test_of_a_port_where_nobody_listens_fails_before_any_server(self) -> None:
+        with socket.socket() as free:  # bound, and not listening: nobody else gets it
+            free.bind(("127.0.0.1", 0))
+            found = visited(f"127.0.0.1:{free.getsockname()[1]}")
+
+        assert list(found) == ["dns", "tcp"]
+        assert found["tcp"].verdict is Verdict.FAIL
+        assert "--listen" in found["tcp"].cure
 
 
 class TestTheCommand:

@@ -251,6 +251,15 @@ class TestTheTables:
 
         assert "opening" in as_text(a_view(sessions=(opening,)))
 
+    def test_what_a_client_named_is_not_obeyed_by_a_terminal(self) -> None:
+        (session,) = a_view().sessions
+        named = replace(session, host_name="node\x1b]0;mine\x07root")
+
+        text = as_text(a_view(sessions=(named,)))
+
+        assert not set(text) & set("\x1b\x07")
+        assert "node?]0;mine?root" in text
+
     def test_quarantine_shows(self) -> None:
         (lease,) = a_view().leases
         held = LeaseView(**{**vars(lease), "quarantined": True})

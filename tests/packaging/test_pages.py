@@ -115,7 +115,7 @@ def test_files_that_a_page_quotes_are_there(page: Path) -> None:
 def test_flags_that_a_page_quotes_are_those_of_a_command(
     page: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for command in ("serve", "demo", "doctor", "inspect"):
+    for command in ("serve", "demo", "doctor", "inspect", "top"):
         with pytest.raises(SystemExit):
             main([command, "--help"])
     known = {*re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out), *FOREIGN}

@@ -99,7 +99,7 @@ def test_what_the_client_has_not_is_refused_by_name() -> None:
         client.conect  # noqa: B018
 
 
-@pytest.mark.parametrize("command", ["demo", "doctor", "inspect"])
+@pytest.mark.parametrize("command", ["demo", "doctor", "inspect", "top"])
 def test_help_of_a_command_of_the_client_needs_neither_torch_nor_grpc(command: str) -> None:
     program = f"""
 import sys

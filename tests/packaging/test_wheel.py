@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ROOTS = (ROOT / "proto", ROOT / "server", ROOT / "client")
 PACKAGES = ("teacher_logits", "teacher_logits_server", "teacher_logits_client")
-EXTRAS = ("transformers", "accelerate", "gguf", "safetensors", "matplotlib", "ray", "numpy")
+EXTRAS = ("transformers", "accelerate", "gguf", "safetensors", "matplotlib", "ray", "numpy", "rich")
 
 
 def build(target: str, folder: Path) -> Path:
@@ -115,7 +115,7 @@ for entry in distribution("teacher-logits").entry_points:
 """
     commands = run_from(installed, program).split()
 
-    assert sorted(commands) == ["demo", "doctor", "inspect", "serve", "teacher-logits"]
+    assert sorted(commands) == ["demo", "doctor", "inspect", "serve", "teacher-logits", "top"]
 
 
 def test_the_source_archive_holds_what_make_needs(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import mmap
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -127,10 +128,10 @@ def close_raw(channel: grpc.Channel, opened: Opened, secret: str = "") -> None:
     call(channel, close, "alice", {"session_id": opened.session_id}, secret=secret)
 
 
-def hello_of(opened: Opened) -> bytes:
+def hello_of(opened: Opened, *, shows_secret: bool = True) -> bytes:
     request = line_pb2.LineRequest(call_id=1)
     request.hello.session_id, request.hello.nonce = opened.session_id, opened.nonce
-    request.hello.shows_secret = True
+    request.hello.shows_secret = shows_secret
     return request.SerializeToString()
 
 
@@ -225,7 +226,9 @@ class TestRoles:
 
     def test_an_operator_is_no_student(self, place: Guarded) -> None:
         with place.connect("ops") as client, place.counts("rpc", "NOT_ALLOWED"):
-            with pytest.raises(NotAllowedError, match=r"is for student.*an? operator's"):
+            with pytest.raises(
+                NotAllowedError, match="for the role student, and the token shown has operator:"
+            ):
                 client.open_session(a_profile())
 
     def test_an_upload_is_refused_before_it_is_read(
@@ -418,6 +421,33 @@ class TestTheBroker:
                 again.close()
             assert error_of(refused).facts["reason"] == "NONCE_SPENT"
             close_raw(channel, opened, reply.hello.secret)  # the first line's session lives on
+
+    def test_who_does_not_say_that_it_will_show_a_secret_is_asked_for_none(
+        self, place: Guarded, channel: grpc.Channel
+    ) -> None:
+        opened = open_raw(channel, a_profile(), "of-the-first-release")
+        line, reply = say(opened.broker, hello_of(opened, shows_secret=False))
+        with line:
+            assert not reply.hello.secret
+            close_raw(channel, opened)
+
+    def test_a_secret_whose_line_is_gone_before_all_was_settled_is_asked_for_no_more(
+        self, place: Guarded, channel: grpc.Channel
+    ) -> None:
+        # The hello's answer may have been lost: its client goes on, and is streamed to.
+        opened = open_raw(channel, a_profile(), "lost")
+        line, _ = say(opened.broker, hello_of(opened))
+        line.close()
+        prove, until = student_method("ProveLocality"), time.monotonic() + SECONDS
+        settled = b""
+        while not settled:  # the broker hears of the line's end in a moment
+            assert time.monotonic() < until
+            with contextlib.suppress(grpc.RpcError):
+                settled = call(channel, prove, "alice", {"session_id": opened.session_id})
+        answer = teacher_logits_service_pb2.ProveLocalityResponse.FromString(settled)
+        (settlement,) = answer.session.transports
+        assert settlement.transport == transport_to_wire(tl.Transport.STREAM)
+        close_raw(channel, opened)
 
     def test_a_nonce_of_ones_own_making_opens_none(
         self, place: Guarded, channel: grpc.Channel

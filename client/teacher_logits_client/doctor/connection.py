@@ -9,40 +9,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import ContractViolation, TeacherLogitsError, UnknownTeacherError
+from teacher_logits.errors import NotAllowedError, TeacherLogitsError, UnknownTeacherError
 from teacher_logits.grid import BatchGrid
 from teacher_logits.profiles import PROTOCOL_VERSION, StudentProfile
 from teacher_logits.terms import Verdict as CheckVerdict
 from teacher_logits.transport import Locality, RefusalReason, Transport
 from teacher_logits_client.calls.inspection import inspect_server
-from teacher_logits_client.connecting import connect
+from teacher_logits_client.connecting import connect_to
+from teacher_logits_client.doctor.cures import OF_REASON, cure_of_error
 from teacher_logits_client.doctor.findings import Finding, Verdict
+from teacher_logits_client.doctor.namespaces import (
+    look_at_server,
+    namespaces_of,
+    server_namespaces_finding,
+)
+from teacher_logits_client.doctor.reach import reach, reach_findings
+from teacher_logits_client.doctor.sockets import look_at_way, way_finding
+from teacher_logits_client.units import size_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from teacher_logits.pool import PoolUsage
     from teacher_logits.profiles import TeacherProfile
     from teacher_logits.transport import Refusal
+    from teacher_logits.views import ServerView
     from teacher_logits_client.client import Client
-    from teacher_logits_client.credentials import Tls
+    from teacher_logits_client.config import Connection
     from teacher_logits_client.student import Session
 
-_CURES = {
-    RefusalReason.NOT_OFFERED: "have the server offer it: teacher-logits serve --transports "
-    "local,shared_memory,stream",
-    RefusalReason.BROKER_UNREACHABLE: "run on the server's machine, and give both sides the "
-    "folder of the broker's socket under one path (in containers: one volume mounted in both)",
-    RefusalReason.BROKER_REFUSED: "run as the server's user or root, or start the server with "
-    "--allow-uid and this user's uid",
-    RefusalReason.PEER_UNPROVEN: "use Linux 6.5 or newer on the server's machine, or let both "
-    "sides share one PID namespace",
-    RefusalReason.PROOF_MISSING: "use the same release on both sides",
-    RefusalReason.PROOF_WRONG: "connect to the server itself: something between it and this "
-    "process answers in its place",
-    RefusalReason.SLAB_NOT_MAPPABLE: "allow passing descriptors and mapping them (a sandbox or "
-    "seccomp profile forbids it); see the findings about slabs above",
-    RefusalReason.PLATFORM: "run on Linux, with a release that has this transport",
-}
+_FULL = 20
+"""A pool is full where no more than this part of it is free."""
 #: What a session over shared memory cannot have and does not miss.
 _NOT_MISSED = frozenset({Transport.LOCAL, Transport.CUDA_IPC, Transport.RAY_OBJECT})
 
@@ -51,60 +48,123 @@ _NOT_MISSED = frozenset({Transport.LOCAL, Transport.CUDA_IPC, Transport.RAY_OBJE
 class Visit:
     """Which server to visit, and what to insist on."""
 
-    address: str
+    connection: Connection
     timeout: float
-    insecure: bool = False
-    tls: Tls | None = None
-    token_file: str | None = None
     teacher_id: str = ""
     locality: Locality = Locality.PREFER
 
 
-def connection_findings(visit: Visit) -> list[Finding]:
-    """Visit a server.
+@dataclass(frozen=True, kw_only=True)
+class Visited:
+    """What a visit came to. ``pool`` is the server's, where it is on this machine and told it."""
+
+    findings: tuple[Finding, ...]
+    pool: PoolUsage | None = None
+
+
+def visit_server(visit: Visit, *, knows_peers: bool, has_gpu: bool) -> Visited:
+    """Visit a server: the way to it, itself, and a handshake. What fails ends the visit.
+
+    Args:
+        knows_peers, has_gpu: of this process; see ``server_namespaces_finding``.
+    """
+    found = _way(visit, knows_peers=knows_peers, has_gpu=has_gpu)
+    if any(each.verdict is Verdict.FAIL for each in found):
+        return Visited(findings=tuple(found))
+    try:
+        client = connect_to(visit.connection, timeout=visit.timeout)
+    except TeacherLogitsError as error:
+        return Visited(findings=(*found, _failed("server", error)))
+    with client:
+        found.append(
+            Finding(
+                name="server",
+                verdict=Verdict.OK,
+                message=f"a server answers and serves at {client.address}",
+                facts={"address": str(client.address)},
+            )
+        )
+        try:
+            seen, view = _look_inside(client, visit)
+            found += seen
+            teachers = None if view is None else view.teachers
+            found += _shake_hands(client, visit, teachers, has_gpu=has_gpu)
+        except TeacherLogitsError as error:
+            return Visited(findings=(*found, _failed("handshake", error)))
+    is_here = visit.connection.address.is_loopback
+    pool = view.pool if view is not None and is_here else None
+    return Visited(findings=tuple(found), pool=pool)
+
+
+def _way(visit: Visit, *, knows_peers: bool, has_gpu: bool) -> list[Finding]:
+    """Look at the way to the server, as far as it goes."""
+    address = visit.connection.address
+    if not address.is_unix:
+        return reach_findings(reach(visit.connection, timeout=visit.timeout))
+    found = [way_finding(look_at_way(address.path))]
+    server = look_at_server(address.path)
+    if server is not None:
+        own = namespaces_of("self")
+        found.append(
+            server_namespaces_finding(own, server, knows_peers=knows_peers, has_gpu=has_gpu)
+        )
+    return found
+
+
+def _pool(pool: PoolUsage) -> Finding:
+    """Judge whether the server's pool has room."""
+    is_full = pool.free_bytes <= pool.budget_bytes // _FULL
+    return Finding(
+        name="pool",
+        verdict=Verdict.WARN if is_full else Verdict.OK,
+        message=f"the server's pool has {size_text(pool.free_bytes)} free of "
+        f"{size_text(pool.budget_bytes)}, with {size_text(pool.used_bytes)} used and "
+        f"{size_text(pool.quarantined_bytes)} in quarantine",
+        cure="see who holds room: teacher-logits inspect" if is_full else "",
+        facts={
+            "budget_bytes": pool.budget_bytes,
+            "used_bytes": pool.used_bytes,
+            "quarantined_bytes": pool.quarantined_bytes,
+            "free_bytes": pool.free_bytes,
+        },
+    )
+
+
+def _look_inside(client: Client, visit: Visit) -> tuple[list[Finding], ServerView | None]:
+    """Ask what the server holds; a student's token does not let one see that."""
+    try:
+        view = inspect_server(client.address, credentials=client.credentials, timeout=visit.timeout)
+    except NotAllowedError as error:
+        return [
+            Finding(
+                name="pool",
+                verdict=Verdict.OK,
+                message="the server shows what it holds to operators alone, and the token shown "
+                "here is another one: no teachers are listed, and a teacher has to be named",
+                facts={"reason": error.reason},
+            )
+        ], None
+    return [_pool(view.pool)], view
+
+
+def _shake_hands(
+    client: Client, visit: Visit, teachers: Sequence[TeacherProfile] | None, *, has_gpu: bool
+) -> list[Finding]:
+    """Open a session that fits the teacher, and close it. ``teachers`` is None where unseen.
 
     Raises:
-        ConfigError: the address is none, or is on another host and ``insecure`` was not said.
+        UnknownTeacherError: there is none, or none of that name.
     """
-    try:
-        client = connect(
-            visit.address,
-            timeout=visit.timeout,
-            insecure=visit.insecure,
-            tls=visit.tls,
-            token_file=visit.token_file,
-        )
-    except ContractViolation as error:
-        if error.reason == "CONFIG":
-            raise
-        return [_failed("server", error, "give the address of a teacher-logits server")]
-    except TeacherLogitsError as error:
-        cure = "start the server or mend the address; a socket's folder must be visible here"
-        return [_failed("server", error, cure)]
-    with client:
-        serves = Finding(
-            name="server",
-            verdict=Verdict.OK,
-            message=f"a server answers and serves at {client.address}",
-            facts={"address": str(client.address)},
-        )
-        return [serves, *_shake_hands(client, visit)]
-
-
-def _shake_hands(client: Client, visit: Visit) -> list[Finding]:
-    try:
-        found = _teachers(client, visit)
-    except TeacherLogitsError as error:
-        return [_failed("handshake", error, _cure_of_refusal(error))]
-    grid, teacher_id = found[0].batch_grid, found[0].teacher_id
-    named = [] if len(found) == 1 else [_several(found)]
+    found = None if teachers is None else _teachers(teachers, visit.teacher_id)
+    grid = None if found is None else found[0].batch_grid
+    named = [] if found is None or len(found) == 1 else [_several(found)]
     profile = StudentProfile(
         batch_grid=BatchGrid(
             global_batch_size=1 if grid is None else grid.global_batch_size,
             data_parallel_size=1,
             micro_batch_size=1,
         ),
-        teacher_id=teacher_id,
+        teacher_id=visit.teacher_id if found is None else found[0].teacher_id,
         top_k=1,
         student_id="doctor",
         locality=visit.locality,
@@ -112,24 +172,21 @@ def _shake_hands(client: Client, visit: Visit) -> list[Finding]:
     try:
         session = client.open_session(profile)
     except TeacherLogitsError as error:
-        return [*named, _failed("handshake", error, _cure_of_refusal(error))]
+        return [*named, _failed("handshake", error)]
     with session:
-        refused = map(_refused, session.refusals)
+        refused = (_refused(each, has_gpu=has_gpu) for each in session.refusals)
         return [*named, _handshake(session), _settled(session), *refused]
 
 
-def _teachers(client: Client, visit: Visit) -> list[TeacherProfile]:
+def _teachers(teachers: Sequence[TeacherProfile], teacher_id: str) -> list[TeacherProfile]:
     """Return the teacher to be visited, as the server says right now; all where none is named."""
-    teachers = inspect_server(
-        client.address, credentials=client.credentials, timeout=visit.timeout
-    ).teachers
-    found = [each for each in teachers if visit.teacher_id in ("", each.teacher_id)]
+    found = [each for each in teachers if teacher_id in ("", each.teacher_id)]
     if not found:
         names = ", ".join(sorted(each.teacher_id for each in teachers)) or "none"
-        what = f"no teacher {visit.teacher_id!r}" if visit.teacher_id else "no teacher"
+        what = f"no teacher {teacher_id!r}" if teacher_id else "no teacher"
         raise UnknownTeacherError(
             f"there is {what} here right now (asked, and not waited for); there are: {names}",
-            facts={"teacher_id": visit.teacher_id, "teachers": names},
+            facts={"teacher_id": teacher_id, "teachers": names},
         )
     return found
 
@@ -183,32 +240,26 @@ def _settled(session: Session) -> Finding:
     )
 
 
-def _refused(refusal: Refusal) -> Finding:
-    matters = refusal.transport not in _NOT_MISSED
+def _refused(refusal: Refusal, *, has_gpu: bool) -> Finding:
+    """Judge a refusal; that of device memory matters where there is a GPU and a teacher on one."""
+    is_device = refusal.transport is Transport.CUDA_IPC
+    missed = is_device and has_gpu and refusal.reason is not RefusalReason.NOT_OFFERED
+    matters = missed or refusal.transport not in _NOT_MISSED
     return Finding(
         name=f"refused_{refusal.transport.value}",
         verdict=Verdict.WARN if matters else Verdict.OK,
         message=f"{refusal.reason.value}: {refusal.message}",
-        cure=_CURES.get(refusal.reason, "") if matters else "",
+        cure=OF_REASON[refusal.reason] if matters else "",
         facts={"transport": refusal.transport.value, "reason": refusal.reason.value},
     )
 
 
-def _failed(name: str, error: TeacherLogitsError, cure: str) -> Finding:
+def _failed(name: str, error: TeacherLogitsError) -> Finding:
+    rules = ",".join(each.rule for each in getattr(error, "violations", ()))
     return Finding(
         name=name,
         verdict=Verdict.FAIL,
         message=f"{error.reason}: {error.message}",
-        cure=cure,
-        facts={**error.facts, "reason": error.reason},
+        cure=cure_of_error(error),
+        facts={**error.facts, "reason": error.reason, **({"rules": rules} if rules else {})},
     )
-
-
-def _cure_of_refusal(error: TeacherLogitsError) -> str:
-    """Return what the reasons in a refusal call for; they are named in its message."""
-    cures = [cure for reason, cure in _CURES.items() if reason.value in error.message]
-    if cures:
-        return "; ".join(cures)
-    if error.reason == "UNKNOWN_TEACHER":
-        return "start its publishers, or name one of its teachers with --teacher-id"
-    return "the message says which rule was broken and by which number"

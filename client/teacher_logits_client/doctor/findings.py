@@ -12,6 +12,8 @@ import textwrap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from teacher_logits_client.terminal_text import harmless
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -54,7 +56,7 @@ class Report:
     def to_text(self) -> str:
         """Return the report for people: a line or a few a finding, and a last line that sums up."""
         width = max((len(each.name) for each in self.findings), default=0)
-        lines = [line for each in self.findings for line in _lines(each, width)]
+        lines = [harmless(line) for each in self.findings for line in _lines(each, width)]
         counts = {v: sum(each.verdict is v for each in self.findings) for v in Verdict}
         summary = ", ".join(f"{count} {verdict.value}" for verdict, count in counts.items())
         return "\n".join([*lines, "", f"{self.verdict.value}: {summary}"])

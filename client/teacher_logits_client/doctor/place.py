@@ -13,38 +13,38 @@ from typing import TYPE_CHECKING
 
 from teacher_logits.addresses import MAX_PATH_BYTES
 from teacher_logits_client.doctor.findings import Finding, Verdict
+from teacher_logits_client.doctor.namespaces import container_finding, namespaces_of
 
 if TYPE_CHECKING:
     from teacher_logits.errors import Fact
     from teacher_logits_client.doctor.config import Surroundings
 
-_NAMESPACES = ("pid", "ipc", "net", "mnt", "user", "uts")
 _ENOUGH_FILES = 1024
 _CONNECT_SECONDS = 1.0
 
 
 def place_findings(surroundings: Surroundings) -> list[Finding]:
-    """Look at user, namespaces, limits, the default socket and the proxies."""
+    """Look at user, namespaces, limits and the default socket."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return [
         user_finding(),
+        container_finding(namespaces_of("self")),
         open_files_finding(files),
         socket_finding(surroundings.socket_path),
         runtime_folder_finding(surroundings),
-        proxy_finding(surroundings.proxies),
     ]
 
 
 def user_finding() -> Finding:
     """Say who this process is."""
-    namespaces = {name: inode for name in _NAMESPACES if (inode := _namespace(name))}
+    namespaces = namespaces_of("self")
     shown = ", ".join(f"{name} {inode}" for name, inode in namespaces.items()) or "unknown"
     return Finding(
         name="identity",
         verdict=Verdict.OK,
-        message=f"uid {os.geteuid()}, pid {os.getpid()}, host {socket.gethostname()}; namespaces: "
-        f"{shown}",
-        facts={"uid": os.geteuid(), "pid": os.getpid(), **namespaces},
+        message=f"uid {os.geteuid()}, gid {os.getegid()}, pid {os.getpid()}, host "
+        f"{socket.gethostname()}; namespaces: {shown}",
+        facts={"uid": os.geteuid(), "gid": os.getegid(), "pid": os.getpid(), **namespaces},
     )
 
 
@@ -98,27 +98,6 @@ def runtime_folder_finding(surroundings: Surroundings) -> Finding:
         message=message,
         facts={"path": surroundings.runtime_folder},
     )
-
-
-def proxy_finding(names: tuple[str, ...]) -> Finding:
-    """Say that proxies do not matter."""
-    if not names:
-        message = "the environment names none"
-    else:
-        message = (
-            f"the environment sets {', '.join(names)}, which are ignored: connections go straight "
-            "to the server"
-        )
-    return Finding(
-        name="proxies", verdict=Verdict.OK, message=message, facts={"names": ",".join(names)}
-    )
-
-
-def _namespace(name: str) -> int:
-    try:
-        return os.stat(f"/proc/self/ns/{name}").st_ino
-    except OSError:
-        return 0
 
 
 def _who_listens(path: str) -> str:

@@ -1,30 +1,21 @@
-"""What is installed, and what is seen of GPUs and their driver without starting it."""
+"""What is installed: Python, and the distributions that the service and its engine stand on."""
 
 from __future__ import annotations
 
 import platform
 import sys
 from importlib import metadata
-from pathlib import Path
 
-import torch
-
-from teacher_logits.cuda_memory import by_ctypes as cuda_ctypes
 from teacher_logits_client.doctor.findings import Finding, Verdict
 
 REQUIRED = ("teacher-logits", "torch", "grpcio", "protobuf", "crc32c")
 ENGINE = ("transformers", "accelerate", "gguf", "safetensors")
 _OLDEST_PYTHON = (3, 10)
-_GPUS = "/proc/driver/nvidia/gpus"
 
 
 def software_findings() -> list[Finding]:
-    """Look at Python, the distributions that the service stands on, and CUDA."""
-    return [
-        python_finding(sys.version_info[:3]),
-        *version_findings(),
-        cuda_finding(gpus_in(_GPUS), has_library=cuda_ctypes.load() is not None),
-    ]
+    """Look at Python, and the distributions that the service stands on."""
+    return [python_finding(sys.version_info[:3]), *version_findings()]
 
 
 def python_finding(version: tuple[int, ...]) -> Finding:
@@ -63,39 +54,6 @@ def version_findings() -> list[Finding]:
             facts={**engine},
         ),
     ]
-
-
-def gpus_in(folder: str) -> tuple[str, ...]:
-    """Return the models of the GPUs that the kernel driver lists in a folder, a file each."""
-    names = []
-    for path in sorted(Path(folder).glob("*/information")):
-        try:
-            lines = path.read_text(encoding="ascii", errors="replace").splitlines()
-        except OSError:
-            continue
-        fields = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in lines)}
-        names.append(fields.get("Model", "a GPU of no name"))
-    return tuple(names)
-
-
-def cuda_finding(gpus: tuple[str, ...], *, has_library: bool) -> Finding:
-    """Say which GPUs are seen, and whether the library is here by which payloads lie on them."""
-    seen = f"the kernel driver sees {', '.join(gpus)}" if gpus else "no GPU in /proc/driver/nvidia"
-    library = f"{'' if has_library else 'no '}{cuda_ctypes.LIBRARY}"
-    if gpus and has_library:
-        means = "payloads can be passed in device memory (cuda_ipc, proven on a fake driver only)"
-    else:
-        means = "payloads come in host memory; passing them in device memory (cuda_ipc) needs both"
-    return Finding(
-        name="cuda",
-        verdict=Verdict.OK,
-        message=f"{seen}, {library}: {means}; no driver was started to look",
-        facts={
-            "device_count": len(gpus),
-            "driver_library": has_library,
-            "torch_cuda": torch.version.cuda or "",
-        },
-    )
 
 
 def _versions(names: tuple[str, ...]) -> tuple[dict[str, str], list[str]]:

@@ -48,6 +48,10 @@ def as_json(view: ServerView, *, address: str) -> str:
             "scored_requests": queue.scored_requests,
             "scored_tokens": queue.scored_tokens,
         },
+        "metrics": [
+            {"name": each.name, "labels": dict(each.labels), "value": each.value}
+            for each in view.metrics
+        ],
     }
     return json.dumps(document, indent=2)
 

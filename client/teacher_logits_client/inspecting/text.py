@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from teacher_logits.clock import span_text
 from teacher_logits_client.inspecting.replicas import replica_lines
+from teacher_logits_client.terminal_text import harmless
 from teacher_logits_client.units import size_text
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def as_text(view: ServerView, *, address: str) -> str:
         *_rest(len(view.leases) - _MAX_LEASES, "lease"),
         *_advice(view, address),
     ]
-    return "\n".join(parts)
+    return "\n".join(map(harmless, parts))
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -38,7 +38,7 @@ class ReclaimResponse(_message.Message):
     def __init__(self, freed_bytes: _Optional[int] = ..., lease_count: _Optional[int] = ..., session_count: _Optional[int] = ...) -> None: ...
 
 class InspectResponse(_message.Message):
-    __slots__ = ("epoch", "version", "uptime", "draining", "teachers", "sessions", "leases", "pool", "queue", "steps", "registered", "object_store", "replicas")
+    __slots__ = ("epoch", "version", "uptime", "draining", "teachers", "sessions", "leases", "pool", "queue", "steps", "registered", "object_store", "replicas", "metrics")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     UPTIME_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,7 @@ class InspectResponse(_message.Message):
     REGISTERED_FIELD_NUMBER: _ClassVar[int]
     OBJECT_STORE_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     epoch: str
     version: str
     uptime: _duration_pb2.Duration
@@ -65,7 +66,25 @@ class InspectResponse(_message.Message):
     registered: RegisteredState
     object_store: ObjectStoreState
     replicas: _containers.RepeatedCompositeFieldContainer[ReplicaState]
-    def __init__(self, epoch: _Optional[str] = ..., version: _Optional[str] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., draining: bool = ..., teachers: _Optional[_Iterable[_Union[_profile_pb2.TeacherProfile, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[SessionState, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseState, _Mapping]]] = ..., pool: _Optional[_Union[PoolState, _Mapping]] = ..., queue: _Optional[_Union[QueueState, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[StepState, _Mapping]]] = ..., registered: _Optional[_Union[RegisteredState, _Mapping]] = ..., object_store: _Optional[_Union[ObjectStoreState, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaState, _Mapping]]] = ...) -> None: ...
+    metrics: _containers.RepeatedCompositeFieldContainer[MetricSample]
+    def __init__(self, epoch: _Optional[str] = ..., version: _Optional[str] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., draining: bool = ..., teachers: _Optional[_Iterable[_Union[_profile_pb2.TeacherProfile, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[SessionState, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseState, _Mapping]]] = ..., pool: _Optional[_Union[PoolState, _Mapping]] = ..., queue: _Optional[_Union[QueueState, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[StepState, _Mapping]]] = ..., registered: _Optional[_Union[RegisteredState, _Mapping]] = ..., object_store: _Optional[_Union[ObjectStoreState, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaState, _Mapping]]] = ..., metrics: _Optional[_Iterable[_Union[MetricSample, _Mapping]]] = ...) -> None: ...
+
+class MetricSample(_message.Message):
+    __slots__ = ("name", "labels", "value")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    labels: _containers.ScalarMap[str, str]
+    value: float
+    def __init__(self, name: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., value: _Optional[float] = ...) -> None: ...
 
 class SessionState(_message.Message):
     __slots__ = ("session_id", "student_id", "teacher_id", "data_parallel_rank", "transports", "liveness", "age", "silent", "pid", "host_name", "lease_count", "leased_bytes", "kind", "state")

@@ -7,6 +7,7 @@ from teacher_logits.v1 import operator_service_pb2 as messages
 from teacher_logits.views import (
     DeviceSlabView,
     LeaseView,
+    MetricView,
     QueueView,
     Reclaimed,
     RegisteredView,
@@ -37,6 +38,7 @@ def server_view_to_wire(view: ServerView) -> messages.InspectResponse:
         registered=_registered_to_wire(view.registered),
         object_store=None if view.object_store is None else store_to_wire(view.object_store),
         replicas=[replica_to_wire(each) for each in view.replicas],
+        metrics=[_metric_to_wire(each) for each in view.metrics],
     )
 
 
@@ -63,6 +65,7 @@ def server_view_from_wire(message: messages.InspectResponse) -> ServerView:
         if message.HasField("object_store")
         else None,
         replicas=tuple(replica_from_wire(each) for each in message.replicas),
+        metrics=tuple(_metric_from_wire(each) for each in message.metrics),
     )
 
 
@@ -260,3 +263,12 @@ def _device_slab_from_wire(message: messages.DeviceSlabState) -> DeviceSlabView:
         used_bytes=message.used_bytes,
         reader_count=message.reader_count,
     )
+
+
+def _metric_to_wire(view: MetricView) -> messages.MetricSample:
+    return messages.MetricSample(name=view.name, labels=dict(view.labels), value=view.value)
+
+
+def _metric_from_wire(message: messages.MetricSample) -> MetricView:
+    labels = tuple(sorted(message.labels.items()))
+    return MetricView(name=message.name, labels=labels, value=message.value)

@@ -89,8 +89,8 @@ class Access:
         caller, allowed = _find(self._tokens.current(), shown), roles_of(method)
         if caller.roles.isdisjoint(allowed):
             raise NotAllowedError(
-                f"{method} is for {role_names(allowed)}, and the token shown is a "
-                f"{role_names(caller.roles)}'s: --token-file gives roles",
+                f"{method} is for the role {role_names(allowed)}, and the token shown has "
+                f"{role_names(caller.roles)}: --token-file gives roles",
                 facts={
                     "reason": "ROLE_LACKING",
                     "method": method,

@@ -5,4 +5,5 @@ instruments   the registry of one server, and what its parts count in
 refusals      calls that were refused, by surface and reason
 held          what the tables hold, read off them at a scrape
 page          what Prometheus scrapes
+samples       the same numbers, for whoever inspects
 """

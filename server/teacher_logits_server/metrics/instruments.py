@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 
 from teacher_logits_server.metrics import names
 from teacher_logits_server.metrics.refusals import Refusals
+from teacher_logits_server.metrics.samples import samples_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from prometheus_client import Counter, Histogram
 
     from teacher_logits.transport import Settlement
+    from teacher_logits.views import MetricView
 
 
 HEALTH = "/grpc.health.v1.Health/"
@@ -44,6 +46,10 @@ class Instruments:
         self._fill = names.BATCH_FILL.histogram(self.registry)
         self._padding = names.PADDING.counter(self.registry)
         self.streams = names.STREAMS.gauge(self.registry)
+
+    def samples(self) -> tuple[MetricView, ...]:
+        """Return what a scrape would read, as an inspection tells it."""
+        return samples_of(self.registry)
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:

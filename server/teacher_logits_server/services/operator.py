@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from grpc.aio import ServicerContext
 
     from teacher_logits.clock import Clock
-    from teacher_logits.views import Reclaimed, ReplicaView
+    from teacher_logits.views import MetricView, Reclaimed, ReplicaView
     from teacher_logits_server.exporters.ray_object import RayObjectExporter
     from teacher_logits_server.ledger import Ledger
     from teacher_logits_server.scorer import Scorer
@@ -42,6 +42,7 @@ class OperatorService(stubs.OperatorServiceServicer):
         scorers: of the server's own teachers, by their ids.
         objects: None where it has joined no Ray cluster.
         replicas: those of their engines, as they are when it is called.
+        metrics: what the server has counted, likewise.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class OperatorService(stubs.OperatorServiceServicer):
         clock: Clock,
         objects: RayObjectExporter | None = None,
         replicas: Callable[[], tuple[ReplicaView, ...]] = tuple,
+        metrics: Callable[[], tuple[MetricView, ...]] = tuple,
     ) -> None:
         self._ledger = ledger
         self._publishing = publishing
@@ -60,6 +62,7 @@ class OperatorService(stubs.OperatorServiceServicer):
         self._clock = clock
         self._objects = objects
         self._replicas = replicas
+        self._metrics = metrics
         self._started_at = clock.now()
 
     async def Inspect(
@@ -83,6 +86,7 @@ class OperatorService(stubs.OperatorServiceServicer):
             object_store=None if self._objects is None else self._objects.view(),
             queue=sum_of([scorer.queue() for scorer in self._scorers.values()]),
             replicas=self._replicas(),
+            metrics=self._metrics(),
         )
         return server_view_to_wire(view)
 

@@ -16,6 +16,7 @@ from teacher_logits.v1 import operator_service_pb2 as messages
 from teacher_logits.views import (
     DeviceSlabView,
     LeaseView,
+    MetricView,
     ObjectStoreView,
     QueueView,
     Reclaimed,
@@ -153,6 +154,13 @@ FULL = ServerView(
             teacher_id="own",
         ),
     ),
+    metrics=(
+        MetricView(
+            name="teacher_logits_refusals_total",
+            labels=(("reason", "DRAINING"), ("surface", "rpc")),
+            value=2.5,
+        ),
+    ),
 )
 
 
@@ -186,6 +194,7 @@ def test_every_field_of_the_messages_is_filled() -> None:
         message.registered,
         *message.registered.device_slabs,
         message.object_store,
+        *message.metrics,
     )
 
     assert [name for part in parts for name in unset(part)] == []

@@ -119,9 +119,11 @@ def test_without_a_file_whoever_connects_may_call_everything() -> None:
 def test_with_one_a_token_is_for_its_roles_calls_alone(tmp_path: Path) -> None:
     access = access_of(str(written(tmp_path, f"student {TOKEN} a\n")))
     assert access.enter(SCORE, shown(TOKEN)).caller.name == "a"
-    with pytest.raises(NotAllowedError, match="is for operator, and the token shown is a student"):
+    with pytest.raises(
+        NotAllowedError, match="for the role operator, and the token shown has student:"
+    ):
         access.enter(INSPECT, shown(TOKEN))
-    with pytest.raises(NotAllowedError, match="is for nobody"):
+    with pytest.raises(NotAllowedError, match="for the role nobody"):
         access.enter("/somebody.Elses/Method", shown(TOKEN))
 
 
