@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 from teacher_logits.errors import TeacherLogitsError
 from teacher_logits_server import logs
 from teacher_logits_server.engines.served import check_teachers, load_teachers, served_by
-from teacher_logits_server.readiness import Readiness, announce, retract
+from teacher_logits_server.readiness import STOPPING, Readiness, announce, retract, tell_systemd
 from teacher_logits_server.server import Server
 from teacher_logits_server.threads import in_thread
 
@@ -79,6 +79,7 @@ async def _serve(config: ServerConfig, device_memory: DeviceMemory | None) -> in
     try:
         announce(readiness, config)
         await signals.wait()
+        tell_systemd(STOPPING)
         give_up = time.monotonic() + config.drain_grace.total_seconds()
         draining = asyncio.create_task(server.drain())
         if not await signals.spare(draining):
