@@ -75,9 +75,9 @@ class Streamed:
 def serving(*flags: str, net: str, tokens: int) -> Iterator[dict[str, object]]:
     """Run a server that takes payloads of so many tokens; yields its readiness."""
     with tempfile.TemporaryDirectory() as folder:
-        listen = "127.0.0.1:0" if net == "tcp" else f"unix:{folder}/s"
+        listen = ("127.0.0.1:0", "--insecure") if net == "tcp" else (f"unix:{folder}/s",)
         most = str(max(SPAN_TOKENS, 2 * tokens))
-        always = ("--listen", listen, "--broker", f"{folder}/b", "--max-request-tokens", most)
+        always = ("--listen", *listen, "--broker", f"{folder}/b", "--max-request-tokens", most)
         with our_server(*always, *flags) as told:
             yield told
 

@@ -36,6 +36,7 @@ from teacher_logits.terms import Check, Verdict
 from teacher_logits.tokenizer import fingerprint_of, id_count
 from teacher_logits.transport import Locality, Refusal, Transport
 from teacher_logits_client.config import HostCopies, MapMode
+from teacher_logits_client.credentials import Tls
 from teacher_logits_client.leased import ClientStatistics
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ __all__ = [
     "Targets",
     "TeacherProfile",
     "TeacherRouter",
+    "Tls",
     "TopK",
     "Transport",
     "ValueCodec",

@@ -15,18 +15,19 @@ from typing import TYPE_CHECKING
 
 from teacher_logits.errors import ConfigError, TeacherLogitsError
 from teacher_logits.transport import Locality
-from teacher_logits_client.config import (
-    DEFAULT_TIMEOUT_SECONDS,
-    DEFAULT_TOLERANCE_NATS,
-    check_timeout,
-    parse_address,
+from teacher_logits_client.config import DEFAULT_TOLERANCE_NATS, check_timeout
+from teacher_logits_client.connection_flags import (
+    ADDRESS_HELP,
+    add_connection,
+    connection_of,
+    tls_of,
 )
 from teacher_logits_client.units import size_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from teacher_logits.addresses import Address
+    from teacher_logits_client.config import Connection
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -98,7 +99,7 @@ def doctor(argv: Sequence[str]) -> int:
         ConfigError: the address or a flag is wrong.
     """
     parser = _parser("doctor", _DOCTOR, _DOCTOR_END)
-    parser.add_argument("address", nargs="?", help="a server to visit: unix:/path or host:port")
+    parser.add_argument("address", nargs="?", help=f"a server to visit; {ADDRESS_HELP}")
     _add_common(parser)
     parser.add_argument(
         "--pool-size",
@@ -125,6 +126,8 @@ def doctor(argv: Sequence[str]) -> int:
             address=flags.address,
             timeout=timeout,
             insecure=flags.insecure,
+            tls=tls_of(flags),
+            token_file=flags.token_file,
             teacher_id=flags.teacher_id,
             locality=Locality(flags.locality),
         )
@@ -142,22 +145,22 @@ def inspect(argv: Sequence[str]) -> int:
         SessionExpiredError, LeaseLostError: there is nothing of that name to reclaim.
     """
     parser = _parser("inspect", _INSPECT, _INSPECT_END)
-    parser.add_argument("address", help="where the server is: unix:/path or host:port")
+    parser.add_argument("address", help=ADDRESS_HELP)
     _add_common(parser)
     _add_reclaim(parser)
     _add_parity(parser)
     flags = parser.parse_args(argv)
     timeout = check_timeout(flags.timeout, what="--timeout")
-    address = parse_address(flags.address, insecure=flags.insecure)
+    connection = connection_of(flags)
     _check_together(parser, flags)
     if flags.parity is not None:
-        return _compare(address, flags, timeout=timeout)
+        return _compare(connection, flags, timeout=timeout)
     if flags.reclaim is not None:
         from teacher_logits_client.inspecting.reclaiming import reclaim_or_tell
 
         _write(
             reclaim_or_tell(
-                address, flags.reclaim, yes=flags.yes, as_json=flags.json, timeout=timeout
+                connection, flags.reclaim, yes=flags.yes, as_json=flags.json, timeout=timeout
             )
         )
         return EXIT_OK
@@ -165,13 +168,13 @@ def inspect(argv: Sequence[str]) -> int:
     from teacher_logits_client.inspecting.as_json import as_json
     from teacher_logits_client.inspecting.text import as_text
 
-    view = inspect_server(address, timeout=timeout)
+    view = inspect_server(connection.address, credentials=connection.credentials, timeout=timeout)
     show = as_json if flags.json else as_text
-    _write(show(view, address=str(address)))
+    _write(show(view, address=str(connection.address)))
     return EXIT_OK
 
 
-def _compare(address: Address, flags: argparse.Namespace, *, timeout: float) -> int:
+def _compare(connection: Connection, flags: argparse.Namespace, *, timeout: float) -> int:
     from teacher_logits_client.parity.command import Question, find_parity
 
     question = Question(
@@ -182,9 +185,7 @@ def _compare(address: Address, flags: argparse.Namespace, *, timeout: float) -> 
         teacher_id=flags.teacher_id,
     )
     try:
-        found = find_parity(
-            address, question, insecure=flags.insecure, timeout=timeout, warn=_complain
-        )
+        found = find_parity(connection, question, timeout=timeout, warn=_complain)
     except ConfigError:
         raise
     except TeacherLogitsError as error:
@@ -270,18 +271,7 @@ def _parser(command: str, description: str, epilog: str) -> argparse.ArgumentPar
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="write one JSON object")
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=DEFAULT_TIMEOUT_SECONDS,
-        metavar="SECONDS",
-        help=f"how long the server may take to answer (default: {DEFAULT_TIMEOUT_SECONDS:g})",
-    )
-    parser.add_argument(
-        "--insecure",
-        action="store_true",
-        help="allow an address on another host; nothing is encrypted",
-    )
+    add_connection(parser)
 
 
 def _complain(text: str) -> None:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from teacher_logits.device_memory import DeviceMemory
     from teacher_logits.profiles import TeacherProfile
     from teacher_logits_client.calls import Calls
+    from teacher_logits_client.credentials import Credentials
     from teacher_logits_client.leased import ClientStatistics
     from teacher_logits_client.openers.device_choice import DeviceName
     from teacher_logits_client.publishing.publisher import Publisher
@@ -73,6 +74,11 @@ class Client:
     def address(self) -> Address:
         """Where the server is."""
         return self._calls.address
+
+    @property
+    def credentials(self) -> Credentials:
+        """What it shows there."""
+        return self._calls.credentials
 
     def open_session(
         self,

@@ -14,6 +14,7 @@
     │  ├─ NoCommonTransportError           with every refusal
     │  ├─ PayloadConflictError             same key, other bytes; rows that overlap
     │  └─ NotAllowedError                  this caller may not do this
+    │     └─ UnknownCallerError            no token was shown, or none that the server knows
     ├─ StaleReference                      it was right once; start again one level up
     │  ├─ EpochChangedError                the server was restarted
     │  ├─ SessionExpiredError              the session has ended
@@ -195,6 +196,12 @@ class NotAllowedError(ContractViolation):
     """This caller may not do this."""
 
     reason = "NOT_ALLOWED"
+
+
+class UnknownCallerError(NotAllowedError):
+    """The server asks for a token, and none was shown, or none that it knows."""
+
+    reason = "UNKNOWN_CALLER"
 
 
 class EpochChangedError(StaleReference):

@@ -15,6 +15,9 @@ from teacher_logits.errors import EpochChangedError, RequestInvalidError
 _WAYS_OUT = {"payload": "have its rows scored again, and acquire the payload that comes of it"}
 """What to do about an id of an older epoch, by what it names; for the rest, open a new session."""
 
+SESSION_SECRET_KEY = "teacher-logits-session"
+"""Where a gRPC call shows the secret of the session that it names; see ``new_secret``."""
+
 STEP_LIMIT = 1 << 62
 """Steps are whole numbers from 0 on, below this: numbers behind them fit the wire too."""
 
@@ -38,6 +41,11 @@ def new_epoch() -> str:
 def new_id(kind: str, epoch: str) -> str:
     """Return an unguessable id (128 random bits), e.g. ``s-1f0a66b2c9de-...`` for a session."""
     return f"{kind}-{epoch}-{secrets.token_urlsafe(16)}"
+
+
+def new_secret() -> str:
+    """Return a secret (256 random bits) that a call can show in its metadata."""
+    return secrets.token_urlsafe(32)
 
 
 def check_epoch(identifier: str, epoch: str, *, what: str) -> None:

@@ -35,7 +35,7 @@ publishers bring, which are teachers in processes of their own.
   teacher-logits serve
   teacher-logits serve --model ./SmolLM2-135M
   teacher-logits serve --teacher math=./Qwen2.5-Math-7B --teacher code=./Qwen2.5-Coder-7B
-  teacher-logits serve --model ./model.gguf --listen 127.0.0.1:5555 --pool-size 4GiB
+  teacher-logits serve --model ./model.gguf --listen 0.0.0.0:5555 --tls-cert c.pem --tls-key k.pem
   teacher-logits serve --config server.yaml --log-format json"""
 
 _EPILOG = """\

@@ -17,6 +17,8 @@ from teacher_logits.keys import check_name
 from teacher_logits.locality import ModelGrid, model_sizes
 from teacher_logits.socket_path import default_socket_path, socket_folder
 from teacher_logits.transport import Transport
+from teacher_logits_server.access_settings import AccessSettings
+from teacher_logits_server.access_settings import broken_rule as of_access
 from teacher_logits_server.flags import Setting, settings_of
 from teacher_logits_server.named_teachers import about, check_names, configs_of
 from teacher_logits_server.own_settings import OF_A_TEACHER
@@ -35,6 +37,8 @@ from teacher_logits_server.settings import (
     TeacherSettings,
     TimeSettings,
 )
+from teacher_logits_server.watch_settings import WatchSettings
+from teacher_logits_server.watch_settings import broken_rule as of_watching
 
 DEFAULT_ENGINE = "transformers"
 MAX_SPAN = timedelta(days=7)
@@ -47,6 +51,7 @@ MAX_CHUNK_BYTES = 4 * MIB - KIB
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig(
+    WatchSettings,
     OutputSettings,
     TimeSettings,
     LimitSettings,
@@ -54,6 +59,7 @@ class ServerConfig(
     MemorySettings,
     ReplicaSettings,
     TeacherSettings,
+    AccessSettings,
     ListenSettings,
 ):
     """Settings of one server. Sizes are bytes, spans ``timedelta``; ``None`` is "not said"."""
@@ -67,7 +73,7 @@ class ServerConfig(
         _check_types(self)
         _check_listen(self)
         _check_teacher(self)
-        for broken_rule in (of_replicas, of_ray):
+        for broken_rule in (of_access, of_replicas, of_ray, of_watching):
             if (broken := broken_rule(self)) is not None:
                 raise _refuse(*broken)
         _check_device_pool(self)
@@ -146,12 +152,11 @@ def _refuse(name: str, value: object, rule: str) -> ConfigError:
 
 def _check_types(config: ServerConfig) -> None:
     for name, default, setting in settings_of(ServerConfig):
-        if (value := getattr(config, name)) == default:
-            continue
-        if not setting.fits(value):
+        value = getattr(config, name)
+        if value != default and not setting.fits(value):
             rule = f"ServerConfig({name}=) takes {setting.type_text}, not {type(value).__name__}"
             raise _refuse(name, str(value), rule)
-        if isinstance(value, str):
+        if value != default and isinstance(value, str):
             try:
                 setting.reader.parse(value)
             except ValueError as error:
@@ -161,14 +166,6 @@ def _check_types(config: ServerConfig) -> None:
 def _check_listen(config: ServerConfig) -> None:
     seen: set[Address] = set()
     for address in config.addresses:
-        if not (config.insecure or address.is_loopback):
-            raise _refuse(
-                "listen",
-                str(address),
-                "can be reached from other hosts, and everyone who reaches it may use the teacher, "
-                "unencrypted: listen on 127.0.0.1 or a Unix socket, or say --insecure if the "
-                "network is yours alone",
-            )
         if address in seen and (address.is_unix or address.port):
             raise _refuse("listen", str(address), "is given twice")
         seen.add(address)
@@ -176,9 +173,6 @@ def _check_listen(config: ServerConfig) -> None:
         check_path(config.broker, what=flag_of("broker"))
         if Address(path=config.broker) in seen:
             raise _refuse("broker", config.broker, "is an address of --listen too; choose another")
-    for uid in config.allow_uids:
-        if uid < 0:
-            raise _refuse("allow_uids", uid, "user ids start at 0")
     _check_transports(config)
 
 

@@ -31,6 +31,8 @@ from teacher_logits_server.exporters.stream import StreamExporter
 from teacher_logits_server.foreign import ForeignSlabs
 from teacher_logits_server.ledger import Ledger
 from teacher_logits_server.lending.own_device import OwnDevice
+from teacher_logits_server.metrics.held import Tables
+from teacher_logits_server.metrics.instruments import Instruments
 from teacher_logits_server.readers import size_setting
 from teacher_logits_server.scorer import Scorer
 from teacher_logits_server.services.line import LineDesk
@@ -64,6 +66,7 @@ class Core:
         device_memory: the driver of the engines' device, where they are to write there; the
             machine's own where None.
         ray: the Ray cluster that was joined, if one was.
+        instruments: what its parts count in.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Core:
         broker_path: str,
         device_memory: DeviceMemory | None = None,
         ray: RayLink | None = None,
+        instruments: Instruments | None = None,
     ) -> None:
         """Put the parts together and probe each teacher: as long as that takes.
 
@@ -83,6 +87,7 @@ class Core:
             EngineError: it failed on the probe's rows.
             ConfigError: the engine's device has no room for ``--device-pool-size``.
         """
+        self._instruments = instruments or Instruments()
         epoch = keys.new_epoch() if ray is None else ray.joined.epoch
         self.offered = on_offer(config, has_broker=bool(broker_path), has_ray=ray is not None)
         self.passes = {
@@ -119,6 +124,7 @@ class Core:
             slabs=self.slabs,
             config=teacher.config,
             clock=clock,
+            times=self._instruments.passes_of(teacher.teacher_id),
         )
 
     def _find_device(
@@ -153,11 +159,12 @@ class Core:
         self._passes: SlabExporter = by_handle if by_handle in self.exporters else shared
 
     def _make_broker(self, config: ServerConfig, path: str, clock: Clock) -> Broker:
-        desk = LineDesk(
+        self.desk = desk = LineDesk(
             ledger=self.ledger,
             exporter=self._passes,
             publishing=self.publishing,
             allowed_uids=config.allow_uids,
+            refusals=self._instruments.refusals,
         )
         broker = Broker(
             path=path,
@@ -165,6 +172,7 @@ class Core:
             clock=clock,
             hello_within=config.opening_ttl,
             max_lines=config.max_sessions + SPARE_LINES,
+            refusals=self._instruments.refusals,
         )
         self.ledger.on_mail(broker.tell)
         return broker
@@ -202,6 +210,18 @@ class Core:
             passes.close()
         self.slabs.close()
         self.foreign.close()
+
+    def tables(self) -> Tables:
+        """Return what a scrape reads."""
+        broker, objects = self.broker, self.objects
+        return Tables(
+            ledger=self.ledger,
+            scorers=self.scorers,
+            replicas=self.replicas,
+            objects=lambda: None if objects is None else objects.view(),
+            line_calls=lambda: {} if broker is None else dict(self.desk.calls),
+            line_count=lambda: 0 if broker is None else broker.line_count,
+        )
 
     def threads(self) -> dict[str, bool]:
         """Return which threads there are, and whether each lives."""

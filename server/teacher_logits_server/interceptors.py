@@ -1,5 +1,6 @@
-"""The guard around every RPC: parsed, with a deadline, answered with an error of the tree.
+"""The guard around every RPC: let in, parsed, with a deadline, answered with an error of the tree.
 
+    a call that is not the caller's to make   UnknownCallerError, NotAllowedError, before it is read
     more than the RPC takes (64 KiB mostly)   RequestInvalidError, before they are parsed
     bytes that are no message of the RPC      RequestInvalidError, INVALID_ARGUMENT
     no deadline (health watches aside)        RequestInvalidError
@@ -16,16 +17,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 
-from teacher_logits.errors import NotAvailable, RequestInvalidError, TeacherLogitsError
-from teacher_logits.wire.errors import DETAILS_KEY, to_status
+from teacher_logits.errors import (
+    NotAllowedError,
+    NotAvailable,
+    RequestInvalidError,
+    TeacherLogitsError,
+)
+from teacher_logits.wire.errors import DETAILS_KEY, code_of, to_status
+from teacher_logits_server.access import Access
+from teacher_logits_server.metrics.instruments import RpcTimes
+from teacher_logits_server.metrics.refusals import Refusals, Surface
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from typing import TypeAlias
+
+    from teacher_logits_server.access import Entry
 
 Q = TypeVar("Q")
 R = TypeVar("R")
@@ -59,10 +71,23 @@ class Guard(grpc.aio.ServerInterceptor):
 
     Args:
         is_ready: whether the teacher is loaded; until then health alone is answered.
+        access: who may make which call; anybody every one where not given.
+        refusals: counts every call that ends in an error, here alone.
+        rpcs: what calls take, and what they end in.
     """
 
-    def __init__(self, *, is_ready: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        *,
+        is_ready: Callable[[], bool],
+        access: Access | None = None,
+        refusals: Refusals | None = None,
+        rpcs: RpcTimes | None = None,
+    ) -> None:
         self._is_ready = is_ready
+        self._access = access or Access()
+        self._refusals = refusals or Refusals()
+        self._rpcs = rpcs or RpcTimes()
 
     async def intercept_service(
         self,
@@ -72,90 +97,131 @@ class Guard(grpc.aio.ServerInterceptor):
         """Return the RPC's handler with the guard around it; None where there is no such RPC."""
         method = handler_call_details.method
         if not method.startswith(HEALTH) and not self._is_ready():
-            return grpc.unary_unary_rpc_method_handler(_answer_loading)
+            return grpc.unary_unary_rpc_method_handler(self._answer_loading)
         handler = await continuation(handler_call_details)
         if handler is None:
+            self._refusals.unknown_method()
             return None
+        try:
+            entry = self._access.enter(method, handler_call_details.invocation_metadata or ())
+        except NotAllowedError as error:
+            return self._refusing(error)
+        check = partial(self._enter, entry, method)
         if handler.request_streaming:
-            return _guarded_stream(handler, method)
-        return _guarded(handler, method)
+            return self._guarded_stream(handler, method, check)
+        return self._guarded(handler, method, check)
 
+    def _enter(self, entry: Entry, method: str, message: object) -> None:
+        """Have a call's task act for its caller, if what it names is the caller's."""
+        self._access.check(entry, method, message)
+        self._access.act(entry)
 
-def _guarded(handler: Handler[Q, R], method: str) -> Handler[Q, R]:
-    """Take the parsing into the guard: gRPC itself would answer bad bytes with UNKNOWN."""
-    behaviour: Behaviour[Q, R] = handler.unary_unary or handler.unary_stream  # type: ignore[assignment]
-    parse = handler.request_deserializer
+    def _refusing(self, error: NotAllowedError) -> Handler[Q, R]:
+        """Return a handler that reads nothing: what was sent may be large."""
 
-    async def call(raw: bytes, context: Context[Q, R]) -> R:
-        def behave() -> Awaitable[R]:
-            _check_size(raw, method)
-            return behaviour(_parsed(raw, parse, method), context)
+        async def call(raws: AsyncIterator[bytes], context: Context[Q, R]) -> None:
+            await self._refuse(context, error)
 
-        return await _answered(behave, context, method)
+        return grpc.stream_stream_rpc_method_handler(call, None, None)
 
-    make = (
-        grpc.unary_stream_rpc_method_handler
-        if handler.response_streaming
-        else grpc.unary_unary_rpc_method_handler
-    )
-    return make(call, None, handler.response_serializer)
+    def _guarded(
+        self, handler: Handler[Q, R], method: str, check: Callable[[object], None]
+    ) -> Handler[Q, R]:
+        """Take the parsing into the guard: gRPC itself would answer bad bytes with UNKNOWN."""
+        behaviour: Behaviour[Q, R] = handler.unary_unary or handler.unary_stream  # type: ignore[assignment]
+        parse = handler.request_deserializer
 
-
-def _guarded_stream(handler: Handler[Q, R], method: str) -> Handler[Q, R]:
-    """Do the same for an RPC whose requests are a stream, answered once."""
-    behaviour: StreamBehaviour[Q, R] = handler.stream_unary  # type: ignore[assignment]
-    parse = handler.request_deserializer
-
-    async def call(raws: AsyncIterator[bytes], context: Context[Q, R]) -> R:
-        async def requests() -> AsyncIterator[Q]:
-            async for raw in raws:
+        async def call(raw: bytes, context: Context[Q, R]) -> R:
+            def behave() -> Awaitable[R]:
                 _check_size(raw, method)
-                yield _parsed(raw, parse, method)
+                request = _parsed(raw, parse, method)
+                check(request)
+                return behaviour(request, context)
 
-        return await _answered(lambda: behaviour(requests(), context), context, method)
+            return await self._answered(behave, context, method)
 
-    return grpc.stream_unary_rpc_method_handler(call, None, handler.response_serializer)
+        make = (
+            grpc.unary_stream_rpc_method_handler
+            if handler.response_streaming
+            else grpc.unary_unary_rpc_method_handler
+        )
+        return make(call, None, handler.response_serializer)
 
+    def _guarded_stream(
+        self, handler: Handler[Q, R], method: str, check: Callable[[object], None]
+    ) -> Handler[Q, R]:
+        """Do the same for an RPC whose requests are a stream, answered once."""
+        behaviour: StreamBehaviour[Q, R] = handler.stream_unary  # type: ignore[assignment]
+        parse = handler.request_deserializer
 
-async def _answered(behave: Callable[[], Awaitable[R]], context: Context[Q, R], method: str) -> R:
-    """Return what a handler returns, or end the call with the status of what it raises."""
-    try:
-        _check_deadline(context, method)
-        return await behave()
-    except grpc.aio.InternalError:
-        # A write fails where its reader is gone, and then gRPC cancels us in a moment.
-        await asyncio.sleep(GONE_SECONDS)
-        raise
-    except grpc.aio.BaseError:  # ended by the handler itself
-        raise
-    except Exception as error:
-        if not isinstance(error, TeacherLogitsError):
-            _log.exception("call failed", extra={"facts": {"method": method}})
+        async def call(raws: AsyncIterator[bytes], context: Context[Q, R]) -> R:
+            async def requests() -> AsyncIterator[Q]:
+                async for raw in raws:
+                    _check_size(raw, method)
+                    request = _parsed(raw, parse, method)
+                    check(request)
+                    yield request
+
+            return await self._answered(lambda: behaviour(requests(), context), context, method)
+
+        return grpc.stream_unary_rpc_method_handler(call, None, handler.response_serializer)
+
+    async def _answered(
+        self, behave: Callable[[], Awaitable[R]], context: Context[Q, R], method: str
+    ) -> R:
+        """Return what a handler returns, or end the call with the status of what it raises."""
+        if method in WITHOUT_DEADLINE:  # it lasts as long as its caller likes
+            return await behave()
+        began, code = self._rpcs.begin(), grpc.StatusCode.CANCELLED
+        try:
+            _check_deadline(context, method)
+            answer = await behave()
+            code = grpc.StatusCode.OK
+            return answer
+        except grpc.aio.InternalError:
+            # A write fails where its reader is gone, and then gRPC cancels us in a moment.
+            await asyncio.sleep(GONE_SECONDS)
+            raise
+        except grpc.aio.BaseError:  # ended by the handler itself
+            raise
+        except Exception as error:
+            if not isinstance(error, TeacherLogitsError):
+                _log.exception("call failed", extra={"facts": {"method": method}})
+            code = status_of(error)
+            await self._refuse(context, error)
+            raise  # never reached: aborting raises
+        finally:
+            self._rpcs.end(method, code.name, began)
+
+    async def _answer_loading(self, raw: bytes, context: Context[bytes, bytes]) -> None:
+        error = NotAvailable(
+            f"the server is loading its teacher: try again in {LOADING_RETRY.total_seconds():g} "
+            "s, or wait for its health to be SERVING",
+            retry_after=LOADING_RETRY,
+        )
+        await self._refuse(context, error)
+
+    async def _refuse(self, context: Context[Q, R], error: Exception) -> None:
+        self._refusals.refused(Surface.RPC, error)
         await abort(context, error)
-        raise  # never reached: aborting raises
 
 
 async def abort(context: Context[Q, R], error: Exception) -> None:
     """End an RPC with the status of an error; raises gRPC's ``AbortError``."""
-    status = to_status(error)
-    code = next(code for code in grpc.StatusCode if code.value[0] == status.code)
+    status, code = to_status(error), status_of(error)
     details = ((DETAILS_KEY, status.SerializeToString()),)
     await context.abort(code, status.message, details)
 
 
-async def _answer_loading(raw: bytes, context: Context[bytes, bytes]) -> None:
-    error = NotAvailable(
-        f"the server is loading its teacher: try again in {LOADING_RETRY.total_seconds():g} s, "
-        "or wait for its health to be SERVING",
-        retry_after=LOADING_RETRY,
-    )
-    await abort(context, error)
+def status_of(error: Exception) -> grpc.StatusCode:
+    """Return the code that an error travels under."""
+    return code_of(error) if isinstance(error, TeacherLogitsError) else grpc.StatusCode.INTERNAL
 
 
 def _check_deadline(context: Context[Q, R], method: str) -> None:
     # The stubs say float; the library says None where the caller set no deadline.
     remaining: float | None = context.time_remaining()
-    if remaining is None and method not in WITHOUT_DEADLINE:
+    if remaining is None:
         raise RequestInvalidError(
             f"{method} needs a deadline: pass timeout=<seconds> with the call",
             facts={"method": method},

@@ -4,12 +4,13 @@ One line of JSON, the same that the log's ``ready`` event holds:
 
     {"address": "unix:/run/...", "addresses": [...], "broker": "...", "teacher_id": "...",
      "teacher_ids": [...], "vocabulary_size": 49152, "pool_bytes": 1073741824,
-     "transports": [...], "epoch": "...", "pid": 4711, "replicas": 0}
+     "transports": [...], "epoch": "...", "pid": 4711, "replicas": 0, "metrics": "127.0.0.1:9464"}
 
 ``teacher_id`` and ``vocabulary_size`` are those of the first of ``teacher_ids``, the teachers that
 the server runs itself; empty, and 0, where it runs none. ``replicas`` counts those of ``--engine
-ray``, of all teachers together, which are all ready when the server is. The file
-appears whole or not at all, and is gone when the server stops.
+ray``, of all teachers together, which are all ready when the server is. ``metrics`` is where
+Prometheus scrapes it, and empty where nobody may. The file appears whole or not at all, and is gone
+when the server stops.
 
 systemd is told too, where it asks (``Type=notify``): ``READY=1``, and ``STOPPING=1`` at a drain.
 """
@@ -50,6 +51,7 @@ class Readiness:
     epoch: str
     pid: int
     replicas: int = 0
+    metrics: str = ""
 
     def to_json(self) -> str:
         """Return one line of JSON, without its end."""

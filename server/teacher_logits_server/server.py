@@ -21,21 +21,27 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
-from teacher_logits.addresses import Address, check_path, read_address
+from teacher_logits.addresses import Address, read_address
 from teacher_logits.clock import MonotonicClock
 from teacher_logits.transport import Transport
-from teacher_logits_server.config import default_address, runtime_folder
+from teacher_logits_server.access import access_of
+from teacher_logits_server.config import default_address
 from teacher_logits_server.exporters.ray_link import join_cluster
+from teacher_logits_server.listening import broker_path, log_addresses
+from teacher_logits_server.metrics.held import Held
+from teacher_logits_server.metrics.instruments import Instruments
+from teacher_logits_server.metrics.page import MetricsPage
 from teacher_logits_server.readiness import Readiness
 from teacher_logits_server.reaper import Reaper
 from teacher_logits_server.services.bulk import BulkService
+from teacher_logits_server.services.certificates import server_credentials
 from teacher_logits_server.services.endpoint import Endpoint
 from teacher_logits_server.services.objects import ObjectService
 from teacher_logits_server.services.operator import OperatorService
 from teacher_logits_server.services.registry import RegistryService
 from teacher_logits_server.services.student import StudentService
 from teacher_logits_server.services.waiting import Waiting
-from teacher_logits_server.sockets import EVERYONE, OWNER_ONLY, SocketClaim
+from teacher_logits_server.sockets import SocketClaim, audience_of
 from teacher_logits_server.threads import in_thread
 
 if TYPE_CHECKING:
@@ -51,7 +57,6 @@ if TYPE_CHECKING:
 SWEEP_INTERVAL = timedelta(milliseconds=500)
 DRAIN_POLL_SECONDS = 0.05
 LAST_CALLS_SECONDS = 1.0
-BROKER_SUFFIX = ".broker"
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +80,14 @@ class Server:
         self._config = config
         self._device_memory = device_memory
         self._load = load
+        self._access = access_of(config.token_file)
         self._clock = MonotonicClock()
+        self._instruments = Instruments()
+        self._held = Held(
+            is_serving=lambda: self._endpoint is not None and self._endpoint.is_serving
+        )
+        self._instruments.registry.register(self._held)
+        self._page: MetricsPage | None = None
         self._endpoint: Endpoint | None = None
         self._broker_claim: SocketClaim | None = None
         self._core: Core | None = None
@@ -142,6 +154,9 @@ class Server:
         ray, self._ray = self._ray, None
         if ray is not None:
             await in_thread(ray.stop, name="stop")
+        page, self._page = self._page, None
+        if page is not None:
+            await in_thread(page.stop, name="stop")
         claim, self._broker_claim = self._broker_claim, None
         if claim is not None:
             claim.release()
@@ -153,20 +168,31 @@ class Server:
 
     async def _start(self) -> Readiness:
         config = self._config
+        audience = audience_of(config.socket_group, for_everyone=bool(config.allow_uids))
         self._endpoint = endpoint = Endpoint(
-            max_request_tokens=config.max_request_tokens, for_everyone=bool(config.allow_uids)
+            max_request_tokens=config.max_request_tokens,
+            audience=audience,
+            credentials=server_credentials(config),
+            access=self._access,
+            instruments=self._instruments,
         )
         wanted = config.addresses or (read_address(default_address(), what="--listen"),)
         addresses = await endpoint.listen(wanted)
-        log_addresses(addresses)
+        log_addresses(addresses, config)
+        if config.metrics:
+            where = read_address(config.metrics, what="--metrics")
+            self._page = MetricsPage(self._instruments.registry, where)
         if Transport.SHARED_MEMORY in config.transports and sys.platform == "linux":
-            self._broker_claim = SocketClaim(broker_path(config, addresses), flag="--broker")
+            path = broker_path(config, addresses)
+            self._broker_claim = SocketClaim(path, flag="--broker", audience=audience)
         if config.ray_address and Transport.RAY_OBJECT in config.transports:
             self._ray = await in_thread(partial(join_cluster, config), name="join")
         self._core = core = await in_thread(self._build, name="load")
         core.start()
+        self._held.watch(core.tables())
         if self._broker_claim is not None:
-            self._broker_claim.set_mode(EVERYONE if config.allow_uids else OWNER_ONLY)
+            self._broker_claim.let_in()
+        self._access.ask(core.ledger)
         self._add_services(endpoint, core, addresses)
         reaper = Reaper(ledger=core.ledger, every=SWEEP_INTERVAL, also=self._tell_health)
         self._reaping = asyncio.ensure_future(reaper.run())
@@ -189,6 +215,7 @@ class Server:
                 broker_path=self._broker_path,
                 device_memory=self._device_memory,
                 ray=self._ray,
+                instruments=self._instruments,
             )
 
     @property
@@ -201,11 +228,18 @@ class Server:
         clock, ledger, scorers = self._clock, core.ledger, core.scorers
         calls, path, wait = core.publishing, self._broker_path, self._config.default_wait
         services = endpoint.services
-        self._waiting = waiting = Waiting(clock=clock, longest_wait=wait)
+        self._waiting = waiting = Waiting(
+            clock=clock, longest_wait=wait, instruments=self._instruments
+        )
         waiting.listen_to(ledger)
         objects = core.objects
         student = StudentService(
-            ledger=ledger, publishing=calls, waiting=waiting, broker_path=path, objects=objects
+            ledger=ledger,
+            publishing=calls,
+            waiting=waiting,
+            broker_path=path,
+            objects=objects,
+            instruments=self._instruments,
         )
         services.add_student(student)
         if objects is not None:
@@ -235,7 +269,9 @@ class Server:
     def _make_bulk(self, core: Core, addresses: Sequence[Address]) -> BulkService:
         paths = [address.path for address in addresses if address.is_unix]
         stall = self._config.default_wait
-        return BulkService(exporter=core.stream, stall=stall, unix_paths=paths)
+        return BulkService(
+            exporter=core.stream, stall=stall, unix_paths=paths, instruments=self._instruments
+        )
 
     async def _tell_health(self) -> None:
         """Say SERVING while every thread works and no drain was asked for."""
@@ -262,30 +298,7 @@ class Server:
             epoch=core.ledger.epoch,
             pid=os.getpid(),
             replicas=len(core.replicas()),
+            metrics=str(self._page.address) if self._page is not None else "",
         )
         _log.info("ready", extra={"facts": asdict(readiness)})
         return readiness
-
-
-def broker_path(config: ServerConfig, addresses: Sequence[Address]) -> str:
-    """Return where the broker listens: as told, or beside the first Unix socket, or by port.
-
-    Raises:
-        ConfigError: the path is too long, with the flag that gives another.
-    """
-    if config.broker:
-        return config.broker
-    first = next((address for address in addresses if address.is_unix), None)
-    if first is not None:
-        path = first.path + BROKER_SUFFIX
-    else:
-        path = os.path.join(runtime_folder(), f"port-{addresses[0].port}{BROKER_SUFFIX}")
-    return check_path(path, what="--broker")
-
-
-def log_addresses(addresses: Sequence[Address]) -> None:
-    """Say where the server listens, and warn where other hosts reach it."""
-    for address in addresses:
-        _log.info("listening", extra={"facts": {"address": str(address)}})
-        if not address.is_loopback:
-            _log.warning("reachable by other hosts", extra={"facts": {"address": str(address)}})

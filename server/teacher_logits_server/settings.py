@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 
 from teacher_logits.transport import Transport
 from teacher_logits_server import readers
+from teacher_logits_server.access_settings import AccessSettings
 from teacher_logits_server.flags import setting as _set
 from teacher_logits_server.named_teachers import NAMED
 from teacher_logits_server.ray_settings import RaySettings
 from teacher_logits_server.replica_settings import ReplicaSettings
+from teacher_logits_server.watch_settings import WatchSettings
 
 if TYPE_CHECKING:
     from teacher_logits.grid import BatchGrid
@@ -48,27 +50,12 @@ class ListenSettings:
         "(default: a socket in the runtime folder)",
         repeated=True,
     )
-    insecure: bool = _set(
-        False,
-        "--insecure",
-        readers.SWITCH,
-        "allow TCP addresses that other hosts reach: nothing is encrypted, and whoever reaches "
-        "the port may use the teacher",
-    )
     broker: str = _set(
         "",
         "--broker",
         readers.PATH,
         "socket over which students of this node get their shared memory (default: beside the "
         "first Unix socket, or in the runtime folder)",
-    )
-    allow_uids: tuple[int, ...] = _set(
-        (),
-        "--allow-uid",
-        readers.UID,
-        "let this user's processes map the shared memory, besides the server's own user and "
-        "root; the sockets are then open to all who reach their folder",
-        repeated=True,
     )
     transports: tuple[Transport, ...] = _set(
         SERVABLE,
@@ -284,6 +271,7 @@ class OutputSettings:
 
 GROUPS = (
     ListenSettings,
+    AccessSettings,
     TeacherSettings,
     ReplicaSettings,
     MemorySettings,
@@ -291,4 +279,5 @@ GROUPS = (
     LimitSettings,
     TimeSettings,
     OutputSettings,
+    WatchSettings,
 )

@@ -5,28 +5,57 @@
 
 The kernel frees the lock with its holder, however that ends. So a lock that is taken means
 a live server, which is refused by its pid, and a free one means that the socket beside it
-is left over. Folders are made for this user alone (0700) where they do not exist.
+is left over. Folders are made for this user alone (0700) where they do not exist, or for a group
+too, which may pass through (2710). A folder that is there is left as it is: one that keeps the
+group out is refused.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import grp
 import os
 import socket
 import stat
+from dataclasses import dataclass
 
 from teacher_logits.errors import ConfigError
 
 LOCK_SUFFIX = ".lock"
-FOLDER_MODE = 0o700
-OWNER_ONLY, EVERYONE = 0o600, 0o666
+FOLDER_MODE, GROUP_FOLDER_MODE = 0o700, 0o2710
+OWNER_ONLY, GROUP_ONLY, EVERYONE = 0o600, 0o660, 0o666
+GROUP_FLAG = "--socket-group"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audience:
+    """Who may connect to a socket: its mode, and the id of its group where it has one."""
+
+    mode: int = OWNER_ONLY
+    group: int | None = None
+
+
+def audience_of(socket_group: str, *, for_everyone: bool) -> Audience:
+    """Return who is to connect: a group, or all who reach the folder, or this user alone.
+
+    Raises:
+        ConfigError: there is no such group.
+    """
+    if not socket_group:
+        return Audience(mode=EVERYONE if for_everyone else OWNER_ONLY)
+    try:
+        known = socket_group.isdecimal()  # a number needs no entry in this system's list
+        group = int(socket_group) if known else grp.getgrnam(socket_group).gr_gid
+    except KeyError:
+        raise _group_refused(socket_group, "there is no such group here; give its number") from None
+    return Audience(mode=GROUP_ONLY, group=group)
 
 
 class SocketClaim:
     """The right of this server, and no other, to a socket's path, until it is released."""
 
-    def __init__(self, path: str, *, flag: str) -> None:
+    def __init__(self, path: str, *, flag: str, audience: Audience | None = None) -> None:
         """Claim ``path`` and clear away what a dead server left there.
 
         Raises:
@@ -36,9 +65,10 @@ class SocketClaim:
         """
         self.path = path
         self._flag = flag
+        self._audience = audience or Audience()
         self._pid = os.getpid()
         self._fd = -1
-        _make_folder(os.path.dirname(path), flag=flag)
+        _make_folder(os.path.dirname(path), flag=flag, group=self._audience.group)
         self._fd = self._lock()
         try:
             self._clear()
@@ -46,9 +76,14 @@ class SocketClaim:
             self._unlock()
             raise
 
-    def set_mode(self, mode: int) -> None:
-        """Let only this user connect, or everyone who reaches the folder."""
-        os.chmod(self.path, mode)
+    def let_in(self) -> None:
+        """Let the audience connect to the socket, which is there by now, and nobody else.
+
+        Raises:
+            ConfigError: this user may not give the socket to the group.
+        """
+        _give(self.path, self._audience.group)
+        os.chmod(self.path, self._audience.mode)
 
     def release(self) -> None:
         """Remove the socket and give the claim back. Doing so twice is fine."""
@@ -122,10 +157,15 @@ def _elsewhere() -> str:
     return f"listen in a folder that user {os.geteuid()} may write in"
 
 
-def _make_folder(folder: str, *, flag: str) -> None:
+def _make_folder(folder: str, *, flag: str, group: int | None) -> None:
     try:
+        is_new = not os.path.isdir(folder)
         os.makedirs(folder, mode=FOLDER_MODE, exist_ok=True)
-        owner = os.stat(folder).st_uid
+        if is_new and group is not None:
+            _give(folder, group)
+            os.chmod(folder, GROUP_FOLDER_MODE)  # behind it: it takes the set-group bit away
+        found = os.stat(folder)
+        owner = found.st_uid
     except OSError as error:
         raise ConfigError(
             f"{flag}: the folder {folder} of the socket cannot be made: {error.strerror}; "
@@ -138,6 +178,33 @@ def _make_folder(folder: str, *, flag: str) -> None:
             f"in the place of ours: choose a folder of root's or of user {os.geteuid()}",
             facts={"flag": flag, "folder": folder, "owner": owner},
         )
+    if group is not None and not _lets_in(found, group):
+        raise _group_refused(
+            group,
+            f"the folder {folder} (mode {stat.S_IMODE(found.st_mode):04o}, group {found.st_gid}) "
+            f"keeps it out: chgrp {group} {folder} && chmod g+x {folder}, or listen in a folder "
+            "that is not there yet",
+        )
+
+
+def _lets_in(folder: os.stat_result, group: int) -> bool:
+    """Whether members of a group may pass through a folder."""
+    bit = stat.S_IXGRP if folder.st_gid == group else stat.S_IXOTH
+    return bool(folder.st_mode & bit)
+
+
+def _give(path: str, group: int | None) -> None:
+    if group is None:
+        return
+    try:
+        os.chown(path, -1, group)
+    except PermissionError:
+        why = f"user {os.geteuid()} is not in it, and cannot give {path} to it"
+        raise _group_refused(group, why) from None
+
+
+def _group_refused(group: str | int, why: str) -> ConfigError:
+    return ConfigError(f"{GROUP_FLAG} {group}: {why}", facts={"flag": GROUP_FLAG, "value": group})
 
 
 def _remove(path: str) -> None:

@@ -11,11 +11,13 @@ from teacher_logits.views import LeaseView, RegisteredView, SessionView, StepVie
 from teacher_logits_server.sessions.session import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from teacher_logits.pool import PoolUsage
     from teacher_logits.profiles import TeacherProfile
+    from teacher_logits.transport import Transport
     from teacher_logits_server.lending import Lending
+    from teacher_logits_server.lending.granted import Lent
     from teacher_logits_server.lending.leases import Lease
     from teacher_logits_server.publishers import Published, Publishers
     from teacher_logits_server.sessions import Sessions
@@ -31,7 +33,11 @@ SHOWN_STEPS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerView:
-    """Everything, taken under the ledger's lock."""
+    """Everything, taken under the ledger's lock.
+
+    ``reserved_bytes`` are those of ``pool.used_bytes`` that are being written; likewise of the
+    engines' device memory, where they have some. ``granted`` counts from the server's start.
+    """
 
     draining: bool
     teachers: tuple[TeacherProfile, ...]
@@ -40,6 +46,10 @@ class LedgerView:
     steps: tuple[StepView, ...]
     pool: PoolUsage
     registered: RegisteredView
+    reserved_bytes: int
+    device_pool: PoolUsage | None
+    device_reserved_bytes: int
+    granted: Mapping[Transport, Lent]
 
 
 def view_ledger(
@@ -55,6 +65,7 @@ def view_ledger(
     leases = tuple(
         _view_lease(lease, lending.sealed(lease).extent.size_bytes, now) for lease in lending.leases
     )
+    device_pool = lending.own_device.pool.usage() if lending.own_device is not None else None
     by_session: dict[str, list[LeaseView]] = {}
     for lease in leases:
         by_session.setdefault(lease.session_id, []).append(lease)
@@ -74,6 +85,10 @@ def view_ledger(
         steps=tuple(step for published in publishers for step in _view_steps(published)),
         pool=lending.usage(),
         registered=_view_registered(lending),
+        reserved_bytes=_reserved_bytes(lending, lending.usage(), on_device=False),
+        device_pool=device_pool,
+        device_reserved_bytes=_reserved_bytes(lending, device_pool, on_device=True),
+        granted=lending.leases.granted.view(),
     )
 
 
@@ -114,9 +129,21 @@ def waiting_names(step: Step, steps: Steps) -> Iterator[str]:
             yield f"{student_id}:{rank}"
 
 
+def _reserved_bytes(lending: Lending, pool: PoolUsage | None, *, on_device: bool) -> int:
+    """Return how many bytes of a pool of the server's own are being written."""
+    if pool is None:
+        return 0
+    sealed = sum(
+        each.extent.size_bytes
+        for each in lending.payloads()
+        if not each.owner and each.on_device is on_device
+    )
+    return pool.used_bytes + pool.quarantined_bytes - sealed
+
+
 def _view_registered(lending: Lending) -> RegisteredView:
     usage = lending.relays.usage()
-    registered = lending.registered()
+    registered = [each for each in lending.payloads() if each.is_registered]
     own = lending.own_device.views() if lending.own_device is not None else ()
     return RegisteredView(
         payload_count=len(registered),

@@ -111,6 +111,7 @@ def serve(folder: Path, **settings: object) -> Iterator[Service]:
     teacher = Teacher()
     values = {
         "listen": (f"unix:{folder / 's'}", "127.0.0.1:0"),
+        "insecure": True,
         "pool_size_bytes": 1 << 20,
         "slab_size_bytes": 1 << 20,
         **settings,

@@ -25,13 +25,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def first(folder: Path) -> Iterator[tl.testing.ServerProcess]:
     """A server on a Unix socket and on a port."""
-    with tl.testing.serve(listen=[f"unix:{folder / 's'}", "127.0.0.1:0"]) as server:
+    both = [f"unix:{folder / 's'}", "127.0.0.1:0"]
+    with tl.testing.serve(listen=both, insecure=True) as server:
         yield server
 
 
 def refusal_of_a_second(**settings: object) -> ConfigError:
     """Start a server in this process that must not come up."""
-    config = ServerConfig(**settings)  # type: ignore[arg-type]
+    config = ServerConfig(insecure=True, **settings)  # type: ignore[arg-type]
     with pytest.raises(ConfigError) as caught, serve_in_thread(config, DenseTeacher()):
         pass
     return caught.value

@@ -50,7 +50,7 @@ def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded]:
     """
     folder = tmp_path_factory.mktemp("far")
     with embedded_server(
-        folder, pool_bytes=MIB, listen=("127.0.0.1:0",), broker=str(folder / "b")
+        folder, pool_bytes=MIB, listen=("127.0.0.1:0",), insecure=True, broker=str(folder / "b")
     ) as server:
         (folder / "b").rename(folder / "on another node")
         yield server
@@ -108,7 +108,7 @@ def test_t08_a_brokers_packets_through_a_tunnel_lack_what_proves(
         locality=locality,
     )
     with embedded_server(
-        tmp_path, pool_bytes=MIB, listen=("127.0.0.1:0",), broker=str(broker)
+        tmp_path, pool_bytes=MIB, listen=("127.0.0.1:0",), insecure=True, broker=str(broker)
     ) as server:
         broker.rename(hidden)
         with (

@@ -22,7 +22,6 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from tests.held import left_behind, open_descriptors, running_threads
 
 from teacher_logits import inprocess, keys
-from teacher_logits.addresses import Address
 from teacher_logits.clock import MonotonicClock
 from teacher_logits.errors import (
     AlignmentError,
@@ -59,7 +58,7 @@ from teacher_logits.wire.payloads import lease_from_wire
 from teacher_logits_server.app import EmbeddedServer, serve_in_thread
 from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.engines import EngineProfile, Row
-from teacher_logits_server.server import log_addresses
+from teacher_logits_server.listening import log_addresses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -606,7 +605,7 @@ class TestHealth:
 class TestStarting:
     def test_says_where_it_listens_and_what_it_serves(self, tmp_path: Path) -> None:
         listen = (f"unix:{tmp_path}/s", "127.0.0.1:0")
-        with serving(tmp_path, listen=listen, teacher_id="mine") as service:
+        with serving(tmp_path, listen=listen, insecure=True, teacher_id="mine") as service:
             ready = service.server.readiness
             Caller(ready.addresses[1]).inspect()
 
@@ -617,14 +616,26 @@ class TestStarting:
         assert ready.transports == ("cuda_ipc", "local", "shared_memory", "stream")
         assert ready.pid == os.getpid()
 
-    def test_warns_of_an_address_that_other_hosts_reach(
-        self, caplog: pytest.LogCaptureFixture
+    @pytest.mark.parametrize(
+        ("settings", "warned"),
+        [
+            ({"insecure": True}, "nothing is encrypted"),
+            ({"tls_cert": "c", "tls_key": "k"}, "whoever reaches this may use the teacher"),
+            ({"tls_cert": "c", "tls_key": "k", "tls_client_ca": "a"}, None),
+            ({"tls_cert": "c", "tls_key": "k", "token_file": "t"}, None),
+        ],
+    )
+    def test_warns_of_a_port_that_lets_in_whoever_reaches_it(
+        self, settings: dict[str, str], warned: str | None, caplog: pytest.LogCaptureFixture
     ) -> None:
-        log_addresses([Address(host="127.0.0.1", port=1), Address(host="node7", port=2)])
+        config = ServerConfig(listen=("unix:/s", "node7:2"), **settings)  # type: ignore[arg-type]
 
-        warned = [record for record in caplog.records if record.levelno == logging.WARNING]
-        ours = [record for record in warned if record.name.startswith("teacher_logits")]
-        assert [record.__dict__["facts"] for record in ours] == [{"address": "node7:2"}]
+        log_addresses(config.addresses, config)
+
+        records = [record for record in caplog.records if record.levelno == logging.WARNING]
+        ours = [record for record in records if record.name.startswith("teacher_logits")]
+        assert [record.getMessage() for record in ours] == ([warned] if warned else [])
+        assert all(record.__dict__["facts"]["address"] == "node7:2" for record in ours)
 
     @pytest.mark.parametrize(("uids", "mode"), [((), 0o600), ((4711,), 0o666)])
     def test_opens_its_sockets_to_its_own_user_unless_others_are_allowed(
@@ -639,7 +650,7 @@ class TestStarting:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-        with serving(tmp_path, listen=("127.0.0.1:0",)) as service:
+        with serving(tmp_path, listen=("127.0.0.1:0",), insecure=True) as service:
             ready = service.server.readiness
 
         port = ready.address.rpartition(":")[2]
@@ -677,11 +688,13 @@ class TestStarting:
             assert service.caller.inspect().epoch == service.server.readiness.epoch
 
     def test_a_second_server_on_the_port_is_refused_by_its_address(self, tmp_path: Path) -> None:
-        with serving(tmp_path, listen=("127.0.0.1:0",), transports=(Transport.STREAM,)) as service:
+        with serving(
+            tmp_path, listen=("127.0.0.1:0",), insecure=True, transports=(Transport.STREAM,)
+        ) as service:
             address = service.server.address
             with (
                 pytest.raises(ConfigError, match=f"--listen {address}: Address already in use"),
-                serving(tmp_path, listen=(f"unix:{tmp_path}/s", address)),
+                serving(tmp_path, listen=(f"unix:{tmp_path}/s", address), insecure=True),
             ):
                 pass
 

@@ -210,12 +210,32 @@ class TestAddresses:
         ServerConfig(listen=(text,), insecure=True)
 
     @pytest.mark.parametrize("text", ["127.0.0.1:1", "127.8.8.8:1", "[::1]:1", "localhost:1"])
-    def test_loopback_needs_no_leave(self, text: str) -> None:
-        assert ServerConfig(listen=(text,)).addresses[0].is_loopback
+    def test_so_do_the_other_users_of_this_machine(self, text: str) -> None:
+        with pytest.raises(ConfigError, match=r"every user of this machine.*--insecure"):
+            ServerConfig(listen=(text,))
+
+        assert ServerConfig(listen=(text,), insecure=True).addresses[0].is_loopback
+
+    def test_tls_is_leave_too(self) -> None:
+        config = ServerConfig(listen=("node7:1",), tls_cert="/c.pem", tls_key="/k.pem")
+
+        assert not config.addresses[0].is_loopback
+
+    @pytest.mark.parametrize(
+        ("settings", "match"),
+        [
+            ({"tls_cert": "/c.pem"}, "--tls-cert /c.pem: goes with --tls-key"),
+            ({"tls_key": "/k.pem"}, "--tls-key /k.pem: goes with --tls-cert"),
+            ({"tls_client_ca": "/a.pem"}, "--tls-client-ca /a.pem: is for TLS"),
+        ],
+    )
+    def test_tls_is_said_whole(self, settings: dict[str, str], match: str) -> None:
+        with pytest.raises(ConfigError, match=match):
+            ServerConfig(**settings)  # type: ignore[arg-type]
 
     def test_one_address_given_twice_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="twice"):
-            ServerConfig(listen=("127.0.0.1:7", "127.0.0.1:7"))
+            ServerConfig(listen=("127.0.0.1:7", "127.0.0.1:7"), insecure=True)
 
     def test_the_broker_takes_no_address_of_the_server(self) -> None:
         with pytest.raises(ConfigError, match="--broker"):
@@ -355,7 +375,8 @@ class TestFile:
         )
 
     def test_one_value_will_do_for_a_list(self, tmp_path: Path) -> None:
-        assert self._read(tmp_path, "listen: 127.0.0.1:0").listen == ("127.0.0.1:0",)
+        text = "listen: 127.0.0.1:0\ninsecure: yes"
+        assert self._read(tmp_path, text).listen == ("127.0.0.1:0",)
 
     def test_flags_win_over_the_file(self, tmp_path: Path) -> None:
         config = self._read(tmp_path, "top_k: 8\nmax_sessions: 8", "--top-k", "9")

@@ -17,6 +17,7 @@ from google.rpc import status_pb2
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import aio as health
 from grpc_health.v1.health_pb2 import HealthCheckResponse
+from prometheus_client import CollectorRegistry
 
 from teacher_logits.errors import (
     DrainingError,
@@ -29,6 +30,7 @@ from teacher_logits.errors import (
 )
 from teacher_logits.wire.errors import DETAILS_KEY, from_status
 from teacher_logits_server.interceptors import Guard
+from teacher_logits_server.metrics.refusals import Refusals
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -62,6 +64,7 @@ class CallDetails:
     """What gRPC says of a call before it is handled."""
 
     method: str
+    invocation_metadata: tuple[tuple[str, str], ...] = ()
 
 
 class TimedContext:
@@ -100,10 +103,15 @@ class Caller:
 
 @asynccontextmanager
 async def served(
-    *, unary: Handle = echo, stream: Handle = echo, is_ready: Callable[[], bool] = lambda: True
+    *,
+    unary: Handle = echo,
+    stream: Handle = echo,
+    is_ready: Callable[[], bool] = lambda: True,
+    registry: CollectorRegistry | None = None,
 ) -> AsyncIterator[Caller]:
     """A server with one RPC of each shape, and health."""
-    server = grpc.aio.server(interceptors=(Guard(is_ready=is_ready),))
+    guard = Guard(is_ready=is_ready, refusals=Refusals(registry))
+    server = grpc.aio.server(interceptors=(guard,))
     methods = {
         "Unary": grpc.unary_unary_rpc_method_handler(
             unary, StringValue.FromString, StringValue.SerializeToString
@@ -395,3 +403,58 @@ class RefusingContext(TimedContext):
 
     async def abort(self, code: object, message: str, details: object) -> None:
         raise RefusedError(message)
+
+
+def refusals_of(registry: CollectorRegistry) -> dict[str, float]:
+    """What was counted of refusals: by the reason alone, where the surface is gRPC's."""
+    return {
+        sample.labels["reason"]: sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name == "teacher_logits_refusals_total" and sample.labels["surface"] == "rpc"
+    }
+
+
+def test_every_refused_call_is_counted_once_by_its_reason() -> None:
+    registry = CollectorRegistry()
+    broken = [
+        Violation(rule="gbs_mismatch", message="m"),
+        Violation(rule="dp_mismatch", message="m"),
+    ]
+
+    async def scenario() -> None:
+        refused, failed = failing(SessionRefusedError(broken)), failing(KeyError("x"))
+        async with served(unary=refused, stream=failed, registry=registry) as caller:
+            await refusal(caller.unary(b""))
+            await refusal(caller.unary(b"\xff"))
+            await refusal(caller.unary(b"", timeout=None))
+            await refusal(caller.call("stream"))
+            for method in ("/test.Service/None", "/no.Such/Thing", f"/a/{SECRET}"):
+                with pytest.raises(grpc.aio.AioRpcError, match="UNIMPLEMENTED"):
+                    await caller.unary(b"", method=method)
+
+    run(scenario())
+
+    assert refusals_of(registry) == {
+        "SESSION_REFUSED": 1,
+        "REQUEST_INVALID": 2,
+        "UNKNOWN_METHOD": 3,
+    }
+    value = registry.get_sample_value
+    of = "teacher_logits_errors_total"
+    assert value(of, {"surface": "rpc", "class": "contract_violation"}) == 3
+    assert value(of, {"surface": "rpc", "class": "internal"}) == 1  # no refusal: the server failed
+    for violation in broken:
+        assert value("teacher_logits_broken_rules_total", {"rule": violation.rule}) == 1
+
+
+def test_a_call_before_the_teacher_is_loaded_is_counted_too() -> None:
+    registry = CollectorRegistry()
+
+    async def scenario() -> None:
+        async with served(registry=registry, is_ready=lambda: False) as caller:
+            await refusal(caller.unary(b""))
+
+    run(scenario())
+
+    assert refusals_of(registry) == {"NOT_AVAILABLE": 1}

@@ -47,8 +47,7 @@ from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.engines import EngineProfile, Row
 from teacher_logits_server.ledger import Ledger
 from teacher_logits_server.publishers.engines import EngineTeacher
-from teacher_logits_server.scorer import BadRows, ScoreJob, Scorer
-from teacher_logits_server.scorer import thread as scorer_thread
+from teacher_logits_server.scorer import BadRows, ScoreJob, Scorer, at_exit
 from teacher_logits_server.slabs import ServerSlabs
 
 if TYPE_CHECKING:
@@ -632,11 +631,11 @@ class TestGivingUp:
     ) -> None:
         """A thread that is killed inside torch aborts the process."""
         started = WeakKeyDictionary({service.scorer: os.getpid()})
-        monkeypatch.setattr(scorer_thread, "_started", started)
+        monkeypatch.setattr(at_exit, "_started", started)
         service.teacher.gate.clear()
         future = service.scorer.submit(service.job(service.session(), [[1, 2, 3]]))
         assert service.teacher.entered.acquire(timeout=PATIENCE)
-        ending = threading.Thread(target=scorer_thread._stop_all)
+        ending = threading.Thread(target=at_exit._stop_all)
         ending.start()
         service.teacher.gate.set()
         ending.join(PATIENCE)
@@ -647,8 +646,8 @@ class TestGivingUp:
     def test_a_forked_child_has_none_to_stop(
         self, service: Service, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(scorer_thread, "_started", WeakKeyDictionary({service.scorer: -1}))
-        scorer_thread._stop_all()
+        monkeypatch.setattr(at_exit, "_started", WeakKeyDictionary({service.scorer: -1}))
+        at_exit._stop_all()
         assert service.scorer.healthy
 
     def test_stopping_fails_what_waits_and_ends_the_thread(self, service: Service) -> None:

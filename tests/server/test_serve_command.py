@@ -230,7 +230,7 @@ def health_of(channel: grpc.Channel) -> Iterator[int]:
 
 class TestReadiness:
     def test_is_told_by_a_descriptor_with_the_address_that_works(self, tmp_path: Path) -> None:
-        flags = ("--listen", "127.0.0.1:0", "--broker", f"{tmp_path}/b")
+        flags = ("--listen", "127.0.0.1:0", "--insecure", "--broker", f"{tmp_path}/b")
         with ready(tmp_path, *flags) as (served, readiness):
             with grpc.insecure_channel(str(readiness["address"])) as channel:
                 lease_something(channel)
@@ -473,11 +473,14 @@ class TestASecondServer:
     def test_is_refused_by_pid_and_address_and_the_first_goes_on(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        with ready(tmp_path, *unix(tmp_path), "--listen", "127.0.0.1:0") as (first, readiness):
+        tcp = ("--listen", "127.0.0.1:0", "--insecure")
+        with ready(tmp_path, *unix(tmp_path), *tcp) as (first, readiness):
             port = readiness["addresses"][1]  # type: ignore[index]
             own = ("--engine", ENGINE_HERE)
             by_socket = refused(capsys, *unix(tmp_path), *own)
-            by_port = refused(capsys, *own, "--listen", port, "--broker", f"{tmp_path}/b")
+            by_port = refused(
+                capsys, *own, "--insecure", "--listen", port, "--broker", f"{tmp_path}/b"
+            )
             with grpc.insecure_channel(port) as channel:
                 lease_something(channel)
 

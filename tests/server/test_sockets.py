@@ -17,7 +17,7 @@ from tests.held import left_behind, open_descriptors
 
 from teacher_logits.errors import ConfigError
 from teacher_logits_server import sockets
-from teacher_logits_server.sockets import EVERYONE, OWNER_ONLY, SocketClaim
+from teacher_logits_server.sockets import EVERYONE, OWNER_ONLY, Audience, SocketClaim, audience_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -185,9 +185,46 @@ def test_a_folder_of_another_user_is_refused(path: str, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("mode", [OWNER_ONLY, EVERYONE])
 def test_who_may_connect_is_said_once_the_socket_is_there(path: str, mode: int) -> None:
-    claim = SocketClaim(path, flag="--listen")
+    claim = SocketClaim(path, flag="--listen", audience=Audience(mode=mode))
     with bound(path):
-        claim.set_mode(mode)
+        claim.let_in()
 
         assert stat.S_IMODE(os.stat(path).st_mode) == mode
         claim.release()
+
+
+class TestAGroup:
+    """Of the process's own where it is not root, since nobody may give files away to another."""
+
+    GROUP = 4711 if os.geteuid() == 0 else os.getegid()
+
+    def test_passes_through_a_folder_that_is_made_for_it_and_connects(self, tmp_path: Path) -> None:
+        path = str(tmp_path / "run" / "t.sock")
+        audience = audience_of(str(self.GROUP), for_everyone=False)
+        claim = SocketClaim(path, flag="--listen", audience=audience)
+        with bound(path):
+            claim.let_in()
+            folder, it = os.stat(os.path.dirname(path)), os.stat(path)
+            claim.release()
+
+        assert (stat.S_IMODE(folder.st_mode), folder.st_gid) == (0o2710, self.GROUP)
+        assert (stat.S_IMODE(it.st_mode), it.st_gid) == (0o660, self.GROUP)
+
+    def test_is_alone_though_a_user_was_allowed_to_map_memory(self) -> None:
+        audience = audience_of(str(self.GROUP), for_everyone=True)
+
+        assert audience == Audience(mode=0o660, group=self.GROUP)
+
+    def test_is_refused_where_a_folder_that_is_there_keeps_it_out(self, tmp_path: Path) -> None:
+        folder = tmp_path / "run"
+        folder.mkdir(mode=0o700)
+        audience = Audience(mode=0o660, group=self.GROUP)
+
+        with pytest.raises(ConfigError, match=r"--socket-group.*keeps it out: chgrp"):
+            SocketClaim(str(folder / "t.sock"), flag="--listen", audience=audience)
+
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+    def test_that_is_not_there_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="--socket-group no-such-group: there is no such"):
+            audience_of("no-such-group", for_everyone=False)

@@ -34,6 +34,7 @@ from teacher_logits_client.calls.opened import OpenedSession
 from teacher_logits_client.calls.pending import PendingLease
 from teacher_logits_client.calls.registry import RegistryCalls
 from teacher_logits_client.calls.steps import PendingStep
+from teacher_logits_client.credentials import NO_CREDENTIALS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from teacher_logits.transport import Refusal, Transport
     from teacher_logits_client.calls.pending import Scored
     from teacher_logits_client.calls.scoring import Scoring
+    from teacher_logits_client.credentials import Credentials
 
 Request = TypeVar("Request", bound="Message")
 Reply = TypeVar("Reply", bound="Message")
@@ -56,10 +58,11 @@ _READ_PAYLOAD = "/teacher_logits.v1.BulkService/ReadPayload"
 class Calls:
     """Everything a client calls over gRPC."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, credentials: Credentials = NO_CREDENTIALS) -> None:
         """Make the channels; nothing is tried before the first call."""
-        self.address = address
-        self._channels = Channels(address)
+        self.address, self.credentials = address, credentials
+        self._channels = Channels(address, credentials)
+        self._metadata = self._channels.shown.metadata
         control, bulk = self._channels.control, self._channels.bulk
         self._service = teacher_logits_service_pb2_grpc.TeacherLogitsServiceStub(control)
         self._scoring = scoring_service_pb2_grpc.ScoringServiceStub(control)
@@ -79,6 +82,10 @@ class Calls:
     def close(self) -> None:
         """Close the channels; calls under way are cancelled."""
         self._channels.close()
+
+    def keep_secret(self, session_id: str, secret: str) -> None:
+        """Have the calls of a session show what came over its broker line, from now on."""
+        self._channels.shown.keep(session_id, secret)
 
     def wait_until_ready(self, timeout: float) -> None:
         """Wait until the server serves; see ``Channels.wait_until_ready``."""
@@ -180,7 +187,9 @@ class Calls:
             session_id=session_id, request_id=request_id, step=step
         )
         with self._open():
-            call = self._service.AcquireStep.future(request, timeout=seconds)
+            call = self._service.AcquireStep.future(
+                request, timeout=seconds, metadata=self._metadata(session_id)
+            )
         return PendingStep(call, waiting, channels=self._channels)
 
     def release(
@@ -206,11 +215,14 @@ class Calls:
         """Send a scoring request, and do not wait for it."""
         waiting = Waiting(what=what, address=self.address, seconds=timeout)
         call: Scored
+        shown = self._metadata(scoring.session_id)
         with self._open():
             if scoring.ids_per_position:
-                call = self._scoring.ScoredIds.future(scoring.ids_message(), timeout=timeout)
+                message = scoring.ids_message()
+                call = self._scoring.ScoredIds.future(message, timeout=timeout, metadata=shown)
             else:
-                call = self._scoring.Score.future(scoring.message(), timeout=timeout)
+                request = scoring.message()
+                call = self._scoring.Score.future(request, timeout=timeout, metadata=shown)
         request_id = scoring.request_id
         return PendingLease(call, waiting, channels=self._channels, request_id=request_id)
 
@@ -241,7 +253,8 @@ class Calls:
             as_written=as_written,
         )
         try:
-            stream = self._read(request, timeout=max(0.001, timeout))
+            shown = self._metadata(session_id)
+            stream = self._read(request, timeout=max(0.001, timeout), metadata=shown)
             with ending(stream):
                 yield from stream
         except (grpc.RpcError, ValueError) as error:
@@ -259,7 +272,8 @@ class Calls:
     ) -> Reply:
         try:
             with self._open():
-                return method(request, timeout=max(0.001, timeout))
+                shown = self._metadata(getattr(request, "session_id", ""))
+                return method(request, timeout=max(0.001, timeout), metadata=shown)
         except grpc.RpcError as error:
             waiting = Waiting(what=what, address=self.address, seconds=timeout)
             raise error_of(error, waiting, is_closed=self.is_closed) from None

@@ -11,6 +11,8 @@ import os
 import socket
 import stat
 import time
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 import grpc
@@ -25,11 +27,18 @@ from teacher_logits.errors import (
 )
 from teacher_logits_client.calls.direct_streams import CHANNEL_OPTIONS
 from teacher_logits_client.calls.failures import Waiting, error_of
+from teacher_logits_client.calls.shown import Shown
+from teacher_logits_client.calls.tls_findings import tls_finding
+from teacher_logits_client.credentials import NO_CREDENTIALS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from teacher_logits.addresses import Address
+    from teacher_logits_client.credentials import Credentials, Tls
 
 _SERVICE = "teacher_logits.v1.TeacherLogitsService"
+_READY = (grpc.ChannelConnectivity.READY,)
 _WATCH_HEALTH = "/grpc.health.v1.Health/Watch"
 
 MAX_RECONNECT_SECONDS = 1.2
@@ -51,15 +60,22 @@ _TCP_OPTIONS = [
 
 
 class Channels:
-    """One channel for control, one for bulk."""
+    """One channel for control, one for bulk; ``shown`` is what their calls show."""
 
-    def __init__(self, address: Address) -> None:
-        """Make the channels; nothing is tried before the first call."""
+    def __init__(self, address: Address, credentials: Credentials = NO_CREDENTIALS) -> None:
+        """Make the channels; nothing is tried before the first call.
+
+        Raises:
+            ConfigError: a file of ``credentials.tls`` is not what it should be.
+        """
         self._address = address
+        self._tls = credentials.tls
+        self.shown = Shown(credentials)
         self.is_closed = False
         options = _OPTIONS if address.path else _OPTIONS + _TCP_OPTIONS
-        self.control = grpc.insecure_channel(address.target, options)
-        self.bulk = grpc.insecure_channel(address.target, options + CHANNEL_OPTIONS)
+        connect = partial(_channel, address, credentials.tls)
+        self.control = connect(options)
+        self.bulk = connect([*options, *CHANNEL_OPTIONS])
 
     def close(self) -> None:
         """Close both; calls under way are cancelled."""
@@ -78,10 +94,7 @@ class Channels:
         """
         until = time.monotonic() + timeout
         check_socket(self._address.path)
-        try:
-            grpc.channel_ready_future(self.control).result(timeout)
-        except grpc.FutureTimeoutError:
-            raise self._unreachable(timeout) from None
+        self._await_connection(timeout, until)
         waiting = Waiting(what="its health", address=self._address, seconds=timeout)
         watch = self.control.unary_stream(
             _WATCH_HEALTH,
@@ -112,12 +125,37 @@ class Channels:
             facts={"address": str(self._address), "deadline_seconds": timeout},
         )
 
+    def _await_connection(self, timeout: float, until: float) -> None:
+        """Wait until somebody answers; what stands in the way of TLS is no matter of time."""
+        states: SimpleQueue[grpc.ChannelConnectivity] = SimpleQueue()
+        self.control.subscribe(states.put, try_to_connect=True)
+        try:
+            while (state := states.get(timeout=max(0.0, until - time.monotonic()))) not in _READY:
+                if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                    left = max(0.001, until - time.monotonic())
+                    finding = tls_finding(self._address, self._tls, timeout=left)
+                    if finding is not None:
+                        raise finding
+        except Empty:
+            raise self._unreachable(timeout) from None
+        finally:
+            self.control.unsubscribe(states.put)
+
     def _unreachable(self, timeout: float) -> ServerUnreachableError:
         return ServerUnreachableError(
             f"nobody answers at {self._address} within {span_text(timeout)}: is the server "
             "running, and is this its address?",
             facts={"address": str(self._address), "deadline_seconds": timeout},
         )
+
+
+def _channel(address: Address, tls: Tls | None, options: Sequence[tuple[str, int]]) -> grpc.Channel:
+    if tls is None or address.is_unix:
+        return grpc.insecure_channel(address.target, options)
+    files = tls.contents()
+    made = grpc.ssl_channel_credentials(files.ca, files.key, files.cert)
+    name = [("grpc.ssl_target_name_override", tls.server_name)] if tls.server_name else []
+    return grpc.secure_channel(address.target, made, [*options, *name])
 
 
 def check_socket(path: str) -> None:

@@ -11,30 +11,40 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from teacher_logits.errors import ServerUnreachableError
 from teacher_logits.v1 import operator_service_pb2 as messages
 from teacher_logits.v1 import operator_service_pb2_grpc
 from teacher_logits.wire.views import reclaimed_from_wire, server_view_from_wire
 from teacher_logits_client.calls.channels import Channels, check_socket
 from teacher_logits_client.calls.failures import Waiting, error_of
+from teacher_logits_client.calls.tls_findings import tls_finding
+from teacher_logits_client.config import Connection
+from teacher_logits_client.credentials import NO_CREDENTIALS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from teacher_logits.addresses import Address
     from teacher_logits.views import Reclaimed, ServerView
+    from teacher_logits_client.calls.shown import Metadata
+    from teacher_logits_client.credentials import Credentials
 
 
-def inspect_server(address: Address, *, timeout: float) -> ServerView:
+def inspect_server(
+    address: Address, *, timeout: float, credentials: Credentials = NO_CREDENTIALS
+) -> ServerView:
     """Ask a server what it holds. A server that drains answers too.
 
     Raises:
-        ConfigError: what is at its path can be no server.
+        ConfigError: what is at its path can be no server, or see ``tls_findings``.
+        UnknownCallerError, NotAllowedError: the token shown is no operator's.
         ServerUnreachableError: nobody answers at the address.
         DeadlinePassedError: it did not answer within ``timeout`` seconds.
         RequestInvalidError: what answers is no teacher-logits server.
     """
-    with _asking(address, what="an inspection", timeout=timeout) as stub:
-        reply = stub.Inspect(messages.InspectRequest(), timeout=timeout)
+    connection = Connection(address=address, credentials=credentials)
+    with _asking(connection, what="an inspection", timeout=timeout) as (stub, shown):
+        reply = stub.Inspect(messages.InspectRequest(), timeout=timeout, metadata=shown)
     return server_view_from_wire(reply)
 
 
@@ -46,6 +56,7 @@ def reclaim(
     quarantined: bool = False,
     teacher_id: str = "",
     timeout: float,
+    credentials: Credentials = NO_CREDENTIALS,
 ) -> Reclaimed:
     """End a session with its leases, one lease, or all that is in quarantine, by force.
 
@@ -54,7 +65,7 @@ def reclaim(
     Raises:
         SessionExpiredError, LeaseLostError, EpochChangedError, UnknownTeacherError: there is no
             such session, lease or teacher.
-        NotAllowedError: the teacher has publishers or students.
+        NotAllowedError: the teacher has publishers or students; or see ``inspect_server``.
         RequestInvalidError: none of the four was named.
         ConfigError, ServerUnreachableError, DeadlinePassedError: as for ``inspect_server``.
     """
@@ -67,20 +78,28 @@ def reclaim(
         request.teacher_id = teacher_id
     else:
         request.quarantined = quarantined
-    with _asking(address, what="a reclaim", timeout=timeout) as stub:
-        return reclaimed_from_wire(stub.Reclaim(request, timeout=timeout))
+    connection = Connection(address=address, credentials=credentials)
+    with _asking(connection, what="a reclaim", timeout=timeout) as (stub, shown):
+        return reclaimed_from_wire(stub.Reclaim(request, timeout=timeout, metadata=shown))
 
 
 @contextmanager
 def _asking(
-    address: Address, *, what: str, timeout: float
-) -> Iterator[operator_service_pb2_grpc.OperatorServiceStub]:
-    check_socket(address.path)
-    channels = Channels(address)
-    waiting = Waiting(what=what, address=address, seconds=timeout)
+    connection: Connection, *, what: str, timeout: float
+) -> Iterator[tuple[operator_service_pb2_grpc.OperatorServiceStub, Metadata]]:
+    check_socket(connection.address.path)
+    channels = Channels(connection.address, connection.credentials)
+    waiting = Waiting(what=what, address=connection.address, seconds=timeout)
     try:
-        yield operator_service_pb2_grpc.OperatorServiceStub(channels.control)
+        stub = operator_service_pb2_grpc.OperatorServiceStub(channels.control)
+        yield stub, channels.shown.metadata()
     except grpc.RpcError as error:
-        raise error_of(error, waiting) from None
+        raised = error_of(error, waiting)
+        if isinstance(raised, ServerUnreachableError):
+            raised = (
+                tls_finding(connection.address, connection.credentials.tls, timeout=timeout)
+                or raised
+            )
+        raise raised from None
     finally:
         channels.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,6 +20,6 @@ class OpenedSession:
 
     terms: SessionTerms
     broker_path: str
-    nonce: bytes
+    nonce: bytes = field(repr=False)
     device_probes: tuple[DeviceProbe, ...] = ()
     ray_holder: RayHolder | None = None

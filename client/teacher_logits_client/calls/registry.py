@@ -144,7 +144,9 @@ class RegistryCalls:
             StreamBrokenError: the connection broke; what came counts.
         """
         try:
-            reply = self._write(_named(session_id, payload_id, chunks), timeout=timeout)
+            named = _named(session_id, payload_id, chunks)
+            shown = self._channels.shown.metadata(session_id)
+            reply = self._write(named, timeout=timeout, metadata=shown)
         except (grpc.RpcError, ValueError) as error:
             waiting = Waiting(
                 what=f"the upload of payload {payload_id}", address=self._address, seconds=timeout

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from teacher_logits.profiles import TeacherProfile
     from teacher_logits.transport import Refusal
     from teacher_logits_client.client import Client
+    from teacher_logits_client.credentials import Tls
     from teacher_logits_client.student import Session
 
 _CURES = {
@@ -53,6 +54,8 @@ class Visit:
     address: str
     timeout: float
     insecure: bool = False
+    tls: Tls | None = None
+    token_file: str | None = None
     teacher_id: str = ""
     locality: Locality = Locality.PREFER
 
@@ -64,7 +67,13 @@ def connection_findings(visit: Visit) -> list[Finding]:
         ConfigError: the address is none, or is on another host and ``insecure`` was not said.
     """
     try:
-        client = connect(visit.address, timeout=visit.timeout, insecure=visit.insecure)
+        client = connect(
+            visit.address,
+            timeout=visit.timeout,
+            insecure=visit.insecure,
+            tls=visit.tls,
+            token_file=visit.token_file,
+        )
     except ContractViolation as error:
         if error.reason == "CONFIG":
             raise
@@ -111,7 +120,9 @@ def _shake_hands(client: Client, visit: Visit) -> list[Finding]:
 
 def _teachers(client: Client, visit: Visit) -> list[TeacherProfile]:
     """Return the teacher to be visited, as the server says right now; all where none is named."""
-    teachers = inspect_server(client.address, timeout=visit.timeout).teachers
+    teachers = inspect_server(
+        client.address, credentials=client.credentials, timeout=visit.timeout
+    ).teachers
     found = [each for each in teachers if visit.teacher_id in ("", each.teacher_id)]
     if not found:
         names = ", ".join(sorted(each.teacher_id for each in teachers)) or "none"

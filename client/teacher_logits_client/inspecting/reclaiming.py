@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import (
@@ -20,15 +21,15 @@ from teacher_logits_client.calls.inspection import inspect_server, reclaim
 from teacher_logits_client.units import size_text
 
 if TYPE_CHECKING:
-    from teacher_logits.addresses import Address
     from teacher_logits.views import LeaseView, Reclaimed, ServerView
+    from teacher_logits_client.config import Connection
 
 QUARANTINED = "quarantined"
 TEACHER = "teacher:"
 
 
 def reclaim_or_tell(
-    address: Address, target: str, *, yes: bool, as_json: bool, timeout: float
+    connection: Connection, target: str, *, yes: bool, as_json: bool, timeout: float
 ) -> str:
     """Reclaim ``s-...``, ``l-...``, ``quarantined`` or ``teacher:ID``, or say what would end.
 
@@ -39,6 +40,8 @@ def reclaim_or_tell(
         NotAllowedError: somebody publishes or reads the teacher.
         ServerUnreachableError, DeadlinePassedError: the server could not be asked.
     """
+    address = connection.address
+    see = partial(inspect_server, address, credentials=connection.credentials, timeout=timeout)
     kinds = ("s-", "l-", QUARANTINED, TEACHER)
     kind = next((kind for kind in kinds if target.startswith(kind)), "")
     if not kind or (kind == QUARANTINED) != (target == QUARANTINED) or target == TEACHER:
@@ -50,9 +53,9 @@ def reclaim_or_tell(
         )
     teacher_id = target.removeprefix(TEACHER) if kind == TEACHER else ""
     if not yes and teacher_id:
-        return _plan_teacher(inspect_server(address, timeout=timeout), teacher_id, as_json=as_json)
+        return _plan_teacher(see(), teacher_id, as_json=as_json)
     if not yes:
-        leases = _targeted(inspect_server(address, timeout=timeout), kind, target)
+        leases = _targeted(see(), kind, target)
         return _plan_json(target, leases) if as_json else _plan_text(target, leases)
     done = reclaim(
         address,
@@ -61,6 +64,7 @@ def reclaim_or_tell(
         quarantined=kind == QUARANTINED,
         teacher_id=teacher_id,
         timeout=timeout,
+        credentials=connection.credentials,
     )
     if as_json:
         return json.dumps({"target": target, "done": True, **asdict(done)}, indent=2)

@@ -58,13 +58,15 @@ class Line(Exchange):
     """
 
     _page: ReaderPage | None = None
+    secret = ""  # what the session's gRPC calls show from the hello on; an older server has none
 
     def hello(self, session_id: str, nonce: bytes, *, timeout: float) -> bytes:
         """Say which session this line is for; return the challenge that the server passed."""
-        request = line_pb2.HelloRequest(session_id=session_id, nonce=nonce)
+        request = line_pb2.HelloRequest(session_id=session_id, nonce=nonce, shows_secret=True)
         reply = self.call(
             line_pb2.LineRequest(hello=request), what="the broker's challenge", timeout=timeout
         )
+        self.secret = reply.message.hello.secret
         fd = _one_descriptor(reply)
         try:
             self._page = ReaderPage(fd, reply.message.hello.challenge_size_bytes)

@@ -23,7 +23,7 @@ from teacher_logits.errors import (
 from teacher_logits.grid import BatchGrid
 from teacher_logits.profiles import StudentProfile
 from teacher_logits_client.calls.inspection import inspect_server
-from teacher_logits_client.connecting import connect
+from teacher_logits_client.connecting import connect_to
 from teacher_logits_client.parity import compare_with_reference
 from teacher_logits_client.parity.sources import (
     FLAG,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from teacher_logits.addresses import Address
     from teacher_logits.profiles import TeacherProfile
     from teacher_logits.views import ServerView
+    from teacher_logits_client.config import Connection
     from teacher_logits_client.parity import Parity, Place
     from teacher_logits_client.parity.sources import Computed
     from teacher_logits_client.student import Session
@@ -127,10 +128,9 @@ class Found:
 
 
 def find_parity(
-    address: Address,
+    connection: Connection,
     question: Question,
     *,
-    insecure: bool,
     timeout: float,
     warn: Callable[[str], None],
 ) -> Found:
@@ -147,7 +147,8 @@ def find_parity(
             compared.
         NotAvailable: the server did not answer, or has no such step.
     """
-    view = inspect_server(address, timeout=timeout)
+    address = connection.address
+    view = inspect_server(address, credentials=connection.credentials, timeout=timeout)
     teacher = _teacher(view, address, question.teacher_id)
     _check_step(view, teacher, question)
     computed, fingerprint = _compute(question, teacher)
@@ -157,7 +158,7 @@ def find_parity(
             "with it once this command has read it, and is not there for students that come later"
         )
     with (
-        connect(str(address), timeout=timeout, insecure=insecure) as client,
+        connect_to(connection, timeout=timeout) as client,
         client.open_session(_profile(teacher, fingerprint), prefetch=0) as session,
     ):
         try:

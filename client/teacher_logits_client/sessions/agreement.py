@@ -197,6 +197,8 @@ def _prove(
     calls: Calls, opened: OpenedSession, evidence: Evidence, until: float
 ) -> tuple[SessionTerms, Line | None]:
     """Show what was read; return the settled terms, and the line if the session lives by it."""
+    if evidence.secret:
+        calls.keep_secret(opened.terms.session_id, evidence.secret)
     try:
         terms = calls.prove_locality(
             opened.terms.session_id,

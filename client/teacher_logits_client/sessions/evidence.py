@@ -38,6 +38,8 @@ class Evidence:
     proofs: dict[tuple[Transport, str], bytes] = field(default_factory=dict)
     failures: list[Refusal] = field(default_factory=list)
     line: Line | None = None
+    #: What came over the line for the session's calls to show, though the line be gone.
+    secret: str = field(default="", repr=False)
     resident: Resident | None = None
 
     def fail(self, transport: Transport, reason: RefusalReason, message: str) -> None:
@@ -163,6 +165,8 @@ def _read_challenge(
         line.close()
         evidence.fail(transport, _why(error), error.message)
         return None
+    finally:
+        evidence.secret = line.secret
     evidence.line = line
     return challenge
 

@@ -83,18 +83,22 @@ class LineReply(_message.Message):
     def __init__(self, call_id: _Optional[int] = ..., status: _Optional[bytes] = ..., hello: _Optional[_Union[HelloResponse, _Mapping]] = ..., get_slab: _Optional[_Union[GetSlabResponse, _Mapping]] = ..., acquire: _Optional[_Union[_teacher_logits_service_pb2.AcquirePayloadResponse, _Mapping]] = ..., release: _Optional[_Union[_teacher_logits_service_pb2.ReleasePayloadResponse, _Mapping]] = ..., renew: _Optional[_Union[_teacher_logits_service_pb2.RenewSessionResponse, _Mapping]] = ..., want_steps: _Optional[_Union[WantStepsResponse, _Mapping]] = ..., put_slab: _Optional[_Union[PutSlabResponse, _Mapping]] = ..., drop_slab: _Optional[_Union[DropSlabResponse, _Mapping]] = ..., reserve: _Optional[_Union[_registry_service_pb2.ReservePayloadResponse, _Mapping]] = ..., seal: _Optional[_Union[_registry_service_pb2.SealPayloadResponse, _Mapping]] = ..., abandon: _Optional[_Union[_registry_service_pb2.AbandonPayloadResponse, _Mapping]] = ..., step: _Optional[_Union[_payload_pb2.StepGrant, _Mapping]] = ..., freed: _Optional[_Union[RoomFreed, _Mapping]] = ..., slabs_gone: _Optional[_Union[SlabsGone, _Mapping]] = ..., writers_came: _Optional[_Union[WritersCame, _Mapping]] = ..., announce: _Optional[_Union[AnnouncePayloadResponse, _Mapping]] = ..., withdrawn: _Optional[_Union[StepWithdrawn, _Mapping]] = ...) -> None: ...
 
 class HelloRequest(_message.Message):
-    __slots__ = ("session_id", "nonce")
+    __slots__ = ("session_id", "nonce", "shows_secret")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
+    SHOWS_SECRET_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     nonce: bytes
-    def __init__(self, session_id: _Optional[str] = ..., nonce: _Optional[bytes] = ...) -> None: ...
+    shows_secret: bool
+    def __init__(self, session_id: _Optional[str] = ..., nonce: _Optional[bytes] = ..., shows_secret: bool = ...) -> None: ...
 
 class HelloResponse(_message.Message):
-    __slots__ = ("challenge_size_bytes",)
+    __slots__ = ("challenge_size_bytes", "secret")
     CHALLENGE_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
     challenge_size_bytes: int
-    def __init__(self, challenge_size_bytes: _Optional[int] = ...) -> None: ...
+    secret: str
+    def __init__(self, challenge_size_bytes: _Optional[int] = ..., secret: _Optional[str] = ...) -> None: ...
 
 class GetSlabRequest(_message.Message):
     __slots__ = ("slab_id",)

@@ -62,6 +62,7 @@ CODES: dict[type[TeacherLogitsError], grpc.StatusCode] = {
     errors.UnknownTeacherError: Code.NOT_FOUND,
     errors.PayloadConflictError: Code.ALREADY_EXISTS,
     errors.NotAllowedError: Code.PERMISSION_DENIED,
+    errors.UnknownCallerError: Code.UNAUTHENTICATED,
     errors.EpochChangedError: Code.FAILED_PRECONDITION,
     errors.StaleReference: Code.ABORTED,
     errors.NotAvailable: Code.UNAVAILABLE,

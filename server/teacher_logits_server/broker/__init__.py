@@ -20,19 +20,21 @@ import logging
 import os
 import select
 import threading
-from collections import deque
 from typing import TYPE_CHECKING
 
 from teacher_logits_server.broker.gate import Gate
 from teacher_logits_server.broker.leaving import Leaving
 from teacher_logits_server.broker.lines import Answer, Desk, Line, close_foreign, receive
-from teacher_logits_server.broker.outbox import OpenLine, Outbox
+from teacher_logits_server.broker.postbox import Postbox
+from teacher_logits_server.broker.strangers import Strangers
+from teacher_logits_server.metrics.refusals import Refusals, TurnedAway
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import timedelta
 
     from teacher_logits.clock import Clock
+    from teacher_logits_server.broker.outbox import OpenLine
 
 _READABLE = select.EPOLLIN | select.EPOLLRDHUP
 
@@ -45,25 +47,29 @@ class Broker:
     Args:
         hello_within: a connection that has not said hello by then is dropped.
         max_lines: most connections at a time; the next is closed at once.
+        refusals: counts connections that are turned away or dropped.
     """
 
     def __init__(
-        self, *, path: str, desk: Desk, clock: Clock, hello_within: timedelta, max_lines: int
+        self,
+        *,
+        path: str,
+        desk: Desk,
+        clock: Clock,
+        hello_within: timedelta,
+        max_lines: int,
+        refusals: Refusals | None = None,
     ) -> None:
         self._path = path
         self._desk = desk
         self._clock = clock
-        self._hello_seconds = hello_within.total_seconds()
+        self._strangers = Strangers(clock=clock, hello_within=hello_within)
         self._max_lines = max_lines
+        self._refusals = refusals or Refusals()
         self._open: dict[int, OpenLine] = {}
         self._by_session: dict[str, OpenLine] = {}
-        #: Sessions whose mail is due; any thread may add some.
-        self._due: deque[str] = deque()
-        #: Connections that have not said hello, oldest first, with the time to give up.
-        self._strangers: dict[int, float] = {}
+        self._postbox = Postbox()
         self._thread = threading.Thread(target=self._run, name="teacher-logits-broker", daemon=True)
-        self._waking = threading.Lock()
-        self._is_open = False
 
     def start(self) -> None:
         """Listen, and serve on a thread of its own.
@@ -71,8 +77,8 @@ class Broker:
         Raises:
             OSError: the socket cannot be made.
         """
-        self._gate = Gate(self._path)
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._gate = Gate(self._path, self._refusals)
+        self._postbox.open()
         self._poll = select.epoll()
         self._leaving = Leaving(self._poll)
         #: Those that have said hello and not ended.
@@ -80,59 +86,56 @@ class Broker:
         #: Processes that let go of a line, with room left in quarantine.
         self._doubted = Leaving(self._poll)
         self._poll.register(self._gate, select.EPOLLIN)
-        self._poll.register(self._wake, select.EPOLLIN)
-        self._is_open = True
+        self._poll.register(self._postbox, select.EPOLLIN)
         self._thread.start()
 
     def stop(self) -> None:
         """Close every line and join the thread, unseen by the desk; with none, or again, fine."""
-        with self._waking:
-            if not self._is_open:
-                return
-            self._is_open = False
-            os.eventfd_write(self._wake, 1)
+        if not self._postbox.shut():
+            return
         self._thread.join()
         for each in self._open.values():
-            each.outbox.close()
-            each.socket.close()
+            each.close()
             each.line.peer.close()
         self._leaving.close()
         self._doubted.close()
         self._open.clear()
         self._gate.close()
         self._poll.close()
-        os.close(self._wake)
+        self._postbox.close()
 
     @property
     def is_alive(self) -> bool:
         """Whether its thread runs."""
         return self._thread.is_alive()
 
+    @property
+    def line_count(self) -> int:
+        """How many connections are open."""
+        return len(self._open)
+
     def tell(self, session_ids: Iterable[str]) -> None:
         """Have the mail of these sessions sent ahead; from any thread, and never waits.
 
         The broker's own thread sends it as soon as the packet at hand is understood, before
-        that one's reply. Readers first: they may wait for what a publisher has just sealed.
+        that one's reply.
         """
-        if not self._is_open:
-            return
+        writers: list[str] = []
+        readers: list[str] = []
         for session_id in session_ids:
             is_writer = (each := self._by_session.get(session_id)) and each.line.takes_descriptors
-            (self._due.append if is_writer else self._due.appendleft)(session_id)
-        if threading.current_thread() is self._thread:
-            return
-        with self._waking:
-            if self._is_open:
-                os.eventfd_write(self._wake, 1)
+            (writers if is_writer else readers).append(session_id)
+        self._postbox.put(writers, readers)
+        if threading.current_thread() is not self._thread:
+            self._postbox.wake()
 
     def _run(self) -> None:
         while True:
             for fd, events in self._poll.poll(self._timeout()):
                 if fd in self._open:
                     self._serve_guarded(self._open[fd], events)
-                elif fd == self._wake:
-                    os.eventfd_read(fd)  # before the look: what wakes us behind it wakes us anew
-                    if not self._is_open:
+                elif fd == self._postbox.fileno():
+                    if not self._postbox.hear():
                         return
                 elif fd == self._gate.fileno():
                     self._accept()
@@ -149,14 +152,11 @@ class Broker:
 
     def _accept(self) -> None:
         came = self._gate.accept(is_full=len(self._open) >= self._max_lines)
-        if came is None:
-            return
-        connection, peer = came
-        fd = connection.fileno()
-        line = Line(peer=peer)
-        self._open[fd] = OpenLine(line=line, socket=connection, outbox=Outbox(connection))
-        self._strangers[fd] = self._clock.now() + self._hello_seconds
-        self._poll.register(fd, _READABLE)
+        if came is not None:
+            fd = came.socket.fileno()
+            self._open[fd] = came
+            self._strangers.add(fd)
+            self._poll.register(fd, _READABLE)
 
     def _serve_guarded(self, each: OpenLine, events: int) -> None:
         try:
@@ -195,7 +195,7 @@ class Broker:
             if descriptor is not None:
                 close_foreign(descriptor)
         if was_stranger and line.session_id:
-            self._strangers.pop(each.socket.fileno(), None)
+            self._strangers.discard(each.socket.fileno())
             self._by_session[line.session_id] = each
             self._living.add_for_good(line)
         self._deliver()
@@ -217,8 +217,8 @@ class Broker:
 
     def _deliver(self) -> None:
         """Send the mail that is due; it waits where its reader has not read what came before."""
-        while self._due:
-            each = self._by_session.get(self._due.popleft())
+        while session_id := self._postbox.take():
+            each = self._by_session.get(session_id)
             if each is not None and each.outbox.is_empty:
                 self._send_mail(each)
 
@@ -248,6 +248,7 @@ class Broker:
         return not each.line.session_id or self._send_mail(each)
 
     def _drop(self, each: OpenLine, error: Exception) -> None:
+        self._refusals.turned_away(TurnedAway.REPLIES_UNREAD)
         _log.warning("line dropped", extra={"facts": {**each.line.facts, "error": str(error)}})
         self._hang_up(each)
 
@@ -271,10 +272,9 @@ class Broker:
         del self._open[fd]
         self._by_session.pop(each.line.session_id, None)
         self._living.discard(each.line.peer.pidfd)
-        self._strangers.pop(fd, None)
+        self._strangers.discard(fd)
         self._poll.unregister(fd)
-        each.outbox.close()
-        each.socket.close()
+        each.close()
         return each.line
 
     def _end(self, line: Line, *, process_alive: bool, is_watched: bool = False) -> None:
@@ -287,14 +287,14 @@ class Broker:
 
     def _timeout(self) -> float | None:
         """Seconds until something must be given up; None where nothing waits."""
-        stranger = next(iter(self._strangers.values()), None)
-        times = [time for time in (stranger, self._leaving.next_time) if time is not None]
+        waits = (self._strangers.next_time, self._leaving.next_time)
+        times = [time for time in waits if time is not None]
         return max(0.0, min(times) - self._clock.now()) if times else None
 
     def _give_up(self) -> None:
         now = self._clock.now()
         for line in self._leaving.take_late(now):
             self._end(line, process_alive=True, is_watched=True)
-        for fd, give_up in list(self._strangers.items()):
-            if give_up <= now:
-                self._hang_up(self._open[fd])
+        for fd in self._strangers.late(now):
+            self._refusals.turned_away(TurnedAway.NO_HELLO)
+            self._hang_up(self._open[fd])

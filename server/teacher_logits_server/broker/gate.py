@@ -9,12 +9,11 @@ import errno
 import logging
 import socket
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
+from teacher_logits_server.broker.lines import Line
+from teacher_logits_server.broker.outbox import OpenLine, Outbox
 from teacher_logits_server.broker.peers import peer_of
-
-if TYPE_CHECKING:
-    from teacher_logits_server.broker.peers import Peer
+from teacher_logits_server.metrics.refusals import Refusals, TurnedAway
 
 _BACKLOG = 128
 
@@ -24,7 +23,7 @@ _log = logging.getLogger(__name__)
 class Gate:
     """Listens at a path, which the caller has claimed."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, refusals: Refusals | None = None) -> None:
         """Listen.
 
         Raises:
@@ -40,12 +39,13 @@ class Gate:
             self._listener.close()
             raise
         self._spare = socket.socket(socket.AF_UNIX)
+        self._refusals = refusals or Refusals()
 
     def fileno(self) -> int:
         """Return what a selector waits for."""
         return self._listener.fileno()
 
-    def accept(self, *, is_full: bool) -> tuple[socket.socket, Peer] | None:
+    def accept(self, *, is_full: bool) -> OpenLine | None:
         """Take the next connection, which never blocks; None where it was turned away."""
         try:
             connection, _ = self._listener.accept()
@@ -53,20 +53,27 @@ class Gate:
             if error.errno in {errno.EMFILE, errno.ENFILE}:
                 self._shed()
             return None
+        if is_full:
+            self._refuse(connection, TurnedAway.TOO_MANY_LINES, "too many lines")
+            return None
         try:
-            if is_full:
-                raise ConnectionRefusedError("too many lines")
             connection.setblocking(False)
-            return connection, peer_of(connection)
+            line = Line(peer=peer_of(connection))
+            return OpenLine(line=line, socket=connection, outbox=Outbox(connection))
         except OSError as error:
-            _log.warning("connection refused", extra={"facts": {"error": str(error)}})
-            connection.close()
+            self._refuse(connection, TurnedAway.PEER_UNKNOWN, str(error))
             return None
 
     def close(self) -> None:
         """Listen no more."""
         self._listener.close()
         self._spare.close()
+
+    def _refuse(self, connection: socket.socket | None, why: TurnedAway, error: str) -> None:
+        self._refusals.turned_away(why)
+        _log.warning("connection refused", extra={"facts": {"error": error}})
+        if connection is not None:
+            connection.close()
 
     def _shed(self) -> None:
         """Turn one connection away when descriptors run out, or the selector would spin."""
@@ -75,4 +82,4 @@ class Gate:
             self._listener.accept()[0].close()
         with suppress(OSError):
             self._spare = socket.socket(socket.AF_UNIX)
-        _log.warning("connection refused", extra={"facts": {"error": "no descriptors left"}})
+        self._refuse(None, TurnedAway.NO_DESCRIPTORS, "no descriptors left")

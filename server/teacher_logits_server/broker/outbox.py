@@ -32,6 +32,11 @@ class OpenLine:
     socket: socket.socket
     outbox: Outbox
 
+    def close(self) -> None:
+        """Give its socket back, and whatever waits for it."""
+        self.outbox.close()
+        self.socket.close()
+
 
 class Outbox:
     """The way out of one socket that never blocks."""

@@ -12,7 +12,13 @@ import os
 import select
 import socket
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from teacher_logits.views import SessionView
 
 SO_PEERPIDFD = 77
 """Linux's number; the socket module does not know it."""
@@ -69,6 +75,15 @@ class Peer:
             os.close(self.pidfd)
 
 
+class Process(Protocol):
+    """A process by its number and its beginning, as ``Peer.started`` has it."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def started(self) -> int: ...
+
+
 def is_stopped(pid: int, started: int) -> bool:
     """Whether a process that began then is stopped, by a signal or a debugger.
 
@@ -76,6 +91,19 @@ def is_stopped(pid: int, started: int) -> bool:
     """
     fields = _stat(pid) if started else None
     return fields is not None and _started(fields) == started and fields[_STATE_FIELD] in _STOPPED
+
+
+def looked_at(
+    sessions: Iterable[SessionView], processes: Mapping[str, Process]
+) -> tuple[SessionView, ...]:
+    """Return sessions with those marked whose process is stopped; ``processes`` by session id."""
+    looked: list[SessionView] = []
+    for session in sessions:
+        process = processes.get(session.session_id)
+        if process is not None and is_stopped(process.pid, process.started):
+            session = replace(session, state="unresponsive")
+        looked.append(session)
+    return tuple(looked)
 
 
 def is_gone(pid: int, started: int) -> bool:

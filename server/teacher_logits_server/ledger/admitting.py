@@ -8,7 +8,7 @@ there.
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -41,7 +41,7 @@ class OpenedSession:
     """
 
     terms: SessionTerms
-    nonce: bytes
+    nonce: bytes = field(repr=False)
     probes: tuple[DeviceProbe, ...] = ()
 
 
@@ -49,9 +49,11 @@ class Admitting(Handshake):
     """Who comes in. For its arguments see ``Handshake``."""
 
     def open_session(
-        self, *, request_id: str, protocol_version: int, profile: StudentProfile
+        self, *, request_id: str, protocol_version: int, profile: StudentProfile, owner: str = ""
     ) -> OpenedSession:
         """Admit a student rank; a call repeated with its request id gets the same session.
+
+        ``owner`` is whose it is, where the server asks for tokens.
 
         Raises:
             SessionRefusedError: with every broken rule.
@@ -59,15 +61,17 @@ class Admitting(Handshake):
             TeacherAbsent, TeacherIncomplete: see ``publishers``; waiting may help.
             UnknownTeacherError: there are several teachers, and it names none.
             RequestInvalidError: an id that is no name, or was used with another profile.
+            NotAllowedError: another caller has used the request id.
             DrainingError: the server takes no new sessions.
             NotAvailable: it has as many as it takes.
         """
         keys.check_name(request_id, what="request id")
         keys.check_name(profile.student_id, what="student id")
         with self._step() as now:
-            session = self._sessions.opened(request_id, profile, now=now)
+            session = self._sessions.opened(request_id, profile, now=now, owner=owner)
             if session is None:
                 session = self._admit(request_id, profile, protocol_version, now)
+                session.owner = owner
             return OpenedSession(
                 terms=self._terms(session), nonce=session.nonce, probes=self._probes(session)
             )
@@ -184,23 +188,26 @@ class Admitting(Handshake):
         protocol_version: int,
         profile: TeacherProfile,
         offer: DeviceOffer | None = None,
+        owner: str = "",
     ) -> OpenedSession:
         """Admit a publisher; a call repeated with its request id gets the same session.
 
-        ``offer`` is device memory by which readers prove that they can open its slabs.
+        ``owner`` as for ``open_session``. ``offer`` is device memory by which readers prove that
+        they can open its slabs.
 
         Raises:
             SessionRefusedError: with every broken rule; it disagrees with the teacher's other
                 publishers.
             PlaceTaken: its shard has one already; waiting helps where that one is dead.
             RequestInvalidError: an id that is no name, or was used with another profile.
+            NotAllowedError: another caller has used the request id.
             DrainingError: the server takes no new sessions.
             NotAvailable: it has as many as it takes.
         """
         keys.check_name(request_id, what="request id")
         keys.check_name(profile.teacher_id, what="teacher id")
         with self._step() as now:
-            session = self._sessions.opened(request_id, profile, now=now)
+            session = self._sessions.opened(request_id, profile, now=now, owner=owner)
             if session is None:
                 self._lapse_over(self._publishers.holders(profile), now)
                 self._check_publisher(profile, protocol_version, now)
@@ -211,6 +218,7 @@ class Admitting(Handshake):
                     vocabulary_size=profile.vocabulary_size,
                     now=now,
                 )
+                session.owner = owner
                 self._writers.add(session.session_id)
                 entered = self._publishers.enter(session.session_id, profile, offer=offer)
                 self._carry_out(entered)

@@ -83,6 +83,7 @@ class Ending(Stepping):
                 self._end(session)
             elif session.phase is Phase.OPENING:
                 session.line_refusal = line_lost()
+                session.secret = ""  # its client may never have heard it
             elif session.shares_memory:
                 was_closed = session.phase is Phase.CLOSED and not is_cut
                 is_doubtful = process_alive and not was_closed

@@ -76,6 +76,17 @@ class Handshake(Announcing):
             keys.check_epoch(session_id, self.epoch, what="session")
             self._sessions.show_nonce(session_id, nonce, now=now)
 
+    def check_caller(self, session_id: str, *, owner: str, secret: str) -> None:
+        """Let a call speak for a session; what becomes of one that is gone, the call says.
+
+        Raises:
+            NotAllowedError: another caller opened it, or its secret is missing or wrong.
+        """
+        with self._step():
+            session = self._sessions.find(session_id)
+            if session is not None:
+                session.check_caller(owner=owner, secret=secret)
+
     def line_opened(
         self,
         session_id: str,
@@ -84,8 +95,11 @@ class Handshake(Announcing):
         challenge: bytes,
         started: int = 0,
         page: Page | None = None,
+        secret: str = "",
     ) -> None:
         """Note a session's line, who is at its end, and what that process was given to read.
+
+        ``secret``, where there is one, is shown by the session's calls from now on.
 
         Raises:
             SessionExpiredError: the session has ended.
@@ -94,6 +108,7 @@ class Handshake(Announcing):
             session = self._sessions.living(session_id, now=now)
             session.line = Line(pid=pid, challenge=challenge, started=started, page=page)
             session.last_line = session.line
+            session.secret = secret
 
     def line_unproven(self, session_id: str, refusal: Refusal) -> None:
         """Note why a session's line proves nothing; an ended session does not mind."""

@@ -217,7 +217,10 @@ class Stepping(Settling):
             codec=self._stream_terms(session).codec,
         )
         self._lending.lend(lease)
-        return self._lease_terms(lease, sealed)
+        terms = self._lease_terms(lease, sealed)
+        if (transport := session.settlements[sealed.writer_id].transport) is not None:
+            self._lending.leases.granted.add(transport, terms.payload.size_bytes)
+        return terms
 
     def _new_lease_id(self) -> str:
         return keys.new_id("l", self.epoch)

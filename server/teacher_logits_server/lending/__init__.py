@@ -181,9 +181,9 @@ class Lending:
         else:
             self._slots.mark(sealed.extent, sealed.extent.generation)
 
-    def registered(self) -> list[Sealed]:
-        """Return the registered payloads that are held."""
-        return [sealed for sealed in self._registry if sealed.is_registered]
+    def payloads(self) -> list[Sealed]:
+        """Return the payloads that are held."""
+        return list(self._registry)
 
     def open_payload(self, payload_id: str) -> Sealed:
         """Return a payload that gives new leases; see ``Registry.open_payload``."""

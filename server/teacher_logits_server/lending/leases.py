@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from teacher_logits.encodings import AS_WRITTEN, StreamCodec
 from teacher_logits.errors import LeaseLostError, NotAllowedError
+from teacher_logits_server.lending.granted import Granted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,6 +66,7 @@ class Leases:
         self._leases: dict[str, Lease] = {}
         self._by_session: dict[str, dict[str, Lease]] = {}
         self._by_request: dict[tuple[str, str], Lease] = {}
+        self.granted = Granted()
 
     def __iter__(self) -> Iterator[Lease]:
         return iter(list(self._leases.values()))

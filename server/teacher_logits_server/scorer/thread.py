@@ -8,17 +8,13 @@ Promises: a job that was cancelled, or whose deadline came, gives its place back
 its room when the thread is next free. A job that finds no room waits for it till its deadline. A
 job fails alone: where a pass of several fails, each is tried by itself. The engine's own
 words go to the log. The thread outlives every ``Exception``; should it die all the same,
-``healthy`` says so. At the end of a program that has not stopped its server, a thread inside
-torch would take the process with it: it is stopped first, behind the pass under way.
+``healthy`` says so.
 """
 
 from __future__ import annotations
 
-import atexit
 import logging
-import os
 import threading
-import weakref
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
@@ -28,9 +24,11 @@ from teacher_logits.errors import DrainingError, EngineError, PoolFullError, Tea
 from teacher_logits_server.batching import Batching
 from teacher_logits_server.engines.answers import Answer, Part
 from teacher_logits_server.engines.passes import Outcome, is_for, passes_of
+from teacher_logits_server.scorer.at_exit import stop_at_exit
 from teacher_logits_server.scorer.jobs import BadRows, ScoreJob, Work, plan_job
 from teacher_logits_server.scorer.places import Places, Slabs
 from teacher_logits_server.scorer.queue import JobQueue, too_late
+from teacher_logits_server.scorer.watch import PassWatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,9 +38,9 @@ if TYPE_CHECKING:
     from teacher_logits.views import QueueView
     from teacher_logits_server.engines.passes import ServedEngine
     from teacher_logits_server.ledger import Ledger
+    from teacher_logits_server.metrics.instruments import PassTimes
 
 _LOG = logging.getLogger(__name__)
-_LAST_PASS_SECONDS = 30.0
 
 
 class Limits(Protocol):
@@ -69,10 +67,18 @@ class Scorer:
         ledger, slabs: where payloads are entered, and where they are written.
         config: settings.
         clock: the clock of the jobs' deadlines.
+        times: what its passes are measured in.
     """
 
     def __init__(
-        self, *, engine: ServedEngine, ledger: Ledger, slabs: Slabs, config: Limits, clock: Clock
+        self,
+        *,
+        engine: ServedEngine,
+        ledger: Ledger,
+        slabs: Slabs,
+        config: Limits,
+        clock: Clock,
+        times: PassTimes | None = None,
     ) -> None:
         self._passes = passes_of(engine)
         self._under_way: dict[Part, Work] = {}
@@ -85,6 +91,7 @@ class Scorer:
             max_waiting_requests=config.max_waiting_requests,
         )
         self._queue = JobQueue(batching=batching, clock=clock)
+        self._watch = PassWatch(times, max_batch_tokens=config.max_batch_tokens)
         self._thread = threading.Thread(target=self._live, name="scorer", daemon=True)
         ledger.on_room_freed(self._queue.room_freed)
         self._passes.on_change(self._queue.wake)
@@ -99,7 +106,7 @@ class Scorer:
     def start(self) -> None:
         """Start the thread; once."""
         self._thread.start()
-        _started[self] = os.getpid()
+        stop_at_exit(self)
 
     def stop(self, *, patience_seconds: float | None = None) -> None:
         """End the thread after the pass under way, and fail what waits with ``DrainingError``."""
@@ -202,6 +209,7 @@ class Scorer:
             return any(self._queue.is_wanted(work) for work, _ in parts)
 
         self._under_way.update({part: work for work, part in parts})
+        self._watch.started(parts, now=self._clock.now())
         self._passes.start(
             [part for _, part in parts],
             wanted=wanted,
@@ -211,6 +219,7 @@ class Scorer:
     def _settle(self, outcome: Outcome) -> None:
         """Write what a pass came to, and publish what is complete with it."""
         parts = [(self._under_way.pop(part), part) for part in outcome.parts]
+        self._watch.over(outcome.parts)
         if outcome.unwanted:
             return
         if outcome.error is not None:
@@ -286,14 +295,3 @@ def _failed_on(part: Part) -> EngineError:
         f"the teacher failed on these {part.row_count} rows; the server's log says how",
         facts={"rows": part.row_count, "first_row": part.first_row},
     )
-
-
-#: With the process that has the thread: a forked child has none.
-_started: weakref.WeakKeyDictionary[Scorer, int] = weakref.WeakKeyDictionary()
-
-
-@atexit.register
-def _stop_all() -> None:
-    for scorer, pid in list(_started.items()):
-        if pid == os.getpid() and scorer.healthy:
-            scorer.stop(patience_seconds=_LAST_PASS_SECONDS)

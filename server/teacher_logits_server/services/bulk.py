@@ -17,6 +17,7 @@ import grpc
 from teacher_logits.clock import span_text
 from teacher_logits.errors import DeadlinePassedError
 from teacher_logits.v1 import bulk_service_pb2 as messages
+from teacher_logits_server.metrics.instruments import Instruments
 from teacher_logits_server.services.patience import Patience
 from teacher_logits_server.services.wide_sockets import WideSockets
 
@@ -35,11 +36,18 @@ class BulkService:
     Args:
         stall: how long a reader may take nothing.
         unix_paths: where this server's Unix sockets are; see ``wide_sockets``.
+        instruments: what its streams and their bytes are counted in.
     """
 
     def __init__(
-        self, *, exporter: StreamExporter, stall: timedelta, unix_paths: Collection[str] = ()
+        self,
+        *,
+        exporter: StreamExporter,
+        stall: timedelta,
+        unix_paths: Collection[str] = (),
+        instruments: Instruments | None = None,
     ) -> None:
+        self._instruments = instruments or Instruments()
         self._exporter = exporter
         self._sockets = WideSockets(unix_paths)
         self._stall_seconds = stall.total_seconds()
@@ -68,18 +76,21 @@ class BulkService:
         )
         patience = Patience(self._stall_seconds)
         self._streams += 1
+        self._instruments.streams.inc()
         try:
             with reading as chunks:
                 self._sockets.look(asyncio.get_running_loop().time())
                 while (chunk := await self._next(chunks)) is not None:
                     with patience:
                         await context.write(chunk)
+                    self._instruments.streamed(len(chunk))
         except asyncio.CancelledError:
             if not patience.is_over:
                 raise
             raise self._stalled(request) from None
         finally:
             self._streams -= 1
+            self._instruments.streams.dec()
             patience.end()
 
     async def _next(self, chunks: Iterator[bytes]) -> bytes | None:

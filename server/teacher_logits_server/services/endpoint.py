@@ -18,13 +18,16 @@ from grpc_health.v1.health import aio as health
 from teacher_logits.errors import ConfigError
 from teacher_logits.selection_rules import MAX_IDS_PER_TOKEN
 from teacher_logits_server.interceptors import Guard
+from teacher_logits_server.metrics.instruments import Instruments
 from teacher_logits_server.services import Services
-from teacher_logits_server.sockets import EVERYONE, OWNER_ONLY, SocketClaim
+from teacher_logits_server.sockets import SocketClaim
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from teacher_logits.addresses import Address
+    from teacher_logits_server.access import Access
+    from teacher_logits_server.sockets import Audience
 
 SERVICE_NAMES = (
     "",
@@ -51,19 +54,39 @@ class Endpoint:
 
     Args:
         max_request_tokens: sizes the longest message that is read at all.
-        for_everyone: whether other users of this machine may connect to its Unix sockets.
+        audience: who may connect to its Unix sockets.
+        credentials: for its TCP addresses; without any they go without TLS.
+        access: who may make which call.
+        instruments: what its calls are counted in.
     """
 
-    def __init__(self, *, max_request_tokens: int, for_everyone: bool) -> None:
+    def __init__(
+        self,
+        *,
+        max_request_tokens: int,
+        audience: Audience,
+        credentials: grpc.ServerCredentials | None = None,
+        access: Access | None = None,
+        instruments: Instruments | None = None,
+    ) -> None:
+        instruments = instruments or Instruments()
         self.services = Services()
         self.is_serving = False
-        self._socket_mode = EVERYONE if for_everyone else OWNER_ONLY
+        self._audience = audience
+        self._credentials = credentials
         self._claims: list[SocketClaim] = []
         self._health = health.HealthServicer()
         self._is_ready = False
         self._server = grpc.aio.server(
             handlers=(self.services,),
-            interceptors=(Guard(is_ready=lambda: self._is_ready),),
+            interceptors=(
+                Guard(
+                    is_ready=lambda: self._is_ready,
+                    access=access,
+                    refusals=instruments.refusals,
+                    rpcs=instruments.rpcs,
+                ),
+            ),
             options=_options(max_request_tokens),
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -98,15 +121,19 @@ class Endpoint:
 
     def _bind(self, address: Address) -> Address:
         if address.is_unix:
-            self._claims.append(claim := SocketClaim(address.path, flag="--listen"))
+            claim = SocketClaim(address.path, flag="--listen", audience=self._audience)
+            self._claims.append(claim)
             self._add_port(address)
-            claim.set_mode(self._socket_mode)
+            claim.let_in()
             return address
         return dataclasses.replace(address, port=self._add_port(address))
 
     def _add_port(self, address: Address) -> int:
         try:
-            port = self._server.add_insecure_port(str(address))
+            if self._credentials is None or address.is_unix:
+                port = self._server.add_insecure_port(str(address))
+            else:
+                port = self._server.add_secure_port(str(address), self._credentials)
         except RuntimeError:
             port = 0
         if port == 0:

@@ -2,7 +2,7 @@
 
 Promises: a session has one line, by its nonce; it goes to a process that may map memory shared
 with the server, and whose end the kernel tells. Any other is refused, and its session is told why:
-it streams.
+it streams. Its gRPC calls show a secret that came over the line, if it said that they would.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import NotAllowedError, RequestInvalidError
+from teacher_logits.keys import new_secret
 from teacher_logits.session_page import WriterPage
 from teacher_logits.transport import Refusal, RefusalReason, Transport
 from teacher_logits.v1 import line_pb2
@@ -46,6 +47,7 @@ class HelloDesk:
         self._ledger.check_hello(session_id, request.hello.nonce)
         self._check_peer(line, session_id)
         page = WriterPage()
+        secret = new_secret() if request.hello.shows_secret else ""
         descriptor = page.take_fd()
         try:
             self._ledger.line_opened(
@@ -54,6 +56,7 @@ class HelloDesk:
                 challenge=page.challenge,
                 started=line.peer.started(),
                 page=page,
+                secret=secret,
             )
         except BaseException:
             os.close(descriptor)
@@ -62,6 +65,7 @@ class HelloDesk:
         line.takes_descriptors = self._ledger.describe(session_id).get("kind") == PUBLISHER
         reply = line_pb2.LineReply(call_id=request.call_id)
         reply.hello.challenge_size_bytes = len(page.challenge)
+        reply.hello.secret = secret
         return Answer(reply.SerializeToString(), descriptor)
 
     def _check_peer(self, line: Line, session_id: str) -> None:

@@ -10,6 +10,7 @@ behind.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from teacher_logits.v1 import line_pb2
 from teacher_logits.wire.errors import to_status
 from teacher_logits.wire.transport import part_to_wire
 from teacher_logits_server.broker.lines import MAX_PACKET_BYTES, Answer, Flaw, Line
+from teacher_logits_server.metrics.refusals import Refusals, Surface
 from teacher_logits_server.services.hello import HelloDesk
 from teacher_logits_server.services.mail_packets import failure_of, mail_packets
 from teacher_logits_server.services.session_log import PUBLISHER
@@ -43,6 +45,7 @@ class LineDesk:
 
     Args:
         allowed_uids: as for ``HelloDesk``.
+        refusals: counts every packet that is answered with an error, here alone.
     """
 
     def __init__(
@@ -52,10 +55,14 @@ class LineDesk:
         exporter: SlabExporter,
         publishing: PublisherCalls,
         allowed_uids: tuple[int, ...],
+        refusals: Refusals | None = None,
     ) -> None:
         self._ledger = ledger
+        self._refusals = refusals or Refusals()
         self._publishing = publishing
         self._exporter = exporter
+        #: Requests so far, by kind. Counted on the broker's thread alone, and read on any.
+        self.calls: Counter[str] = Counter()
         self._hello = HelloDesk(ledger=ledger, allowed_uids=allowed_uids)
 
     def answer(self, line: Line, packet: bytes, descriptor: int | None = None) -> Answer:
@@ -66,12 +73,13 @@ class LineDesk:
             call_id = request.call_id
             if line.session_id:
                 return self._answer_call(line, request, descriptor)
+            self.calls["hello"] += 1
             return self._hello.answer(line, request)
         except TeacherLogitsError as error:
-            return _refusal(call_id, error, hang_up=not line.session_id)
+            return self._refusal(line, call_id, error)
         except Exception as error:
             _log.exception("line call failed", extra={"facts": {"session_id": line.session_id}})
-            return _refusal(call_id, error, hang_up=not line.session_id)
+            return self._refusal(line, call_id, error)
 
     def refuse(self, line: Line, packet: bytes, flaw: Flaw) -> Answer:
         """Answer a packet that is too large, or brought descriptors that it must not bring."""
@@ -88,7 +96,7 @@ class LineDesk:
             )
             with suppress(RequestInvalidError):
                 call_id = _parse(packet).call_id
-        return _refusal(call_id, error, hang_up=not line.session_id)
+        return self._refusal(line, call_id, error)
 
     def mail(self, line: Line) -> list[bytes]:
         """Return what is due to be sent ahead."""
@@ -143,6 +151,12 @@ class LineDesk:
         except Exception:
             _log.exception("process end failed", extra={"facts": line.facts})
 
+    def _refusal(self, line: Line, call_id: int, error: Exception) -> Answer:
+        """Answer a packet with an error; who has not said hello yet is hung up on."""
+        self._refusals.refused(Surface.LINE, error)
+        reply = line_pb2.LineReply(call_id=call_id, status=to_status(error).SerializeToString())
+        return Answer(reply.SerializeToString(), hang_up=not line.session_id)
+
     def _is_living(self, session_id: str) -> bool:
         """Whether a session has neither ended nor been closed."""
         try:
@@ -155,6 +169,7 @@ class LineDesk:
         self, line: Line, request: line_pb2.LineRequest, descriptor: int | None
     ) -> Answer:
         kind = request.WhichOneof("body")
+        self.calls[kind or "none"] += 1
         if kind == "get_slab":
             return self._pass_slab(line, request)
         reply = line_pb2.LineReply(call_id=request.call_id)
@@ -243,8 +258,3 @@ def _check_own(line: Line, session_id: str) -> None:
             f"this is the line of session {line.session_id}; it serves no other",
             facts={"session_id": line.session_id},
         )
-
-
-def _refusal(call_id: int, error: Exception, *, hang_up: bool) -> Answer:
-    reply = line_pb2.LineReply(call_id=call_id, status=to_status(error).SerializeToString())
-    return Answer(reply.SerializeToString(), hang_up=hang_up)

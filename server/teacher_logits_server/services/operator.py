@@ -7,7 +7,7 @@ the beginning of the process that the broker proved.
 from __future__ import annotations
 
 import logging
-from dataclasses import fields, replace
+from dataclasses import fields
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from teacher_logits.v1 import operator_service_pb2 as messages
 from teacher_logits.v1 import operator_service_pb2_grpc as stubs
 from teacher_logits.views import QueueView, ServerView
 from teacher_logits.wire.views import reclaimed_to_wire, server_view_to_wire
-from teacher_logits_server.broker.peers import is_stopped
+from teacher_logits_server.broker.peers import looked_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from grpc.aio import ServicerContext
 
     from teacher_logits.clock import Clock
-    from teacher_logits.views import Reclaimed, ReplicaView, SessionView
+    from teacher_logits.views import Reclaimed, ReplicaView
     from teacher_logits_server.exporters.ray_object import RayObjectExporter
     from teacher_logits_server.ledger import Ledger
     from teacher_logits_server.scorer import Scorer
@@ -75,7 +75,7 @@ class OperatorService(stubs.OperatorServiceServicer):
             uptime=timedelta(seconds=self._clock.now() - self._started_at),
             draining=held.draining,
             teachers=held.teachers,
-            sessions=self._looked_at(held.sessions),
+            sessions=looked_at(held.sessions, self._ledger.processes()),
             leases=held.leases,
             pool=held.pool,
             steps=held.steps,
@@ -122,17 +122,6 @@ class OperatorService(stubs.OperatorServiceServicer):
             "nothing to reclaim was named: give a session id, a lease id, a teacher "
             "id, or all in quarantine"
         )
-
-    def _looked_at(self, sessions: tuple[SessionView, ...]) -> tuple[SessionView, ...]:
-        """Return sessions with those marked whose process is stopped."""
-        processes = self._ledger.processes()
-        looked_at = []
-        for session in sessions:
-            process = processes.get(session.session_id)
-            if process is not None and is_stopped(process.pid, process.started):
-                session = replace(session, state="unresponsive")
-            looked_at.append(session)
-        return tuple(looked_at)
 
 
 def sum_of(queues: Sequence[QueueView]) -> QueueView:

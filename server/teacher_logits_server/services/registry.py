@@ -31,6 +31,7 @@ from teacher_logits.v1 import registry_service_pb2_grpc as stubs
 from teacher_logits.wire import teacher_from_wire
 from teacher_logits.wire.session import session_to_wire
 from teacher_logits.wire.transport import probe_from_wire
+from teacher_logits_server.access import owner
 from teacher_logits_server.admission.capability import check_protocol
 from teacher_logits_server.services.opening import Opening
 from teacher_logits_server.services.patience import Patience
@@ -95,6 +96,7 @@ class RegistryService(stubs.RegistryServiceServicer):
                 protocol_version=request.protocol_version,
                 profile=profile,
                 offer=_offer(request),
+                owner=owner(),
             )
             opening = Opening(self._ledger, admit)
             opened = await opening.wait(self._waiting, self._waiting.seconds_for(context))

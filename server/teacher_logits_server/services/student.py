@@ -31,7 +31,9 @@ from teacher_logits.wire.payloads import lease_to_wire
 from teacher_logits.wire.session import session_to_wire
 from teacher_logits.wire.steps import grant_to_wire
 from teacher_logits.wire.transport import probe_to_wire, refusal_from_wire
+from teacher_logits_server.access import owner
 from teacher_logits_server.admission.capability import check_protocol
+from teacher_logits_server.metrics.instruments import Instruments
 from teacher_logits_server.services.opening import Opening
 from teacher_logits_server.services.session_log import PUBLISHER, log_refused, log_settled, who_asks
 
@@ -59,6 +61,7 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
         publishing: hears of seals before a publisher's session is closed.
         broker_path: where the broker listens; empty where there is none.
         objects: has the holder of references; None where no Ray cluster was joined.
+        instruments: what sessions settle without is counted in.
     """
 
     def __init__(
@@ -69,7 +72,9 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
         waiting: Waiting,
         broker_path: str,
         objects: RayObjectExporter | None = None,
+        instruments: Instruments | None = None,
     ) -> None:
+        self._instruments = instruments or Instruments()
         self._ledger = ledger
         self._publishing = publishing
         self._waiting = waiting
@@ -96,6 +101,7 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
                 request_id=request.request_id,
                 protocol_version=request.protocol_version,
                 profile=profile,
+                owner=owner(),
             )
             opening = Opening(self._ledger, admit)
             opened = await opening.wait(self._waiting, self._waiting.seconds_for(context))
@@ -151,6 +157,7 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
             log_refused(who, error)
             raise
         log_settled(who, terms)
+        self._instruments.settled(terms.settlements)
         return messages.ProveLocalityResponse(session=session_to_wire(terms))
 
     async def RenewSession(

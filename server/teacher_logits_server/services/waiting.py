@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from teacher_logits.errors import DrainingError
+from teacher_logits_server.metrics.instruments import Instruments
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -34,9 +35,14 @@ with it is lost, and the caller hears of a deadline and not of what it waited fo
 
 
 class Bell:
-    """Rings for whoever waits on the loop that it was made on."""
+    """Rings for whoever waits on the loop that it was made on.
 
-    def __init__(self) -> None:
+    Args:
+        what: what they wait for, for metrics.
+    """
+
+    def __init__(self, what: str) -> None:
+        self.what = what
         self._loop = asyncio.get_running_loop()
         self._rung: asyncio.Future[None] | None = None
 
@@ -63,13 +69,17 @@ class Waiting:
 
     Args:
         longest_wait: what a call waits at most, whatever its own deadline.
+        instruments: what its waits are measured in.
     """
 
-    def __init__(self, *, clock: Clock, longest_wait: timedelta) -> None:
+    def __init__(
+        self, *, clock: Clock, longest_wait: timedelta, instruments: Instruments | None = None
+    ) -> None:
         self._clock = clock
+        self._instruments = instruments or Instruments()
         self.longest_seconds = longest_wait.total_seconds()
-        self.teachers, self.steps, self.room = Bell(), Bell(), Bell()
-        self.objects = Bell()
+        self.teachers, self.steps = Bell("teacher"), Bell("step")
+        self.room, self.objects = Bell("room"), Bell("object")
         self._is_over = False
 
     def listen_to(self, ledger: Ledger) -> None:
@@ -110,17 +120,18 @@ class Waiting:
             DrainingError: the server stops.
         """
         give_up = self._clock.now() + seconds
-        while True:
-            rung = bell.next_ring()
-            found = await look()
-            if found is not None:
-                return found
-            if self._is_over:
-                raise DrainingError(
-                    "the server is stopping, and what the call waited for did not come: try "
-                    "another, or this one again once it is back"
-                )
-            left = give_up - self._clock.now()
-            # `wait` cancels nothing of its own accord: others wait for the same ring.
-            if left <= 0 or not (await asyncio.wait([rung], timeout=left))[0]:
-                raise too_late(seconds)
+        with self._instruments.waiting(bell.what):
+            while True:
+                rung = bell.next_ring()
+                found = await look()
+                if found is not None:
+                    return found
+                if self._is_over:
+                    raise DrainingError(
+                        "the server is stopping, and what the call waited for did not come: try "
+                        "another, or this one again once it is back"
+                    )
+                left = give_up - self._clock.now()
+                # `wait` cancels nothing of its own accord: others wait for the same ring.
+                if left <= 0 or not (await asyncio.wait([rung], timeout=left))[0]:
+                    raise too_late(seconds)

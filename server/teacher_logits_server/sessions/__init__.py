@@ -55,16 +55,23 @@ class Sessions:
         return iter(list(self._sessions.values()))
 
     def opened(
-        self, request_id: str, profile: StudentProfile | TeacherProfile, *, now: float
+        self,
+        request_id: str,
+        profile: StudentProfile | TeacherProfile,
+        *,
+        now: float,
+        owner: str = "",
     ) -> Session | None:
         """Return the session that an earlier call with this request id opened, if it lives.
 
         Raises:
+            NotAllowedError: another caller has used the id.
             RequestInvalidError: the id was used with another profile.
         """
         session = self._sessions.get(self._by_request.get(request_id, ""))
         if session is None or self.is_over(session, now=now):
             return None
+        session.check_owner(owner)
         if session.profile != profile:
             raise RequestInvalidError(
                 f"request id {request_id!r} has opened a session with another profile already; "
@@ -150,11 +157,16 @@ class Sessions:
             raise NotAllowedError(
                 f"session {session_id} has had its broker line: a nonce is good for one, before "
                 "ProveLocality; open a new session",
-                facts={"session_id": session_id, "phase": session.phase.value},
+                facts={
+                    "reason": "NONCE_SPENT",
+                    "session_id": session_id,
+                    "phase": session.phase.value,
+                },
             )
         if not hmac.compare_digest(nonce, session.nonce):
             raise NotAllowedError(
-                f"this is not the nonce of session {session_id}", facts={"session_id": session_id}
+                f"this is not the nonce of session {session_id}",
+                facts={"reason": "NONCE_WRONG", "session_id": session_id},
             )
         session.nonce_shown = True
 

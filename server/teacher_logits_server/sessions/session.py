@@ -6,6 +6,7 @@ Plain record and words; ``Sessions`` alone changes it, under the ledger's lock.
 from __future__ import annotations
 
 import enum
+import hmac
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,7 @@ class Session:
 
     session_id: str
     request_id: str
-    nonce: bytes
+    nonce: bytes = field(repr=False)
     profile: StudentProfile | TeacherProfile
     teacher_id: str
     checks: tuple[Check, ...]
@@ -56,6 +57,10 @@ class Session:
     awaited_until: float = 0.0
     phase: Phase = Phase.OPENING
     nonce_shown: bool = False
+    #: Whose it is, where the server asks for tokens.
+    owner: str = field(default="", repr=False)
+    #: What calls that name it have to show; empty where it never said that they would.
+    secret: str = field(default="", repr=False)
     line: Line | None = None
     #: Its line while it had one: the process and the page are there after the line's end.
     last_line: Line | None = None
@@ -68,6 +73,22 @@ class Session:
     #: Whether somebody waits for its seat.
     is_contested: bool = False
     requests: Requests = field(default_factory=Requests)
+
+    def check_caller(self, *, owner: str, secret: str) -> None:
+        """Refuse a call that is not from this session's client.
+
+        Raises:
+            NotAllowedError: another caller opened it, or its secret is missing or wrong.
+        """
+        self.check_owner(owner)
+        if self.secret and not hmac.compare_digest(secret.encode(), self.secret.encode()):
+            why = "its calls show the secret that came over its broker line, and this one does not"
+            raise _not_yours(why, "SESSION_SECRET_WRONG" if secret else "SESSION_SECRET_MISSING")
+
+    def check_owner(self, owner: str) -> None:
+        """Refuse a caller who did not open this session (``NotAllowedError``)."""
+        if not hmac.compare_digest(owner, self.owner):
+            raise _not_yours("another caller opened it", "OTHERS_SESSION")
 
     @property
     def is_publisher(self) -> bool:
@@ -108,6 +129,12 @@ class Session:
     def liveness(self) -> str:
         """How its end is learnt: ``line``, or ``ttl``."""
         return "line" if self.line is not None and self.shares_memory else "ttl"
+
+
+def _not_yours(why: str, reason: str) -> NotAllowedError:
+    return NotAllowedError(
+        f"the session that was named is not the caller's: {why}; open one", facts={"reason": reason}
+    )
 
 
 def _not_for(kind: str, way_out: str) -> NotAllowedError:

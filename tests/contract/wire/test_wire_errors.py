@@ -57,6 +57,7 @@ CODES = {
     "NoCommonTransportError": "FAILED_PRECONDITION",
     "PayloadConflictError": "ALREADY_EXISTS",
     "NotAllowedError": "PERMISSION_DENIED",
+    "UnknownCallerError": "UNAUTHENTICATED",
     "StaleReference": "ABORTED",
     "EpochChangedError": "FAILED_PRECONDITION",
     "SessionExpiredError": "ABORTED",

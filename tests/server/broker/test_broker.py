@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 from tests.held import left_behind, open_descriptors, running_threads
 
 from teacher_logits import keys
@@ -46,6 +47,7 @@ from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.exporters.shared_memory import SharedMemoryExporter
 from teacher_logits_server.foreign import ForeignSlabs
 from teacher_logits_server.ledger import Ledger, OpenedSession
+from teacher_logits_server.metrics.refusals import Refusals
 from teacher_logits_server.publishers.engines import EngineTeacher
 from teacher_logits_server.services.line import LineDesk
 from teacher_logits_server.services.publishing import PublisherCalls
@@ -104,6 +106,7 @@ class Rim:
     slabs: ServerSlabs
     desk: LineDesk
     broker: Broker
+    registry: CollectorRegistry
     freed: threading.Event = field(default_factory=threading.Event)
 
     def open_session(self, *transports: Transport) -> OpenedSession:
@@ -152,6 +155,12 @@ class Rim:
             payload=payload,
             extent=extent,
         )
+
+    def refused(self, surface: str, reason: str) -> float:
+        """How often so was refused."""
+        labels = {"surface": surface, "reason": reason}
+        name = "teacher_logits_refusals_total"
+        return self.registry.get_sample_value(name, labels) or 0
 
     def room(self) -> tuple[int, int]:
         """Bytes in use, and in quarantine."""
@@ -237,8 +246,11 @@ def running(
     *,
     hello_within: timedelta = timedelta(seconds=PATIENCE),
     clock: Clock | None = None,
+    max_lines: int = 32,
 ) -> Iterator[Rim]:
     clock = clock or MonotonicClock()
+    registry = CollectorRegistry()
+    refusals = Refusals(registry)
     slabs = ServerSlabs(epoch="0123456789ab")
     ledger = Ledger(
         epoch="0123456789ab",
@@ -254,9 +266,17 @@ def running(
         exporter=SharedMemoryExporter(ledger=ledger, slabs=(slabs, foreign)),
         publishing=PublisherCalls(ledger=ledger, slabs=slabs, foreign=foreign),
         allowed_uids=(),
+        refusals=refusals,
     )
-    broker = Broker(path=path, desk=desk, clock=clock, hello_within=hello_within, max_lines=32)
-    rim = Rim(path=path, ledger=ledger, slabs=slabs, desk=desk, broker=broker)
+    broker = Broker(
+        path=path,
+        desk=desk,
+        clock=clock,
+        hello_within=hello_within,
+        max_lines=max_lines,
+        refusals=refusals,
+    )
+    rim = Rim(path=path, ledger=ledger, slabs=slabs, desk=desk, broker=broker, registry=registry)
     ledger.on_room_freed(rim.freed.set)
     broker.start()
     try:
@@ -364,11 +384,21 @@ class TestHello:
 
             with pytest.raises(RequestInvalidError, match="hello once"):
                 student.hello(opened)
+            assert rim.refused("line", "REQUEST_INVALID") == 1
+
+    def test_finds_no_line_beyond_the_most_and_is_counted(self, tmp_path: Path) -> None:
+        with running(str(tmp_path / "b"), max_lines=1) as rim, Student(rim.path) as first:
+            first.hello(rim.open_session())
+            with Student(rim.path) as second:
+                assert second.is_hung_up_on()
+            assert rim.refused("broker", "TOO_MANY_LINES") == 1
+            assert not rim.refused("line", "REQUEST_INVALID")
 
     def test_has_a_time_limit(self, tmp_path: Path) -> None:
         limit = timedelta(milliseconds=20)
         with running(str(tmp_path / "b"), hello_within=limit) as rim, Student(rim.path) as silent:
             assert silent.is_hung_up_on()
+            assert rim.refused("broker", "NO_HELLO") == 1
 
     def test_in_time_lifts_the_time_limit(self, tmp_path: Path) -> None:
         clock = ManualClock()

@@ -265,7 +265,7 @@ def test_a_broker_that_is_told_of_mail_as_it_stops_stops(
             # The broker woke for mail: it is stopped before it gets to its own wake-up call.
             if not stopping.is_set():
                 stopping.set()
-                while desk.broker is not None and desk.broker._is_open:
+                while desk.broker is not None and desk.broker._postbox._is_open:
                     pass
             return read(fd)
 

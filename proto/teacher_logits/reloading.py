@@ -1,0 +1,76 @@
+"""Reloading: what files say, read anew when one of them changes, without a restart.
+
+Promises: a change is seen at the next look, whether the file was written, replaced, or is a link
+that leads elsewhere now; what was good stays until what is new is good; what is wrong with a
+change is told once. Any thread may look.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
+
+from teacher_logits.errors import TeacherLogitsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    Stamp: TypeAlias = tuple[int, ...]
+
+T = TypeVar("T")
+
+
+class Reloading(Generic[T]):
+    """What is made of some files.
+
+    Args:
+        read: makes it; raises an error of the tree where a file makes no sense.
+        on_failure: told why a change was not taken; whoever looks gets what was good before.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        read: Callable[[], T],
+        *,
+        on_failure: Callable[[TeacherLogitsError], None],
+    ) -> None:
+        """Read the files.
+
+        Raises:
+            TeacherLogitsError: what ``read`` raises.
+        """
+        self._paths = tuple(paths)
+        self._read = read
+        self._on_failure = on_failure
+        self._lock = threading.Lock()
+        # Looked at before it is read: a change in between shows at the next look.
+        self._stamps = self._look()
+        self._made = read()
+
+    def current(self) -> T:
+        """Return what the files say now, or said when they last made sense."""
+        stamps = self._look()
+        if stamps == self._stamps:
+            return self._made
+        with self._lock:
+            if stamps != self._stamps:
+                self._stamps = stamps
+                try:
+                    self._made = self._read()
+                except TeacherLogitsError as error:
+                    self._on_failure(error)
+            return self._made
+
+    def _look(self) -> tuple[Stamp, ...]:
+        return tuple(map(_stamp, self._paths))
+
+
+def _stamp(path: str) -> Stamp:
+    """Return what changes with a file; nothing where it is gone."""
+    try:
+        it = os.stat(path)
+    except OSError:
+        return ()
+    return (it.st_dev, it.st_ino, it.st_size, it.st_mtime_ns, it.st_ctime_ns)

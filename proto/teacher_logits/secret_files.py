@@ -1,0 +1,52 @@
+"""Secret files: tokens in files that other users cannot read.
+
+Refuses a file that others may read, or that its group may write to. The group may read it: that
+is how a secret gets into a container. What is in a file is in no message.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from teacher_logits.errors import ConfigError
+
+if TYPE_CHECKING:
+    from teacher_logits.errors import Fact
+
+MAX_BYTES = 1 << 20
+_OTHERS = stat.S_IRWXO | stat.S_IWGRP
+
+
+def read_secret_file(path: str, *, what: str) -> str:
+    """Return the text of a file; ``what`` names it in messages: a flag, or an argument.
+
+    Raises:
+        ConfigError: it cannot be read, is no file, is over 1 MiB, holds no text, or is open to
+            other users.
+    """
+    facts: dict[str, Fact] = {"flag" if what.startswith("--") else "argument": what, "path": path}
+    try:
+        # Not blocking: the path may be a pipe that nobody writes to.
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode  # of the file that is read, not of its name
+            if not stat.S_ISREG(mode):
+                raise ConfigError(f"{what} {path} is no file", facts=facts)
+            if mode & _OTHERS:
+                raise ConfigError(
+                    f"{what} {path} is open to other users (mode {stat.S_IMODE(mode):04o}), who "
+                    "could take what is in it: chmod 600, or 640 where its group may read it",
+                    facts={**facts, "mode": f"{stat.S_IMODE(mode):04o}"},
+                )
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(
+            f"{what} {path} cannot be read: {error.strerror or error}", facts=facts
+        ) from error
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{what} {path} has more than {MAX_BYTES} bytes", facts=facts)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{what} {path} holds no text in UTF-8", facts=facts) from None

@@ -1,0 +1,121 @@
+"""Instruments: the one registry of a server, and what its parts count in.
+
+A registry of the server's own, so that two servers in one process do not count together. What the
+tables hold is not counted here: a scrape reads it off them (``held``). Safe on any thread.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
+
+from teacher_logits_server.metrics import names
+from teacher_logits_server.metrics.refusals import Refusals
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from prometheus_client import Counter, Histogram
+
+    from teacher_logits.transport import Settlement
+
+
+_PACKAGE = "teacher_logits.v1."
+
+
+class Instruments:
+    """What the parts of one server count in; ``registry`` is what a scrape reads."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        self.refusals = Refusals(self.registry)
+        self.rpcs = RpcTimes(self.registry)
+        self._waits = names.WAIT_SECONDS.histogram(self.registry)
+        self._streamed = names.STREAMED_BYTES.counter(self.registry)
+        self._unsettled = names.TRANSPORT_REFUSALS.counter(self.registry)
+        self._queued = names.QUEUED_SECONDS.histogram(self.registry)
+        self._passes = names.PASS_SECONDS.histogram(self.registry)
+        self._fill = names.BATCH_FILL.histogram(self.registry)
+        self._padding = names.PADDING.counter(self.registry)
+        self.streams = names.STREAMS.gauge(self.registry)
+
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Measure what a call waits for ``what``, one of the values of the label ``for``."""
+        since = perf_counter()
+        try:
+            yield
+        finally:
+            self._waits.labels(what).observe(perf_counter() - since)
+
+    def streamed(self, size_bytes: int) -> None:
+        """Count the bytes of a chunk."""
+        self._streamed.inc(size_bytes)
+
+    def settled(self, settlements: Iterable[Settlement]) -> None:
+        """Count the transports that a session wanted and settled without."""
+        for settlement in settlements:
+            for refusal in settlement.refusals:
+                self._unsettled.labels(refusal.transport.value, refusal.reason.value).inc()
+
+    def passes_of(self, teacher: str) -> PassTimes:
+        """Return what the scorer of one of the server's own teachers measures in."""
+        return PassTimes(
+            queued=self._queued.labels(teacher),
+            took=self._passes.labels(teacher),
+            fill=self._fill.labels(teacher),
+            padding=self._padding.labels(teacher),
+        )
+
+
+class RpcTimes:
+    """What RPCs take and end in."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self._seconds = names.RPC_SECONDS.histogram(registry)
+        self._ended = names.RPCS.counter(registry)
+        self._open = names.RPCS_OPEN.gauge(registry)
+
+    def begin(self) -> float:
+        """Note that one begins; returns when, for ``end``."""
+        self._open.inc()
+        return perf_counter()
+
+    def end(self, method: str, code: str, began: float) -> None:
+        """Note that one has ended. ``method`` is one that this server has."""
+        self._open.dec()
+        name = method.removeprefix("/").removeprefix(_PACKAGE)
+        self._seconds.labels(name).observe(perf_counter() - began)
+        self._ended.labels(name, code).inc()
+
+
+class PassTimes:
+    """What the passes of one teacher take, and how full they are."""
+
+    def __init__(
+        self, *, queued: Histogram, took: Histogram, fill: Histogram, padding: Counter
+    ) -> None:
+        self._queued = queued
+        self._took = took
+        self._fill = fill
+        self._padding = padding
+
+    def queued(self, seconds: float) -> None:
+        """Note that a request's first rows go into a pass."""
+        self._queued.observe(seconds)
+
+    def started(self, row_tokens: Iterable[int], max_batch_tokens: int) -> None:
+        """Note what a pass that starts is made of."""
+        rows = [tokens for tokens in row_tokens if tokens]
+        real = sum(rows)
+        self._fill.observe(real / max_batch_tokens)
+        self._padding.inc(len(rows) * max(rows, default=0) - real)
+
+    def took(self, seconds: float) -> None:
+        """Note that a pass is over."""
+        self._took.observe(seconds)

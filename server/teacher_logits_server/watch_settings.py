@@ -1,0 +1,52 @@
+"""What a server is told of those who watch it; a group of ``settings``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from teacher_logits.addresses import read_address
+from teacher_logits_server import readers
+from teacher_logits_server.flags import setting as _set
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchSettings:
+    """who watches it"""
+
+    metrics: str = _set(
+        "",
+        "--metrics",
+        readers.ADDRESS,
+        "host:port of a page for Prometheus, http://host:port/metrics; port 0 lets the system "
+        "choose (default: none)",
+    )
+
+
+class _Told(Protocol):
+    """What the rule below needs of a server's settings."""
+
+    @property
+    def metrics(self) -> str: ...
+    @property
+    def insecure(self) -> bool: ...
+    @property
+    def listen(self) -> tuple[str, ...]: ...
+
+
+def broken_rule(config: _Told) -> tuple[str, object, str] | None:
+    """Return the first setting that makes no sense: its field, value, and the rule."""
+    if not config.metrics:
+        return None
+    address = read_address(config.metrics, what="--metrics")
+    if address.is_unix:
+        return "metrics", config.metrics, "must be host:port: Prometheus scrapes over HTTP"
+    if not (config.insecure or address.is_loopback):
+        rule = (
+            "can be reached from other hosts, and whoever reaches it sees how the server is used, "
+            "unencrypted: give 127.0.0.1, or say --insecure if the network is yours alone"
+        )
+        return "metrics", config.metrics, rule
+    if address.port and address in [read_address(each, what="--listen") for each in config.listen]:
+        return "metrics", config.metrics, "is an address of --listen too; choose another"
+    return None
