@@ -89,16 +89,35 @@ def test_one_pod_is_one_pid_namespace_and_the_student_starts_once_the_teacher_se
 
 def test_students_of_other_nodes_find_the_service_and_may_reach_it_alone() -> None:
     documents = list(yaml.safe_load_all((FOLDER / FILES[2]).read_text("utf-8")))
-    kinds = {each["kind"]: each for each in documents if each}
+    kinds = {each["kind"]: each for each in documents if each and "-metrics" not in str(each)}
     student, _ = named(FILES[2], "student")
     service, policy = kinds["Service"], kinds["NetworkPolicy"]["spec"]
-    name, port = student["args"][-1].split(":")
+    name, port = student["args"][-1].removeprefix("tls://").split(":")
 
     assert (service["metadata"]["name"], str(service["spec"]["ports"][0]["port"])) == (name, port)
-    (ingress,) = policy["ingress"]
-    (source,) = ingress["from"]
-    assert source["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "student"
+    ways_in = {each["ports"][0]["port"]: each["from"][0] for each in policy["ingress"]}
+    assert set(ways_in) == {"grpc", "metrics"}
+    students = ways_in["grpc"]["podSelector"]["matchLabels"]
+    assert students["app.kubernetes.io/component"] == "student"
     assert "/run/teacher-logits" not in mounts(student)
+
+
+@pytest.mark.parametrize("file", FILES[1:])
+def test_prometheus_is_led_to_a_port_of_the_teacher(file: str) -> None:
+    documents = [each for each in yaml.safe_load_all((FOLDER / file).read_text("utf-8")) if each]
+    (monitor,) = [each for each in documents if each["kind"] == "ServiceMonitor"]
+    wanted = monitor["spec"]["selector"]["matchLabels"].items()
+    (service,) = [
+        each
+        for each in documents
+        if each["kind"] == "Service" and wanted <= each["metadata"]["labels"].items()
+    ]
+    teacher, _ = named(file, "teacher")
+    (port,) = [each for each in teacher["ports"] if each["name"] == "metrics"]
+
+    assert monitor["spec"]["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
+    assert service["spec"]["ports"][0]["targetPort"] == port["name"]
+    assert read_config(teacher["args"][1:]).metrics == f"0.0.0.0:{port['containerPort']}"
 
 
 def commands(text: str) -> list[list[str]]:
@@ -123,6 +142,7 @@ def test_the_service_starts_a_server_that_has_the_time_to_drain(
     assert flags[place + 1] == "/etc/teacher-logits/server.yaml"
     assert config.listen == (f"unix:/run/{setting('RuntimeDirectory')}/teacher.sock",)
     assert float(setting("TimeoutStopSec").rstrip("s")) > config.drain_grace.total_seconds()
+    assert (config.socket_group, setting("RuntimeDirectoryMode")) == (setting("Group"), "0750")
     assert setting("Type") == "notify"
 
 

@@ -33,11 +33,13 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[str]:
     """A server that may do what the unit lets it do, and no more."""
+    tmp_path.chmod(int(setting("RuntimeDirectoryMode"), 8))
     family = getattr(socket, setting("RestrictAddressFamilies"))
     reading, writing = os.pipe()
     command = [sys.executable, str(PROGRAM), ",".join(sorted(allowed_calls())), str(int(family))]
     command += ["teacher_logits", "serve", "--engine", TOY, "--listen", f"unix:{tmp_path}/s"]
-    command += ["--pool-size", "1MiB", "--ready-fd", str(writing)]
+    command += ["--socket-group", str(os.getegid()), "--pool-size", "1MiB"]
+    command += ["--ready-fd", str(writing)]
     server = forked.Popen(command, pass_fds=[writing])
     os.close(writing)
     try:

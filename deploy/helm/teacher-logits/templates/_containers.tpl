@@ -47,10 +47,27 @@ args:
   # The Unix socket is there for the probes too, whatever else it listens at.
   - --listen=unix:/run/teacher-logits/teacher.sock
   {{- if eq .Values.sharing "network" }}
-  {{- if not .Values.network.insecure }}
-  {{- fail "sharing: network takes network.insecure: true, for nothing is encrypted yet: whoever reaches the port may use the teacher" }}
-  {{- end }}
   - --listen=0.0.0.0:{{ .Values.network.port }}
+  {{- if .Values.network.tls.secret }}
+  - --tls-cert=/tls/tls.crt
+  - --tls-key=/tls/tls.key
+  {{- if .Values.network.tls.clientCa }}
+  - --tls-client-ca=/tls/ca.crt
+  {{- end }}
+  {{- else if not .Values.network.insecure }}
+  {{- fail "sharing: network takes network.tls.secret, or network.insecure: true if whoever reaches the port may use the teacher" }}
+  {{- end }}
+  {{- if .Values.network.tokensSecret }}
+  - --token-file=/access/tokens
+  {{- end }}
+  {{- end }}
+  {{- if .Values.metrics.enabled }}
+  - --metrics=0.0.0.0:{{ .Values.metrics.port }}
+  {{- end }}
+  {{- if or .Values.metrics.enabled (and (eq .Values.sharing "network") (not .Values.network.tls.secret)) }}
+  {{- if .Values.metrics.enabled }}
+  # For the page of metrics, which is plain HTTP; where there is a certificate, calls stay encrypted.
+  {{- end }}
   - --insecure
   {{- end }}
   - --pool-size={{ .Values.teacher.poolSize }}
@@ -59,12 +76,18 @@ args:
   {{- range .Values.teacher.args }}
   - {{ . | quote }}
   {{- end }}
-{{- if eq .Values.sharing "network" }}
+{{- if or (eq .Values.sharing "network") .Values.metrics.enabled }}
 ports:
+  {{- if eq .Values.sharing "network" }}
   - name: grpc
     containerPort: {{ .Values.network.port }}
+  {{- end }}
+  {{- if .Values.metrics.enabled }}
+  - name: metrics
+    containerPort: {{ .Values.metrics.port }}
+  {{- end }}
 {{- end }}
-# By the gRPC health protocol over the Unix socket: a probe of kind `grpc` knows TCP ports alone.
+# The gRPC health protocol over the Unix socket: a probe of kind `grpc` knows plain TCP alone.
 startupProbe:
   exec:
     command: [python, /opt/teacher-logits/health.py, "unix:/run/teacher-logits/teacher.sock"]
@@ -83,7 +106,7 @@ livenessProbe:
   periodSeconds: 20
   timeoutSeconds: 10
   failureThreshold: 3
-# The pool counts here: slabs are memfds of this container, and no tmpfs or /dev/shm bounds them.
+# The pool counts here: slabs are memfds of this container, which no /dev/shm bounds.
 resources:
   {{- toYaml .Values.teacher.resources | nindent 2 }}
 {{ include "teacher-logits.containerSecurity" . }}
@@ -99,6 +122,18 @@ volumeMounts:
     {{- with .Values.teacher.model.subPath }}
     subPath: {{ . | quote }}
     {{- end }}
+  {{- end }}
+  {{- if eq .Values.sharing "network" }}
+  {{- if .Values.network.tls.secret }}
+  - name: tls
+    mountPath: /tls
+    readOnly: true
+  {{- end }}
+  {{- if .Values.network.tokensSecret }}
+  - name: tokens
+    mountPath: /access
+    readOnly: true
+  {{- end }}
   {{- end }}
 {{- end }}
 
@@ -159,6 +194,21 @@ volumeMounts:
   persistentVolumeClaim:
     claimName: {{ .Values.teacher.model.claim }}
     readOnly: true
+{{- end }}
+{{- if eq .Values.sharing "network" }}
+# Whole folders, and not a subPath: the server reads them anew when they change.
+{{- with .Values.network.tls.secret }}
+- name: tls
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+{{- end }}
+{{- with .Values.network.tokensSecret }}
+- name: tokens
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+{{- end }}
 {{- end }}
 {{- end }}
 

@@ -19,7 +19,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- define "teacher-logits.address" -}}
 {{- if eq .Values.sharing "network" -}}
-{{ printf "%s:%v" (include "teacher-logits.name" .) .Values.network.port }}
+{{ printf "%s%s:%v" (ternary "tls://" "" (ne .Values.network.tls.secret "")) (include "teacher-logits.name" .) .Values.network.port }}
 {{- else -}}
 unix:/run/teacher-logits/teacher.sock
 {{- end -}}
