@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, overload
 
+from teacher_logits import tracing
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits_client.admitted import Admitted
 from teacher_logits_client.config import check_timeout
@@ -214,6 +215,7 @@ class Session(Admitted):
         timeout: float | None = None,
     ) -> LeasedPayload: ...
 
+    @tracing.traced("acquire", "step")
     def acquire(
         self,
         *,

@@ -20,9 +20,12 @@ from typing import TYPE_CHECKING, TypeVar
 from teacher_logits.errors import TeacherLogitsError
 from teacher_logits_server import logs
 from teacher_logits_server.engines.served import check_teachers, load_teachers, served_by
+from teacher_logits_server.handshakes import watch_handshakes
+from teacher_logits_server.metrics.instruments import Instruments
 from teacher_logits_server.readiness import STOPPING, Readiness, announce, retract, tell_systemd
 from teacher_logits_server.server import Server
 from teacher_logits_server.threads import in_thread
+from teacher_logits_server.traces import exported
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,20 +58,27 @@ def serve(config: ServerConfig, *, device_memory: DeviceMemory | None = None) ->
     Raises:
         TeacherLogitsError: it did not come up.
     """
-    handler = logs.configure(format=config.log_format, level=config.log_level)
-    try:
-        return asyncio.run(_serve(config, device_memory))
-    except TeacherLogitsError:
-        # Whoever called writes the message; where it came from is for those who look closer.
-        _log.debug("did not come up", exc_info=True)
-        raise
-    finally:
-        logs.unconfigure(handler)
+    instruments = Instruments()
+    with watch_handshakes(instruments.refusals, has_tls=bool(config.tls_cert)) as stream:
+        handler = logs.configure(format=config.log_format, level=config.log_level, stream=stream)
+        try:
+            with exported(config.otlp_endpoint):
+                return asyncio.run(_serve(config, device_memory, instruments))
+        except TeacherLogitsError:
+            # Whoever called writes the message; where it came from is for those who look closer.
+            _log.debug("did not come up", exc_info=True)
+            raise
+        finally:
+            logs.unconfigure(handler)
 
 
-async def _serve(config: ServerConfig, device_memory: DeviceMemory | None) -> int:
+async def _serve(
+    config: ServerConfig, device_memory: DeviceMemory | None, instruments: Instruments
+) -> int:
     signals = _Signals()
-    server = Server(config, lambda: _load(config), device_memory=device_memory)
+    server = Server(
+        config, lambda: _load(config), device_memory=device_memory, instruments=instruments
+    )
     starting = asyncio.create_task(_start(server, config))
     if not await signals.spare(starting):
         starting.cancel()

@@ -19,6 +19,7 @@ from teacher_logits import keys
 from teacher_logits.errors import ConfigError
 from teacher_logits.transport import Transport
 from teacher_logits_server.broker import Broker
+from teacher_logits_server.broker.peers import looked_at
 from teacher_logits_server.engines.describing import described
 from teacher_logits_server.engines.device import engine_device
 from teacher_logits_server.engines.passes import PassEngine
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from teacher_logits_server.engines.served import ServedTeacher
     from teacher_logits_server.exporters import Exporter, SlabExporter
     from teacher_logits_server.exporters.ray_link import RayLink
+    from teacher_logits_server.views import LedgerView
 
 _log = logging.getLogger(__name__)
 
@@ -215,13 +217,18 @@ class Core:
         """Return what a scrape reads."""
         broker, objects = self.broker, self.objects
         return Tables(
-            ledger=self.ledger,
-            scorers=self.scorers,
+            epoch=self.ledger.epoch,
+            view=self._view,
+            queues=lambda: {name: each.queue() for name, each in self.scorers.items()},
             replicas=self.replicas,
             objects=lambda: None if objects is None else objects.view(),
             line_calls=lambda: {} if broker is None else dict(self.desk.calls),
             line_count=lambda: 0 if broker is None else broker.line_count,
         )
+
+    def _view(self) -> LedgerView:
+        held = self.ledger.view()
+        return replace(held, sessions=looked_at(held.sessions, self.ledger.processes()))
 
     def threads(self) -> dict[str, bool]:
         """Return which threads there are, and whether each lives."""

@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 
+from teacher_logits import tracing
 from teacher_logits.errors import (
     NotAllowedError,
     NotAvailable,
@@ -49,6 +51,7 @@ if TYPE_CHECKING:  # gRPC's classes are generic to type checkers alone
     StreamBehaviour: TypeAlias = Callable[[AsyncIterator[Q], Context[Q, R]], Awaitable[R]]
 
 HEALTH = "/grpc.health.v1.Health/"
+REFLECTION = "/grpc.reflection."
 WITHOUT_DEADLINE = frozenset({f"{HEALTH}Watch"})
 MAX_REQUEST_BYTES = 64 * 1024
 OF_ANY_SIZE = frozenset(
@@ -107,6 +110,8 @@ class Guard(grpc.aio.ServerInterceptor):
         except NotAllowedError as error:
             return self._refusing(error)
         check = partial(self._enter, entry, method)
+        if method.startswith(REFLECTION):  # gRPC's own, both ways a stream
+            return handler
         if handler.request_streaming:
             return self._guarded_stream(handler, method, check)
         return self._guarded(handler, method, check)
@@ -174,8 +179,9 @@ class Guard(grpc.aio.ServerInterceptor):
             return await behave()
         began, code = self._rpcs.begin(), grpc.StatusCode.CANCELLED
         try:
-            _check_deadline(context, method)
-            answer = await behave()
+            with traced(method, context):
+                _check_deadline(context, method)
+                answer = await behave()
             code = grpc.StatusCode.OK
             return answer
         except grpc.aio.InternalError:
@@ -186,7 +192,8 @@ class Guard(grpc.aio.ServerInterceptor):
             raise
         except Exception as error:
             if not isinstance(error, TeacherLogitsError):
-                _log.exception("call failed", extra={"facts": {"method": method}})
+                facts = {"method": method}
+                _log.exception("call failed", extra={"facts": facts, "throttle": method})
             code = status_of(error)
             await self._refuse(context, error)
             raise  # never reached: aborting raises
@@ -211,6 +218,15 @@ async def abort(context: Context[Q, R], error: Exception) -> None:
     status, code = to_status(error), status_of(error)
     details = ((DETAILS_KEY, status.SerializeToString()),)
     await context.abort(code, status.message, details)
+
+
+def traced(method: str, context: Context[Q, R]) -> AbstractContextManager[object]:
+    """Return the span of a call, under its caller's; health is left out."""
+    if not tracing.is_on() or method.startswith(HEALTH):
+        return nullcontext()
+    service, _, name = method.removeprefix("/").rpartition("/")
+    facts = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name}
+    return tracing.serving(method.removeprefix("/"), context.invocation_metadata() or (), facts)
 
 
 def status_of(error: Exception) -> grpc.StatusCode:

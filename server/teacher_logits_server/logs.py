@@ -2,7 +2,8 @@
 
 An event is ``logger.info("session opened", extra={"facts": {...}})``: a fixed sentence and
 its numbers apart, so that nobody parses prose. Events are logged once a change of state,
-never once a call. Nothing is configured at import: ``configure`` is for the one who owns
+never once a call; of what callers may bring about as often as they like, some are left out
+(``Throttle``). Nothing is configured at import: ``configure`` is for the one who owns
 the process.
 """
 
@@ -11,14 +12,59 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import threading
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-ROOTS = ("teacher_logits", "teacher_logits_server", "grpc")
+ROOTS = ("teacher_logits", "teacher_logits_server", "grpc", "opentelemetry")
+MOST_ALIKE = 10
+ALIKE_SECONDS = 60.0
 _NEEDS_QUOTES = frozenset(" \"='")
+
+
+class Throttle(logging.Filter):
+    """Lets few of a kind of event through: of those that callers bring about, time and again.
+
+    They say so: ``extra={"facts": {...}, "throttle": reason}``. Of one event and reason the first
+    ``MOST_ALIKE`` in ``ALIKE_SECONDS`` are logged; the next one behind that says how many were
+    left out. ``reason`` is one of few names, and never a text of the caller's.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._now = now
+        self._lock = threading.Lock()
+        self._spans: dict[tuple[str, str], _Span] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Say whether to log an event."""
+        reason = getattr(record, "throttle", None)
+        if reason is None:
+            return True
+        with self._lock:
+            span = self._spans.setdefault((record.getMessage(), reason), _Span())
+            now = self._now()
+            if now >= span.until:
+                span.until, span.count = now + ALIKE_SECONDS, 0
+            span.count += 1
+            if span.count > MOST_ALIKE:
+                span.left_out += 1
+                return False
+            left_out, span.left_out = span.left_out, 0
+        if left_out:
+            record.facts = {**_facts(record), "left_out": left_out}
+        return True
+
+
+@dataclass
+class _Span:
+    until: float = 0.0
+    count: int = 0
+    left_out: int = 0
 
 
 class TextFormatter(logging.Formatter):
@@ -56,6 +102,7 @@ def configure(*, format: str, level: str, stream: TextIO | None = None) -> loggi
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
+    handler.addFilter(Throttle())
     for root in ROOTS:
         logger = logging.getLogger(root)
         logger.addHandler(handler)

@@ -34,14 +34,14 @@ from teacher_logits_server.metrics.page import MetricsPage
 from teacher_logits_server.readiness import Readiness
 from teacher_logits_server.reaper import Reaper
 from teacher_logits_server.services.bulk import BulkService
-from teacher_logits_server.services.certificates import server_credentials
-from teacher_logits_server.services.endpoint import Endpoint
+from teacher_logits_server.services.endpoint import Endpoint, endpoint_of
 from teacher_logits_server.services.objects import ObjectService
 from teacher_logits_server.services.operator import OperatorService
 from teacher_logits_server.services.registry import RegistryService
+from teacher_logits_server.services.state_log import StateLog, log_loaded
 from teacher_logits_server.services.student import StudentService
 from teacher_logits_server.services.waiting import Waiting
-from teacher_logits_server.sockets import SocketClaim, audience_of
+from teacher_logits_server.sockets import SocketClaim
 from teacher_logits_server.threads import in_thread
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class Server:
         load: loads the teachers, on a thread of its own; none for a server that serves
             published teachers alone.
         device_memory: the driver of the engine's device; see ``core.Core``.
+        instruments: what its parts count in.
     """
 
     def __init__(
@@ -76,13 +77,14 @@ class Server:
         load: Callable[[], Sequence[ServedTeacher]],
         *,
         device_memory: DeviceMemory | None = None,
+        instruments: Instruments | None = None,
     ) -> None:
         self._config = config
         self._device_memory = device_memory
         self._load = load
         self._access = access_of(config.token_file)
         self._clock = MonotonicClock()
-        self._instruments = Instruments()
+        self._instruments = instruments or Instruments()
         self._held = Held(
             is_serving=lambda: self._endpoint is not None and self._endpoint.is_serving
         )
@@ -96,7 +98,7 @@ class Server:
         self._waiting: Waiting | None = None
         self._reaping: asyncio.Task[None] | None = None
         self._draining = False
-        self._is_sick = False
+        self._states = StateLog(self._clock)
 
     async def start(self) -> Readiness:
         """Come up; return what a ready server says of itself.
@@ -168,14 +170,7 @@ class Server:
 
     async def _start(self) -> Readiness:
         config = self._config
-        audience = audience_of(config.socket_group, for_everyone=bool(config.allow_uids))
-        self._endpoint = endpoint = Endpoint(
-            max_request_tokens=config.max_request_tokens,
-            audience=audience,
-            credentials=server_credentials(config),
-            access=self._access,
-            instruments=self._instruments,
-        )
+        self._endpoint = endpoint = endpoint_of(config, self._access, self._instruments)
         wanted = config.addresses or (read_address(default_address(), what="--listen"),)
         addresses = await endpoint.listen(wanted)
         log_addresses(addresses, config)
@@ -184,7 +179,7 @@ class Server:
             self._page = MetricsPage(self._instruments.registry, where)
         if Transport.SHARED_MEMORY in config.transports and sys.platform == "linux":
             path = broker_path(config, addresses)
-            self._broker_claim = SocketClaim(path, flag="--broker", audience=audience)
+            self._broker_claim = SocketClaim(path, flag="--broker", audience=endpoint.audience)
         if config.ray_address and Transport.RAY_OBJECT in config.transports:
             self._ray = await in_thread(partial(join_cluster, config), name="join")
         self._core = core = await in_thread(self._build, name="load")
@@ -206,7 +201,9 @@ class Server:
         from teacher_logits_server.core import Core
         from teacher_logits_server.engines.passes import closed_on_failure
 
+        began = self._clock.now()
         teachers = self._load()
+        log_loaded(teachers, self._clock.now() - began)
         with closed_on_failure(*(each.engine for each in teachers)):
             return Core(
                 config=self._config,
@@ -279,9 +276,8 @@ class Server:
         if core is None or endpoint is None:
             return
         healthy = core.is_healthy
-        if not healthy and not self._is_sick:
-            _log.error("unhealthy", extra={"facts": core.health()})
-        self._is_sick = not healthy
+        self._states.health(healthy, core.health)
+        self._states.room(core.ledger.is_full, core.ledger.usage)
         await endpoint.set_serving(healthy and not self._draining)
 
     def _readiness(self, core: Core, addresses: Sequence[Address]) -> Readiness:

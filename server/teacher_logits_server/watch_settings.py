@@ -21,6 +21,20 @@ class WatchSettings:
         "host:port of a page for Prometheus, http://host:port/metrics; port 0 lets the system "
         "choose (default: none)",
     )
+    otlp_endpoint: str = _set(
+        "",
+        "--otlp-endpoint",
+        readers.NAME,
+        "send traces to the OpenTelemetry collector at http://host:4317 or https://host:4317, over "
+        "gRPC (needs the extra: pip install 'teacher-logits[otel]')",
+    )
+    reflection: bool = _set(
+        False,
+        "--reflection",
+        readers.SWITCH,
+        "tell the schema to tools such as grpcurl, by gRPC reflection (needs the extra: pip "
+        "install 'teacher-logits[reflection]')",
+    )
 
 
 class _Told(Protocol):
@@ -29,6 +43,8 @@ class _Told(Protocol):
     @property
     def metrics(self) -> str: ...
     @property
+    def otlp_endpoint(self) -> str: ...
+    @property
     def insecure(self) -> bool: ...
     @property
     def listen(self) -> tuple[str, ...]: ...
@@ -36,6 +52,9 @@ class _Told(Protocol):
 
 def broken_rule(config: _Told) -> tuple[str, object, str] | None:
     """Return the first setting that makes no sense: its field, value, and the rule."""
+    endpoint = config.otlp_endpoint
+    if endpoint and not endpoint.startswith(("http://", "https://")):
+        return "otlp_endpoint", endpoint, "must begin with http://, or with https:// for TLS"
     if not config.metrics:
         return None
     address = read_address(config.metrics, what="--metrics")

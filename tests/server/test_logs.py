@@ -11,7 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from teacher_logits.clock import ManualClock
+from teacher_logits.pool import PoolUsage
 from teacher_logits_server import logs
+from teacher_logits_server.services.state_log import StateLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,3 +122,64 @@ def test_the_log_of_the_program_around_is_left_alone(log: Log) -> None:
     logging.getLogger("elsewhere").error("not ours")
 
     assert log.lines == []
+
+
+class TestThrottling:
+    """Of what callers bring about as often as they like, few are logged."""
+
+    def test_lets_the_first_of_an_event_and_reason_through_and_counts_the_rest(self) -> None:
+        now = [0.0]
+        throttle = logs.Throttle(lambda: now[0])
+
+        def logged(event: str, times: int, **more: object) -> list[int]:
+            """How many were left out before each of those that are logged."""
+            records = [logging.makeLogRecord({"msg": event, **more}) for _ in range(times)]
+            shown = [record for record in records if throttle.filter(record)]
+            return [getattr(record, "facts", {}).get("left_out", 0) for record in shown]
+
+        assert logged("refused", 100, throttle="FULL") == [0] * 10
+        assert logged("refused", 1, throttle="OTHER") == [0]
+        assert logged("session expired", 30) == [0] * 30  # a change of state, each
+        now[0] = logs.ALIKE_SECONDS
+        assert logged("refused", 100, throttle="FULL") == [90] + [0] * 9
+
+    def test_is_in_place_once_the_log_is_configured(self, text_log: Log) -> None:
+        for _ in range(100):
+            LOGGER.warning("refused", extra={"throttle": "FULL"})
+
+        assert len(text_log.lines) == logs.MOST_ALIKE
+
+
+class TestTheServersState:
+    """Is logged once a change, with how long it lasted."""
+
+    def test_of_room(self, json_log: Log) -> None:
+        clock = ManualClock()
+        states = StateLog(clock)
+        usage = PoolUsage(
+            budget_bytes=8,
+            committed_bytes=8,
+            used_bytes=5,
+            quarantined_bytes=2,
+            slab_count=1,
+            extent_count=2,
+        )
+        for full in (False, True, True, False, False):
+            states.room(full, lambda: usage)
+            clock.advance(1)
+
+        first, second = map(json.loads, json_log.lines)
+        assert first["event"] == "pool full"
+        assert (first["free_bytes"], first["quarantined_bytes"]) == (1, 2)
+        assert (second["event"], second["seconds"]) == ("pool has room again", 2)
+
+    def test_of_health(self, json_log: Log) -> None:
+        clock = ManualClock()
+        states = StateLog(clock)
+        for healthy in (True, False, False, True, True):
+            states.health(healthy, lambda: {"broker": False})
+            clock.advance(1)
+
+        first, second = map(json.loads, json_log.lines)
+        assert (first["event"], first["broker"]) == ("unhealthy", False)
+        assert (second["event"], second["seconds"]) == ("healthy again", 2)

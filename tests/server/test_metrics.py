@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
 import socket
 import threading
@@ -21,6 +23,7 @@ import teacher_logits_client as tl
 from teacher_logits.addresses import Address, read_address
 from teacher_logits.errors import ConfigError, SessionRefusedError, TeacherLogitsError
 from teacher_logits_client.testing import ToyTeacher
+from teacher_logits_server import logs
 from teacher_logits_server.app import serve_in_thread
 from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.metrics.names import LABELS, METRICS
@@ -191,6 +194,27 @@ def test_ids_of_clients_never_make_a_series(watched: Watched) -> None:
     assert series() == before
     values = {value for _, labels in watched.samples() for _, value in labels}
     assert not [value for value in values if re.search("nobody|student-|no.S|/M", value)]
+
+
+def test_a_change_of_state_is_logged_once_and_a_flood_of_refusals_few_times(
+    watched: Watched,
+) -> None:
+    stream = io.StringIO()
+    handler = logs.configure(format="json", level="info", stream=stream)
+    try:
+        with tl.connect(watched.address) as client:
+            with client.open_session(profile(student_id="flooder")) as session:
+                session_id = session.terms.session_id
+                for _ in range(40):
+                    with pytest.raises(SessionRefusedError):
+                        client.open_session(profile(top_k=1 << 20))
+    finally:
+        logs.unconfigure(handler)
+    entries = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [e["event"] for e in entries].count("session refused") == logs.MOST_ALIKE
+    of_it = [e["event"] for e in entries if e.get("session_id") == session_id]
+    assert of_it[:3] == ["session opened", "session settled", "session closed"]
+    assert len(of_it) == len(set(of_it))
 
 
 def test_there_is_no_other_page(watched: Watched) -> None:

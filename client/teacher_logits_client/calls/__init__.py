@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 
+from teacher_logits import tracing
 from teacher_logits.errors import ServerUnreachableError
 from teacher_logits.profiles import PROTOCOL_VERSION
 from teacher_logits.terms import SERVER_WRITER
@@ -215,14 +216,15 @@ class Calls:
         """Send a scoring request, and do not wait for it."""
         waiting = Waiting(what=what, address=self.address, seconds=timeout)
         call: Scored
-        shown = self._metadata(scoring.session_id)
-        with self._open():
+        span = tracing.begin("score", {"rows": len(scoring.row_lengths)})
+        with self._open(), tracing.under(span):
+            shown = self._metadata(scoring.session_id)
             if scoring.ids_per_position:
-                message = scoring.ids_message()
-                call = self._scoring.ScoredIds.future(message, timeout=timeout, metadata=shown)
+                call = self._scoring.ScoredIds.future(scoring.ids_message(), timeout, shown)
             else:
-                request = scoring.message()
-                call = self._scoring.Score.future(request, timeout=timeout, metadata=shown)
+                call = self._scoring.Score.future(scoring.message(), timeout, shown)
+        if span is not None:
+            call.add_done_callback(lambda _: span.end())
         request_id = scoring.request_id
         return PendingLease(call, waiting, channels=self._channels, request_id=request_id)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
+from teacher_logits import tracing
 from teacher_logits.keys import SESSION_SECRET_KEY
 
 if TYPE_CHECKING:
@@ -28,7 +29,9 @@ class Shown:
         self._secrets[session_id] = secret
 
     def metadata(self, session_id: str = "") -> Metadata:
-        """Return what a call shows that names this session, or none."""
+        """Return what a call carries that names this session, or none; the current span too."""
         token, secret = self._token(), self._secrets.get(session_id, "")
-        shown = (("authorization", f"Bearer {token}"),) if token else ()
+        shown = tracing.outgoing() or ()
+        if token:
+            shown = (*shown, ("authorization", f"Bearer {token}"))
         return (*shown, (SESSION_SECRET_KEY, secret)) if secret else shown

@@ -19,6 +19,7 @@ import warnings
 from functools import partial
 from typing import TYPE_CHECKING
 
+from teacher_logits import tracing
 from teacher_logits.errors import DeadlinePassedError, ServerUnreachableError, TeacherLogitsError
 from teacher_logits_client.config import check_timeout
 from teacher_logits_client.drafts.checks import finish
@@ -123,7 +124,8 @@ class Draft(DraftWriting):
         # Before anything is sent, and whatever interrupts it: readers may be let in from here on.
         self._stage = DraftStage.DOUBTFUL
         try:
-            self._desk.way.seal(self.payload.payload_id, sealing, until=until)
+            with tracing.span("seal", {"step": self.step}):
+                self._desk.way.seal(self.payload.payload_id, sealing, until=until)
             # Whoever closes a publisher abandons what another thread may be sealing just now: the
             # server knows which of the two it heard first.
             if self._is_given_up and not self._desk.way.abandon(self.payload_id, until=until):

@@ -18,6 +18,7 @@ import select
 import time
 from typing import TYPE_CHECKING
 
+from teacher_logits import tracing
 from teacher_logits.errors import TeacherLogitsError
 from teacher_logits.wire.steps import mail_from_wire
 from teacher_logits_client.line import packets
@@ -84,6 +85,7 @@ class Exchange(Turns):
         self._home.check("session")
         until = time.monotonic() + timeout
         call_id = request.call_id = next(self._call_ids)
+        request.traceparent = tracing.traceparent()
         with self._lock:
             self._check_open()
             self._replies[call_id] = None
@@ -119,6 +121,7 @@ class Exchange(Turns):
         """
         self._home.check("session")
         call_id = request.call_id = next(self._call_ids)
+        request.traceparent = tracing.traceparent()
         with self._lock:
             self._check_open()
             self._posts[call_id] = on_refusal

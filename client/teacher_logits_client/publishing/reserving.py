@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from teacher_logits import tracing
 from teacher_logits.errors import DeadlinePassedError, PayloadInvalidError, TeacherLogitsError
 from teacher_logits.grid import is_whole
 from teacher_logits.keys import STEP_LIMIT
@@ -51,7 +52,7 @@ def reserve_draft(
     claim = _claim(desk.way, profile, asked, rows)
     way = desk.way
     try:
-        with desk.liveness.noting():
+        with desk.liveness.noting(), tracing.span("reserve", {"step": claim.step}):
             granted = way.reserve(claim, until=until)
     except DeadlinePassedError:
         desk.later(partial(_give_up, way, claim))  # it may be granted all the same

@@ -28,7 +28,7 @@ from teacher_logits.v1 import registry_service_pb2 as teacher__logits_dot_v1_dot
 from teacher_logits.v1 import teacher_logits_service_pb2 as teacher__logits_dot_v1_dot_teacher__logits__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cteacher_logits/v1/line.proto\x12\x11teacher_logits.v1\x1a\x1eteacher_logits/v1/device.proto\x1a\x1fteacher_logits/v1/payload.proto\x1a(teacher_logits/v1/registry_service.proto\x1a.teacher_logits/v1/teacher_logits_service.proto\"\xdd\x05\n\x0bLineRequest\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12\x30\n\x05hello\x18\x02 \x01(\x0b\x32\x1f.teacher_logits.v1.HelloRequestH\x00\x12\x35\n\x08get_slab\x18\x03 \x01(\x0b\x32!.teacher_logits.v1.GetSlabRequestH\x00\x12;\n\x07\x61\x63quire\x18\x04 \x01(\x0b\x32(.teacher_logits.v1.AcquirePayloadRequestH\x00\x12;\n\x07release\x18\x05 \x01(\x0b\x32(.teacher_logits.v1.ReleasePayloadRequestH\x00\x12\x37\n\x05renew\x18\x06 \x01(\x0b\x32&.teacher_logits.v1.RenewSessionRequestH\x00\x12\x39\n\nwant_steps\x18\x07 \x01(\x0b\x32#.teacher_logits.v1.WantStepsRequestH\x00\x12\x35\n\x08put_slab\x18\x08 \x01(\x0b\x32!.teacher_logits.v1.PutSlabRequestH\x00\x12\x37\n\tdrop_slab\x18\t \x01(\x0b\x32\".teacher_logits.v1.DropSlabRequestH\x00\x12;\n\x07reserve\x18\n \x01(\x0b\x32(.teacher_logits.v1.ReservePayloadRequestH\x00\x12\x35\n\x04seal\x18\x0b \x01(\x0b\x32%.teacher_logits.v1.SealPayloadRequestH\x00\x12;\n\x07\x61\x62\x61ndon\x18\x0c \x01(\x0b\x32(.teacher_logits.v1.AbandonPayloadRequestH\x00\x12=\n\x08\x61nnounce\x18\r \x01(\x0b\x32).teacher_logits.v1.AnnouncePayloadRequestH\x00\x42\x06\n\x04\x62ody\"\xf7\x07\n\tLineReply\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12\x0e\n\x06status\x18\x02 \x01(\x0c\x12\x31\n\x05hello\x18\x03 \x01(\x0b\x32 .teacher_logits.v1.HelloResponseH\x00\x12\x36\n\x08get_slab\x18\x04 \x01(\x0b\x32\".teacher_logits.v1.GetSlabResponseH\x00\x12<\n\x07\x61\x63quire\x18\x05 \x01(\x0b\x32).teacher_logits.v1.AcquirePayloadResponseH\x00\x12<\n\x07release\x18\x06 \x01(\x0b\x32).teacher_logits.v1.ReleasePayloadResponseH\x00\x12\x38\n\x05renew\x18\x07 \x01(\x0b\x32\'.teacher_logits.v1.RenewSessionResponseH\x00\x12:\n\nwant_steps\x18\x08 \x01(\x0b\x32$.teacher_logits.v1.WantStepsResponseH\x00\x12\x36\n\x08put_slab\x18\t \x01(\x0b\x32\".teacher_logits.v1.PutSlabResponseH\x00\x12\x38\n\tdrop_slab\x18\n \x01(\x0b\x32#.teacher_logits.v1.DropSlabResponseH\x00\x12<\n\x07reserve\x18\x0b \x01(\x0b\x32).teacher_logits.v1.ReservePayloadResponseH\x00\x12\x36\n\x04seal\x18\x0c \x01(\x0b\x32&.teacher_logits.v1.SealPayloadResponseH\x00\x12<\n\x07\x61\x62\x61ndon\x18\r \x01(\x0b\x32).teacher_logits.v1.AbandonPayloadResponseH\x00\x12,\n\x04step\x18\x0e \x01(\x0b\x32\x1c.teacher_logits.v1.StepGrantH\x00\x12-\n\x05\x66reed\x18\x0f \x01(\x0b\x32\x1c.teacher_logits.v1.RoomFreedH\x00\x12\x32\n\nslabs_gone\x18\x10 \x01(\x0b\x32\x1c.teacher_logits.v1.SlabsGoneH\x00\x12\x36\n\x0cwriters_came\x18\x11 \x01(\x0b\x32\x1e.teacher_logits.v1.WritersCameH\x00\x12>\n\x08\x61nnounce\x18\x12 \x01(\x0b\x32*.teacher_logits.v1.AnnouncePayloadResponseH\x00\x12\x35\n\twithdrawn\x18\x13 \x01(\x0b\x32 .teacher_logits.v1.StepWithdrawnH\x00\x42\x06\n\x04\x62ody\"G\n\x0cHelloRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05nonce\x18\x02 \x01(\x0c\x12\x14\n\x0cshows_secret\x18\x03 \x01(\x08\"=\n\rHelloResponse\x12\x1c\n\x14\x63hallenge_size_bytes\x18\x01 \x01(\x03\x12\x0e\n\x06secret\x18\x02 \x01(\t\"!\n\x0eGetSlabRequest\x12\x0f\n\x07slab_id\x18\x01 \x01(\t\"g\n\x0fGetSlabResponse\x12\x0f\n\x07slab_id\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12/\n\x06\x64\x65vice\x18\x03 \x01(\x0b\x32\x1f.teacher_logits.v1.DeviceMemory\"I\n\x10WantStepsRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nfirst_step\x18\x02 \x01(\x03\x12\r\n\x05\x63ount\x18\x03 \x01(\x05\"$\n\x11WantStepsResponse\x12\x0f\n\x07lacking\x18\x01 \x01(\t\"f\n\x0ePutSlabRequest\x12\x0f\n\x07slab_id\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12/\n\x06\x64\x65vice\x18\x03 \x01(\x0b\x32\x1f.teacher_logits.v1.DeviceMemory\"\x11\n\x0fPutSlabResponse\"\"\n\x0f\x44ropSlabRequest\x12\x0f\n\x07slab_id\x18\x01 \x01(\t\"\x12\n\x10\x44ropSlabResponse\"\x95\x01\n\x16\x41nnouncePayloadRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\npayload_id\x18\x02 \x01(\t\x12)\n\x06\x65xtent\x18\x03 \x01(\x0b\x32\x19.teacher_logits.v1.Extent\x12\x18\n\x0bvalid_count\x18\x04 \x01(\x03H\x00\x88\x01\x01\x42\x0e\n\x0c_valid_count\"\x19\n\x17\x41nnouncePayloadResponse\"\x1d\n\rStepWithdrawn\x12\x0c\n\x04step\x18\x01 \x01(\x03\":\n\tRoomFreed\x12\x13\n\x0bpayload_ids\x18\x01 \x03(\t\x12\x18\n\x10lowest_open_step\x18\x02 \x01(\x03\"=\n\x0bWritersCame\x12.\n\x06probes\x18\x01 \x03(\x0b\x32\x1e.teacher_logits.v1.DeviceProbe\"\x1d\n\tSlabsGone\x12\x10\n\x08slab_ids\x18\x01 \x03(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cteacher_logits/v1/line.proto\x12\x11teacher_logits.v1\x1a\x1eteacher_logits/v1/device.proto\x1a\x1fteacher_logits/v1/payload.proto\x1a(teacher_logits/v1/registry_service.proto\x1a.teacher_logits/v1/teacher_logits_service.proto\"\xf2\x05\n\x0bLineRequest\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12\x30\n\x05hello\x18\x02 \x01(\x0b\x32\x1f.teacher_logits.v1.HelloRequestH\x00\x12\x35\n\x08get_slab\x18\x03 \x01(\x0b\x32!.teacher_logits.v1.GetSlabRequestH\x00\x12;\n\x07\x61\x63quire\x18\x04 \x01(\x0b\x32(.teacher_logits.v1.AcquirePayloadRequestH\x00\x12;\n\x07release\x18\x05 \x01(\x0b\x32(.teacher_logits.v1.ReleasePayloadRequestH\x00\x12\x37\n\x05renew\x18\x06 \x01(\x0b\x32&.teacher_logits.v1.RenewSessionRequestH\x00\x12\x39\n\nwant_steps\x18\x07 \x01(\x0b\x32#.teacher_logits.v1.WantStepsRequestH\x00\x12\x35\n\x08put_slab\x18\x08 \x01(\x0b\x32!.teacher_logits.v1.PutSlabRequestH\x00\x12\x37\n\tdrop_slab\x18\t \x01(\x0b\x32\".teacher_logits.v1.DropSlabRequestH\x00\x12;\n\x07reserve\x18\n \x01(\x0b\x32(.teacher_logits.v1.ReservePayloadRequestH\x00\x12\x35\n\x04seal\x18\x0b \x01(\x0b\x32%.teacher_logits.v1.SealPayloadRequestH\x00\x12;\n\x07\x61\x62\x61ndon\x18\x0c \x01(\x0b\x32(.teacher_logits.v1.AbandonPayloadRequestH\x00\x12=\n\x08\x61nnounce\x18\r \x01(\x0b\x32).teacher_logits.v1.AnnouncePayloadRequestH\x00\x12\x13\n\x0btraceparent\x18\x0f \x01(\tB\x06\n\x04\x62ody\"\xf7\x07\n\tLineReply\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12\x0e\n\x06status\x18\x02 \x01(\x0c\x12\x31\n\x05hello\x18\x03 \x01(\x0b\x32 .teacher_logits.v1.HelloResponseH\x00\x12\x36\n\x08get_slab\x18\x04 \x01(\x0b\x32\".teacher_logits.v1.GetSlabResponseH\x00\x12<\n\x07\x61\x63quire\x18\x05 \x01(\x0b\x32).teacher_logits.v1.AcquirePayloadResponseH\x00\x12<\n\x07release\x18\x06 \x01(\x0b\x32).teacher_logits.v1.ReleasePayloadResponseH\x00\x12\x38\n\x05renew\x18\x07 \x01(\x0b\x32\'.teacher_logits.v1.RenewSessionResponseH\x00\x12:\n\nwant_steps\x18\x08 \x01(\x0b\x32$.teacher_logits.v1.WantStepsResponseH\x00\x12\x36\n\x08put_slab\x18\t \x01(\x0b\x32\".teacher_logits.v1.PutSlabResponseH\x00\x12\x38\n\tdrop_slab\x18\n \x01(\x0b\x32#.teacher_logits.v1.DropSlabResponseH\x00\x12<\n\x07reserve\x18\x0b \x01(\x0b\x32).teacher_logits.v1.ReservePayloadResponseH\x00\x12\x36\n\x04seal\x18\x0c \x01(\x0b\x32&.teacher_logits.v1.SealPayloadResponseH\x00\x12<\n\x07\x61\x62\x61ndon\x18\r \x01(\x0b\x32).teacher_logits.v1.AbandonPayloadResponseH\x00\x12,\n\x04step\x18\x0e \x01(\x0b\x32\x1c.teacher_logits.v1.StepGrantH\x00\x12-\n\x05\x66reed\x18\x0f \x01(\x0b\x32\x1c.teacher_logits.v1.RoomFreedH\x00\x12\x32\n\nslabs_gone\x18\x10 \x01(\x0b\x32\x1c.teacher_logits.v1.SlabsGoneH\x00\x12\x36\n\x0cwriters_came\x18\x11 \x01(\x0b\x32\x1e.teacher_logits.v1.WritersCameH\x00\x12>\n\x08\x61nnounce\x18\x12 \x01(\x0b\x32*.teacher_logits.v1.AnnouncePayloadResponseH\x00\x12\x35\n\twithdrawn\x18\x13 \x01(\x0b\x32 .teacher_logits.v1.StepWithdrawnH\x00\x42\x06\n\x04\x62ody\"G\n\x0cHelloRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05nonce\x18\x02 \x01(\x0c\x12\x14\n\x0cshows_secret\x18\x03 \x01(\x08\"=\n\rHelloResponse\x12\x1c\n\x14\x63hallenge_size_bytes\x18\x01 \x01(\x03\x12\x0e\n\x06secret\x18\x02 \x01(\t\"!\n\x0eGetSlabRequest\x12\x0f\n\x07slab_id\x18\x01 \x01(\t\"g\n\x0fGetSlabResponse\x12\x0f\n\x07slab_id\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12/\n\x06\x64\x65vice\x18\x03 \x01(\x0b\x32\x1f.teacher_logits.v1.DeviceMemory\"I\n\x10WantStepsRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nfirst_step\x18\x02 \x01(\x03\x12\r\n\x05\x63ount\x18\x03 \x01(\x05\"$\n\x11WantStepsResponse\x12\x0f\n\x07lacking\x18\x01 \x01(\t\"f\n\x0ePutSlabRequest\x12\x0f\n\x07slab_id\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12/\n\x06\x64\x65vice\x18\x03 \x01(\x0b\x32\x1f.teacher_logits.v1.DeviceMemory\"\x11\n\x0fPutSlabResponse\"\"\n\x0f\x44ropSlabRequest\x12\x0f\n\x07slab_id\x18\x01 \x01(\t\"\x12\n\x10\x44ropSlabResponse\"\x95\x01\n\x16\x41nnouncePayloadRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\npayload_id\x18\x02 \x01(\t\x12)\n\x06\x65xtent\x18\x03 \x01(\x0b\x32\x19.teacher_logits.v1.Extent\x12\x18\n\x0bvalid_count\x18\x04 \x01(\x03H\x00\x88\x01\x01\x42\x0e\n\x0c_valid_count\"\x19\n\x17\x41nnouncePayloadResponse\"\x1d\n\rStepWithdrawn\x12\x0c\n\x04step\x18\x01 \x01(\x03\":\n\tRoomFreed\x12\x13\n\x0bpayload_ids\x18\x01 \x03(\t\x12\x18\n\x10lowest_open_step\x18\x02 \x01(\x03\"=\n\x0bWritersCame\x12.\n\x06probes\x18\x01 \x03(\x0b\x32\x1e.teacher_logits.v1.DeviceProbe\"\x1d\n\tSlabsGone\x12\x10\n\x08slab_ids\x18\x01 \x03(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,39 +36,39 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'teacher_logits.v1.line_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LINEREQUEST']._serialized_start=207
-  _globals['_LINEREQUEST']._serialized_end=940
-  _globals['_LINEREPLY']._serialized_start=943
-  _globals['_LINEREPLY']._serialized_end=1958
-  _globals['_HELLOREQUEST']._serialized_start=1960
-  _globals['_HELLOREQUEST']._serialized_end=2031
-  _globals['_HELLORESPONSE']._serialized_start=2033
-  _globals['_HELLORESPONSE']._serialized_end=2094
-  _globals['_GETSLABREQUEST']._serialized_start=2096
-  _globals['_GETSLABREQUEST']._serialized_end=2129
-  _globals['_GETSLABRESPONSE']._serialized_start=2131
-  _globals['_GETSLABRESPONSE']._serialized_end=2234
-  _globals['_WANTSTEPSREQUEST']._serialized_start=2236
-  _globals['_WANTSTEPSREQUEST']._serialized_end=2309
-  _globals['_WANTSTEPSRESPONSE']._serialized_start=2311
-  _globals['_WANTSTEPSRESPONSE']._serialized_end=2347
-  _globals['_PUTSLABREQUEST']._serialized_start=2349
-  _globals['_PUTSLABREQUEST']._serialized_end=2451
-  _globals['_PUTSLABRESPONSE']._serialized_start=2453
-  _globals['_PUTSLABRESPONSE']._serialized_end=2470
-  _globals['_DROPSLABREQUEST']._serialized_start=2472
-  _globals['_DROPSLABREQUEST']._serialized_end=2506
-  _globals['_DROPSLABRESPONSE']._serialized_start=2508
-  _globals['_DROPSLABRESPONSE']._serialized_end=2526
-  _globals['_ANNOUNCEPAYLOADREQUEST']._serialized_start=2529
-  _globals['_ANNOUNCEPAYLOADREQUEST']._serialized_end=2678
-  _globals['_ANNOUNCEPAYLOADRESPONSE']._serialized_start=2680
-  _globals['_ANNOUNCEPAYLOADRESPONSE']._serialized_end=2705
-  _globals['_STEPWITHDRAWN']._serialized_start=2707
-  _globals['_STEPWITHDRAWN']._serialized_end=2736
-  _globals['_ROOMFREED']._serialized_start=2738
-  _globals['_ROOMFREED']._serialized_end=2796
-  _globals['_WRITERSCAME']._serialized_start=2798
-  _globals['_WRITERSCAME']._serialized_end=2859
-  _globals['_SLABSGONE']._serialized_start=2861
-  _globals['_SLABSGONE']._serialized_end=2890
+  _globals['_LINEREQUEST']._serialized_end=961
+  _globals['_LINEREPLY']._serialized_start=964
+  _globals['_LINEREPLY']._serialized_end=1979
+  _globals['_HELLOREQUEST']._serialized_start=1981
+  _globals['_HELLOREQUEST']._serialized_end=2052
+  _globals['_HELLORESPONSE']._serialized_start=2054
+  _globals['_HELLORESPONSE']._serialized_end=2115
+  _globals['_GETSLABREQUEST']._serialized_start=2117
+  _globals['_GETSLABREQUEST']._serialized_end=2150
+  _globals['_GETSLABRESPONSE']._serialized_start=2152
+  _globals['_GETSLABRESPONSE']._serialized_end=2255
+  _globals['_WANTSTEPSREQUEST']._serialized_start=2257
+  _globals['_WANTSTEPSREQUEST']._serialized_end=2330
+  _globals['_WANTSTEPSRESPONSE']._serialized_start=2332
+  _globals['_WANTSTEPSRESPONSE']._serialized_end=2368
+  _globals['_PUTSLABREQUEST']._serialized_start=2370
+  _globals['_PUTSLABREQUEST']._serialized_end=2472
+  _globals['_PUTSLABRESPONSE']._serialized_start=2474
+  _globals['_PUTSLABRESPONSE']._serialized_end=2491
+  _globals['_DROPSLABREQUEST']._serialized_start=2493
+  _globals['_DROPSLABREQUEST']._serialized_end=2527
+  _globals['_DROPSLABRESPONSE']._serialized_start=2529
+  _globals['_DROPSLABRESPONSE']._serialized_end=2547
+  _globals['_ANNOUNCEPAYLOADREQUEST']._serialized_start=2550
+  _globals['_ANNOUNCEPAYLOADREQUEST']._serialized_end=2699
+  _globals['_ANNOUNCEPAYLOADRESPONSE']._serialized_start=2701
+  _globals['_ANNOUNCEPAYLOADRESPONSE']._serialized_end=2726
+  _globals['_STEPWITHDRAWN']._serialized_start=2728
+  _globals['_STEPWITHDRAWN']._serialized_end=2757
+  _globals['_ROOMFREED']._serialized_start=2759
+  _globals['_ROOMFREED']._serialized_end=2817
+  _globals['_WRITERSCAME']._serialized_start=2819
+  _globals['_WRITERSCAME']._serialized_end=2880
+  _globals['_SLABSGONE']._serialized_start=2882
+  _globals['_SLABSGONE']._serialized_end=2911
 # @@protoc_insertion_point(module_scope)

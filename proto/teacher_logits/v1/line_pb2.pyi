@@ -11,7 +11,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class LineRequest(_message.Message):
-    __slots__ = ("call_id", "hello", "get_slab", "acquire", "release", "renew", "want_steps", "put_slab", "drop_slab", "reserve", "seal", "abandon", "announce")
+    __slots__ = ("call_id", "hello", "get_slab", "acquire", "release", "renew", "want_steps", "put_slab", "drop_slab", "reserve", "seal", "abandon", "announce", "traceparent")
     CALL_ID_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     GET_SLAB_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,7 @@ class LineRequest(_message.Message):
     SEAL_FIELD_NUMBER: _ClassVar[int]
     ABANDON_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCE_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     call_id: int
     hello: HelloRequest
     get_slab: GetSlabRequest
@@ -38,7 +39,8 @@ class LineRequest(_message.Message):
     seal: _registry_service_pb2.SealPayloadRequest
     abandon: _registry_service_pb2.AbandonPayloadRequest
     announce: AnnouncePayloadRequest
-    def __init__(self, call_id: _Optional[int] = ..., hello: _Optional[_Union[HelloRequest, _Mapping]] = ..., get_slab: _Optional[_Union[GetSlabRequest, _Mapping]] = ..., acquire: _Optional[_Union[_teacher_logits_service_pb2.AcquirePayloadRequest, _Mapping]] = ..., release: _Optional[_Union[_teacher_logits_service_pb2.ReleasePayloadRequest, _Mapping]] = ..., renew: _Optional[_Union[_teacher_logits_service_pb2.RenewSessionRequest, _Mapping]] = ..., want_steps: _Optional[_Union[WantStepsRequest, _Mapping]] = ..., put_slab: _Optional[_Union[PutSlabRequest, _Mapping]] = ..., drop_slab: _Optional[_Union[DropSlabRequest, _Mapping]] = ..., reserve: _Optional[_Union[_registry_service_pb2.ReservePayloadRequest, _Mapping]] = ..., seal: _Optional[_Union[_registry_service_pb2.SealPayloadRequest, _Mapping]] = ..., abandon: _Optional[_Union[_registry_service_pb2.AbandonPayloadRequest, _Mapping]] = ..., announce: _Optional[_Union[AnnouncePayloadRequest, _Mapping]] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, call_id: _Optional[int] = ..., hello: _Optional[_Union[HelloRequest, _Mapping]] = ..., get_slab: _Optional[_Union[GetSlabRequest, _Mapping]] = ..., acquire: _Optional[_Union[_teacher_logits_service_pb2.AcquirePayloadRequest, _Mapping]] = ..., release: _Optional[_Union[_teacher_logits_service_pb2.ReleasePayloadRequest, _Mapping]] = ..., renew: _Optional[_Union[_teacher_logits_service_pb2.RenewSessionRequest, _Mapping]] = ..., want_steps: _Optional[_Union[WantStepsRequest, _Mapping]] = ..., put_slab: _Optional[_Union[PutSlabRequest, _Mapping]] = ..., drop_slab: _Optional[_Union[DropSlabRequest, _Mapping]] = ..., reserve: _Optional[_Union[_registry_service_pb2.ReservePayloadRequest, _Mapping]] = ..., seal: _Optional[_Union[_registry_service_pb2.SealPayloadRequest, _Mapping]] = ..., abandon: _Optional[_Union[_registry_service_pb2.AbandonPayloadRequest, _Mapping]] = ..., announce: _Optional[_Union[AnnouncePayloadRequest, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class LineReply(_message.Message):
     __slots__ = ("call_id", "status", "hello", "get_slab", "acquire", "release", "renew", "want_steps", "put_slab", "drop_slab", "reserve", "seal", "abandon", "step", "freed", "slabs_gone", "writers_came", "announce", "withdrawn")

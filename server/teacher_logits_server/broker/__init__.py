@@ -153,16 +153,15 @@ class Broker:
     def _accept(self) -> None:
         came = self._gate.accept(is_full=len(self._open) >= self._max_lines)
         if came is not None:
-            fd = came.socket.fileno()
-            self._open[fd] = came
-            self._strangers.add(fd)
-            self._poll.register(fd, _READABLE)
+            self._open[came.socket.fileno()] = came
+            self._strangers.add(came.socket.fileno())
+            self._poll.register(came.socket, _READABLE)
 
     def _serve_guarded(self, each: OpenLine, events: int) -> None:
         try:
             self._serve(each, events)
         except Exception:
-            _log.exception("line failed", extra={"facts": each.line.facts})
+            _log.exception("line failed", extra={"facts": each.line.facts, "throttle": ""})
             if self._open.get(each.socket.fileno()) is each:
                 self._hang_up(each)
 
@@ -249,7 +248,8 @@ class Broker:
 
     def _drop(self, each: OpenLine, error: Exception) -> None:
         self._refusals.turned_away(TurnedAway.REPLIES_UNREAD)
-        _log.warning("line dropped", extra={"facts": {**each.line.facts, "error": str(error)}})
+        facts = {**each.line.facts, "error": str(error)}
+        _log.warning("line dropped", extra={"facts": facts, "throttle": ""})
         self._hang_up(each)
 
     def _hung_up(self, each: OpenLine) -> None:

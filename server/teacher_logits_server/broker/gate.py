@@ -71,7 +71,8 @@ class Gate:
 
     def _refuse(self, connection: socket.socket | None, why: TurnedAway, error: str) -> None:
         self._refusals.turned_away(why)
-        _log.warning("connection refused", extra={"facts": {"error": error}})
+        facts = {"reason": why.value, "error": error}
+        _log.warning("connection refused", extra={"facts": facts, "throttle": why.value})
         if connection is not None:
             connection.close()
 

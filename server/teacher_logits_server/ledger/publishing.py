@@ -221,7 +221,8 @@ class Publishing(Relaying):
                 step=step,
                 size_bytes=size_bytes,
             )
-            answer = self._lending.reserve(size_bytes)
+            with self._noting_room():
+                answer = self._lending.reserve(size_bytes)
             if not isinstance(answer, Growth):
                 draft.extent = answer
             return answer

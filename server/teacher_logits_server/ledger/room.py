@@ -12,7 +12,7 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import DrainingError
+from teacher_logits.errors import DrainingError, PoolFullError
 from teacher_logits.pool import SLOTS_PER_SLAB, Growth, Pool
 from teacher_logits_server.lending import Lending
 from teacher_logits_server.news import Listeners, News
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from teacher_logits.clock import Clock
     from teacher_logits.payload import Extent
+    from teacher_logits.pool import PoolUsage
     from teacher_logits_server.lending import Slots
     from teacher_logits_server.lending.own_device import OwnDevice
     from teacher_logits_server.limits import Limits
@@ -42,6 +43,7 @@ class Room:
         self._news = News()
         self._lock = threading.Lock()
         self._draining = False
+        self._is_full = False
 
     @contextmanager
     def _step(self) -> Iterator[float]:
@@ -137,7 +139,8 @@ class Room:
             PayloadInvalidError: it never will.
         """
         with self._step():
-            return self._lending.reserve(size_bytes, on_device=on_device, teacher_id=teacher_id)
+            with self._noting_room():
+                return self._lending.reserve(size_bytes, on_device=on_device, teacher_id=teacher_id)
 
     def add_slab(self, slab_id: str, size_bytes: int, *, on_device: bool = False) -> None:
         """Take a slab that the caller has created into use.
@@ -162,6 +165,25 @@ class Room:
         """Learn that there may be memory for one more slab: whoever waits for room looks again."""
         with self._step():
             self._lending.note_memory_freed()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the last reservation of room of the server's own found none."""
+        return self._is_full
+
+    def usage(self) -> PoolUsage:
+        """Return where the bytes of the budget of host memory are."""
+        with self._step():
+            return self._lending.usage()
+
+    @contextmanager
+    def _noting_room(self) -> Iterator[None]:
+        try:
+            yield
+        except PoolFullError:
+            self._is_full = True
+            raise
+        self._is_full = False
 
     def _check_draining(self) -> None:
         if self._draining:

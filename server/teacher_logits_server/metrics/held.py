@@ -1,7 +1,7 @@
 """Held: what a server's tables hold, read off them at a scrape and kept nowhere else.
 
 A scrape takes the ledger's lock once, as ``inspect`` does, and what is not there yet, while the
-teacher loads, is left out. Whether a process is stopped is looked up outside the lock.
+teacher loads, is left out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from prometheus_client.registry import Collector
 
 from teacher_logits import __version__
 from teacher_logits.profiles import PROTOCOL_VERSION
-from teacher_logits_server.broker.peers import looked_at
 from teacher_logits_server.metrics import names
 
 if TYPE_CHECKING:
@@ -24,9 +23,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric as Family
 
     from teacher_logits.pool import PoolUsage
-    from teacher_logits.views import ObjectStoreView, ReplicaView, SessionView
-    from teacher_logits_server.ledger import Ledger
-    from teacher_logits_server.scorer import Scorer
+    from teacher_logits.views import ObjectStoreView, QueueView, ReplicaView, SessionView
     from teacher_logits_server.views import LedgerView
 
 
@@ -35,10 +32,11 @@ K = TypeVar("K", bound="tuple[str, ...]")
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
-    """What is read. ``scorers`` are by the ids of the server's own teachers."""
+    """What is read. ``queues`` are by the ids of the server's own teachers."""
 
-    ledger: Ledger
-    scorers: Mapping[str, Scorer]
+    epoch: str
+    view: Callable[[], LedgerView]
+    queues: Callable[[], Mapping[str, QueueView]]
     replicas: Callable[[], Iterable[ReplicaView]]
     objects: Callable[[], ObjectStoreView | None]
     line_calls: Callable[[], Mapping[str, int]]
@@ -66,24 +64,22 @@ class Held(Collector):
         tables = self._tables
         if tables is None:
             return
-        epoch = tables.ledger.epoch
-        yield family(names.BUILD_INFO, {(__version__, str(PROTOCOL_VERSION), epoch): 1})
-        held = tables.ledger.view()
-        sessions = looked_at(held.sessions, tables.ledger.processes())
-        yield from _who(held, sessions, own=len(tables.scorers))
+        yield family(names.BUILD_INFO, {(__version__, str(PROTOCOL_VERSION), tables.epoch): 1})
+        held, queues = tables.view(), tables.queues()
+        yield from _who(held, own=len(queues))
         yield from _payloads(held)
         yield one(names.LINES, tables.line_count())
         calls = {(call,): count for call, count in tables.line_calls().items()}
         yield family(names.LINE_CALLS, calls)
-        yield from _queues(tables.scorers)
+        yield from _queues(queues)
         yield from _replicas(tuple(tables.replicas()))
         store = tables.objects()
         if store is not None:
             yield from _objects(store)
 
 
-def _who(held: LedgerView, sessions: Iterable[SessionView], *, own: int) -> Iterator[Family]:
-    counts = Counter((each.kind, transport_of(each), each.state) for each in sessions)
+def _who(held: LedgerView, *, own: int) -> Iterator[Family]:
+    counts = Counter((each.kind, transport_of(each), each.state) for each in held.sessions)
     yield family(names.SESSIONS, counts)
     yield one(names.DRAINING, float(held.draining))
     yield family(names.TEACHERS, {("own",): own, ("published",): len(held.teachers) - own})
@@ -132,8 +128,7 @@ def _room(usage: PoolUsage, reserved_bytes: int) -> dict[str, float]:
     }
 
 
-def _queues(scorers: Mapping[str, Scorer]) -> Iterator[Family]:
-    queues = {teacher: scorer.queue() for teacher, scorer in scorers.items()}
+def _queues(queues: Mapping[str, QueueView]) -> Iterator[Family]:
     requests: dict[tuple[str, ...], float] = {}
     for teacher, queue in queues.items():
         requests[teacher, "waiting"] = queue.waiting_requests

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 LABELS: Mapping[str, str] = {
-    "surface": "rpc, line or broker: where it was asked",
+    "surface": "rpc, line, broker or tls: where it was asked",
     "reason": "the stable name of an error, of why the broker takes no connection, or of why a "
     "transport is not on offer",
     "class": "contract_violation, stale_reference, not_available, transport_failure or internal",

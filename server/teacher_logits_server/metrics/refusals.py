@@ -3,6 +3,7 @@
     rpc      ``interceptors.Guard``, around every gRPC call
     line     ``services.line.LineDesk``, around every packet
     broker   the broker, for connections that come to no line or are dropped from one
+    tls      ``handshakes``, for connections over TCP that come to no call
 
 Promises: one refusal is counted once; no label has anything of the caller's. Safe on any thread.
 """
@@ -37,6 +38,7 @@ class Surface(enum.Enum):
     RPC = "rpc"
     LINE = "line"
     BROKER = "broker"
+    TLS = "tls"
 
 
 class TurnedAway(enum.Enum):
@@ -47,6 +49,16 @@ class TurnedAway(enum.Enum):
     PEER_UNKNOWN = "PEER_UNKNOWN"
     NO_HELLO = "NO_HELLO"
     REPLIES_UNREAD = "REPLIES_UNREAD"
+
+
+class BrokenHandshake(enum.Enum):
+    """Why a connection with TLS did not come about."""
+
+    NOT_TLS = "NOT_TLS"
+    CLIENT_CERTIFICATE_MISSING = "CLIENT_CERTIFICATE_MISSING"
+    CLIENT_CERTIFICATE_REFUSED = "CLIENT_CERTIFICATE_REFUSED"
+    #: By the client, as a rule: it does not take the server's certificate.
+    BROKEN_OFF = "BROKEN_OFF"
 
 
 class Refusals:
@@ -77,6 +89,10 @@ class Refusals:
     def turned_away(self, why: TurnedAway) -> None:
         """Count a connection of the broker's."""
         self._refusals.labels(Surface.BROKER.value, why.value).inc()
+
+    def broken_handshake(self, why: BrokenHandshake) -> None:
+        """Count a connection that TLS ended before it had begun."""
+        self._refusals.labels(Surface.TLS.value, why.value).inc()
 
 
 def class_of(error: BaseException) -> str:

@@ -27,6 +27,8 @@ from teacher_logits_server.engines.requests import Request, check_request, read_
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from opentelemetry.trace import Span
+
     from teacher_logits.errors import PoolFullError
     from teacher_logits.payload import Extent
     from teacher_logits.profiles import StudentProfile, TeacherProfile
@@ -66,6 +68,7 @@ class ScoreJob:
     digest: bytes = b""
     chosen: ChosenIds | None = None
     seed: int | None = None
+    trace: Span | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

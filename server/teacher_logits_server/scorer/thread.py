@@ -177,7 +177,8 @@ class Scorer:
             self._start(seated)
         while outcomes := self._passes.outcomes():
             for each in outcomes:
-                self._settle(each)
+                with self._watch.settling(each):
+                    self._settle(each)
         if (why := self._passes.refusal) is not None:
             for work in self._queue.works():
                 self._end(work, why)
@@ -219,7 +220,6 @@ class Scorer:
     def _settle(self, outcome: Outcome) -> None:
         """Write what a pass came to, and publish what is complete with it."""
         parts = [(self._under_way.pop(part), part) for part in outcome.parts]
-        self._watch.over(outcome.parts)
         if outcome.unwanted:
             return
         if outcome.error is not None:

@@ -20,13 +20,16 @@ from teacher_logits.selection_rules import MAX_IDS_PER_TOKEN
 from teacher_logits_server.interceptors import Guard
 from teacher_logits_server.metrics.instruments import Instruments
 from teacher_logits_server.services import Services
-from teacher_logits_server.sockets import SocketClaim
+from teacher_logits_server.services.certificates import server_credentials
+from teacher_logits_server.services.reflecting import reflect
+from teacher_logits_server.sockets import SocketClaim, audience_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from teacher_logits.addresses import Address
     from teacher_logits_server.access import Access
+    from teacher_logits_server.config import ServerConfig
     from teacher_logits_server.sockets import Audience
 
 SERVICE_NAMES = (
@@ -58,6 +61,10 @@ class Endpoint:
         credentials: for its TCP addresses; without any they go without TLS.
         access: who may make which call.
         instruments: what its calls are counted in.
+        reflection: whether it tells its schema.
+
+    Raises:
+        ConfigError: reflection is not installed.
     """
 
     def __init__(
@@ -68,11 +75,12 @@ class Endpoint:
         credentials: grpc.ServerCredentials | None = None,
         access: Access | None = None,
         instruments: Instruments | None = None,
+        reflection: bool = False,
     ) -> None:
         instruments = instruments or Instruments()
         self.services = Services()
         self.is_serving = False
-        self._audience = audience
+        self.audience = audience
         self._credentials = credentials
         self._claims: list[SocketClaim] = []
         self._health = health.HealthServicer()
@@ -90,6 +98,8 @@ class Endpoint:
             options=_options(max_request_tokens),
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        if reflection:
+            reflect(self._server, (*SERVICE_NAMES, "grpc.health.v1.Health"))
 
     async def listen(self, addresses: Sequence[Address]) -> tuple[Address, ...]:
         """Listen at every address, and return them with the ports that the system chose.
@@ -121,7 +131,7 @@ class Endpoint:
 
     def _bind(self, address: Address) -> Address:
         if address.is_unix:
-            claim = SocketClaim(address.path, flag="--listen", audience=self._audience)
+            claim = SocketClaim(address.path, flag="--listen", audience=self.audience)
             self._claims.append(claim)
             self._add_port(address)
             claim.let_in()
@@ -148,6 +158,22 @@ class Endpoint:
         status = answer.SERVING if serving else answer.NOT_SERVING
         for name in SERVICE_NAMES:
             await self._health.set(name, status)
+
+
+def endpoint_of(config: ServerConfig, access: Access, instruments: Instruments) -> Endpoint:
+    """Return the endpoint that a server was told of.
+
+    Raises:
+        ConfigError: its certificate cannot be used, or its group is none.
+    """
+    return Endpoint(
+        max_request_tokens=config.max_request_tokens,
+        audience=audience_of(config.socket_group, for_everyone=bool(config.allow_uids)),
+        credentials=server_credentials(config),
+        access=access,
+        instruments=instruments,
+        reflection=config.reflection,
+    )
 
 
 def _options(max_request_tokens: int) -> list[tuple[str, int]]:

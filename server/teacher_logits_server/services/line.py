@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
+from teacher_logits import tracing
 from teacher_logits.errors import (
     NotAllowedError,
     RequestInvalidError,
@@ -71,6 +72,8 @@ class LineDesk:
         try:
             request = _parse(packet)
             call_id = request.call_id
+            if request.traceparent:
+                return self._answer_traced(line, request, descriptor)
             if line.session_id:
                 return self._answer_call(line, request, descriptor)
             self.calls["hello"] += 1
@@ -78,8 +81,22 @@ class LineDesk:
         except TeacherLogitsError as error:
             return self._refusal(line, call_id, error)
         except Exception as error:
-            _log.exception("line call failed", extra={"facts": {"session_id": line.session_id}})
+            facts = {"session_id": line.session_id}
+            _log.exception("line call failed", extra={"facts": facts, "throttle": ""})
             return self._refusal(line, call_id, error)
+
+    def _answer_traced(
+        self, line: Line, request: line_pb2.LineRequest, descriptor: int | None
+    ) -> Answer:
+        """Answer a request under the span that its client sent along."""
+        carried = request.traceparent[: tracing.MAX_TRACEPARENT_BYTES]
+        request.ClearField("traceparent")
+        name = f"line/{request.WhichOneof('body') or 'none'}"
+        with tracing.serving(name, ((tracing.TRACEPARENT, carried),)):
+            if line.session_id:
+                return self._answer_call(line, request, descriptor)
+            self.calls["hello"] += 1
+            return self._hello.answer(line, request)
 
     def refuse(self, line: Line, packet: bytes, flaw: Flaw) -> Answer:
         """Answer a packet that is too large, or brought descriptors that it must not bring."""

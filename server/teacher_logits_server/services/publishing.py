@@ -142,9 +142,8 @@ class PublisherCalls:
                 self.seal(request, may_digest=False)
                 self._foreign.touch(extent)
             except (TeacherLogitsError, KeyError) as error:  # its slab may go meanwhile
-                _log.warning(
-                    "seal refused", extra={"facts": {**_facts(draft), "error": str(error)}}
-                )
+                facts = {**_facts(draft), "error": str(error)}
+                _log.warning("seal refused", extra={"facts": facts, "throttle": ""})
 
     def hear_return(self, request: student_messages.ReleasePayloadRequest) -> None:
         """Learn what a return says of a step that was announced, before it is carried out.

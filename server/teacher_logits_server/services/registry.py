@@ -35,6 +35,7 @@ from teacher_logits_server.access import owner
 from teacher_logits_server.admission.capability import check_protocol
 from teacher_logits_server.services.opening import Opening
 from teacher_logits_server.services.patience import Patience
+from teacher_logits_server.services.session_log import PUBLISHER, log_refused
 from teacher_logits_server.services.uploads import Upload
 from teacher_logits_server.settlement.device_offers import DeviceOffer
 
@@ -101,16 +102,7 @@ class RegistryService(stubs.RegistryServiceServicer):
             opening = Opening(self._ledger, admit)
             opened = await opening.wait(self._waiting, self._waiting.seconds_for(context))
         except TeacherLogitsError as error:
-            _log.warning(
-                "publisher refused",
-                extra={
-                    "facts": {
-                        **_publisher(profile),
-                        "reason": error.reason,
-                        "message": error.message,
-                    }
-                },
-            )
+            log_refused(_publisher(profile), error, what=PUBLISHER)
             raise
         _log.info(
             "publisher opened",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from typing import TypeAlias
 
+from teacher_logits import tracing
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.selection_rules import MAX_IDS_PER_TOKEN
 from teacher_logits.v1 import scoring_service_pb2 as messages
@@ -77,6 +78,7 @@ def read_job(request: Asked, *, deadline: float, max_tokens: int) -> ScoreJob:
         digest=digest_of(request),
         seed=_seed(request),
         chosen=_chosen(request, max_tokens * MAX_IDS_PER_TOKEN),
+        trace=tracing.current(),
     )
 
 

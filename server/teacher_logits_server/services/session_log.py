@@ -30,11 +30,16 @@ def who_asks(profile: StudentProfile) -> dict[str, str | int]:
     }
 
 
-def log_refused(who: Mapping[str, str | int], error: TeacherLogitsError) -> None:
+def log_refused(
+    who: Mapping[str, str | int], error: TeacherLogitsError, *, what: str = "session"
+) -> None:
     """Log that somebody was refused, and why."""
     _log.warning(
-        "session refused",
-        extra={"facts": {**who, "reason": error.reason, "message": error.message}},
+        f"{what} refused",
+        extra={
+            "facts": {**who, "reason": error.reason, "message": error.message},
+            "throttle": error.reason,
+        },
     )
 
 

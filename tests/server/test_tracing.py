@@ -1,0 +1,216 @@
+"""Traces: one of them from a trainer's step through the server to the engine, in two processes."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+import torch
+from opentelemetry import trace
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as collecting
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as collector
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+import teacher_logits_client as tl
+from teacher_logits import tracing
+from teacher_logits.errors import ConfigError, TeacherLogitsError
+from teacher_logits_client import testing
+from teacher_logits_server.config import ServerConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+PATIENCE = 30.0
+ROWS = torch.arange(12).reshape(2, 6)
+
+
+class Collector(collector.TraceServiceServicer):
+    """A collector that keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self._spans: list[Span] = []
+        self._came = threading.Condition()
+
+    def Export(
+        self, request: collecting.ExportTraceServiceRequest, context: object
+    ) -> collecting.ExportTraceServiceResponse:
+        with self._came:
+            for resource in request.resource_spans:
+                for scope in resource.scope_spans:
+                    self._spans.extend(scope.spans)
+            self._came.notify_all()
+        return collecting.ExportTraceServiceResponse()
+
+    def of_trace(self, trace_id: int, until: Callable[[set[str]], bool]) -> dict[str, Span]:
+        """The spans of a trace, by name, once their names are as wanted."""
+        wanted = trace_id.to_bytes(16, "big")
+
+        def spans() -> dict[str, Span]:
+            return {each.name: each for each in self._spans if each.trace_id == wanted}
+
+        with self._came:
+            assert self._came.wait_for(lambda: until(set(spans())), PATIENCE), set(spans())
+            return spans()
+
+
+@pytest.fixture(scope="module")
+def collected() -> Iterator[tuple[Collector, str]]:
+    """A collector, and the address of a server that sends its spans there."""
+    collects = Collector()
+    server = grpc.server(ThreadPoolExecutor(2))
+    collector.add_TraceServiceServicer_to_server(collects, server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+        endpoint = f"http://127.0.0.1:{port}"
+        with testing.serve(pool_size="16MiB", otlp_endpoint=endpoint, reflection=True) as served:
+            yield collects, served.address
+    server.stop(None).wait()
+
+
+@pytest.fixture
+def own_spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+    """What this process, the trainer's, has for spans."""
+    spans = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    return spans
+
+
+def profile() -> tl.StudentProfile:
+    grid = tl.BatchGrid(global_batch_size=1, data_parallel_size=1, micro_batch_size=1)
+    return tl.StudentProfile(batch_grid=grid, top_k=4)
+
+
+@contextmanager
+def step() -> Iterator[int]:
+    """A trainer's step, as its own span; yields the id of the trace."""
+    with trace.get_tracer("trainer").start_as_current_span("step") as span:
+        yield span.get_span_context().trace_id
+
+
+def test_one_trace_joins_the_trainers_step_the_server_and_the_engine(
+    collected: tuple[Collector, str], own_spans: InMemorySpanExporter
+) -> None:
+    collects, address = collected
+    with tl.connect(address) as client, client.open_session(profile()) as session:
+        with step() as trace_id, session.score(ROWS).result(timeout=PATIENCE):
+            pass
+    rpc = "teacher_logits.v1.ScoringService/Score"
+    wanted = {rpc, "teacher_logits.batch", "teacher_logits.engine_pass"}
+    served = collects.of_trace(trace_id, wanted.issubset)
+    (asked,) = [
+        context.span_id.to_bytes(8, "big")
+        for each in own_spans.get_finished_spans()
+        if each.name == "teacher_logits.score"
+        and (context := each.get_span_context()) is not None
+        and context.trace_id == trace_id
+    ]
+    assert served[rpc].parent_span_id == asked
+    assert served["teacher_logits.batch"].parent_span_id == served[rpc].span_id
+    pass_ = served["teacher_logits.engine_pass"]
+    assert pass_.parent_span_id == served["teacher_logits.batch"].span_id
+
+
+def test_a_payload_over_a_line_is_of_the_trace_too(
+    collected: tuple[Collector, str], own_spans: InMemorySpanExporter
+) -> None:
+    collects, address = collected
+    with tl.connect(address) as client, client.open_session(profile()) as session:
+        with session.score(ROWS).result(timeout=PATIENCE) as payload, step() as trace_id:
+            with session.acquire(payload_id=payload.payload.payload_id):
+                pass
+    collects.of_trace(trace_id, {"line/acquire"}.issubset)
+    names = {each.name for each in own_spans.get_finished_spans()}
+    assert {"step", "teacher_logits.acquire"} <= names
+
+
+def test_what_fails_is_named_and_its_text_is_not(own_spans: InMemorySpanExporter) -> None:
+    with pytest.raises(TeacherLogitsError), tracing.span("seal", {"step": 3}):
+        raise TeacherLogitsError("a secret")
+    (span,) = own_spans.get_finished_spans()
+    assert (span.name, span.status.description) == ("teacher_logits.seal", "TeacherLogitsError")
+    assert span.attributes == {"teacher_logits.step": 3}
+    assert not span.events
+
+
+def test_a_batch_of_several_traces_is_tied_to_each(own_spans: InMemorySpanExporter) -> None:
+    calls = [tracing.begin("score"), tracing.begin("score")]
+    first, second = (each for each in calls if each is not None)
+    batch = tracing.start("batch", {"requests": 2}, above=[first, second])
+    assert batch is not None
+    for each in (batch, first, second):
+        each.end()
+    batched, _, linked = own_spans.get_finished_spans()
+    assert batched.parent is not None
+    assert batched.parent.span_id == first.get_span_context().span_id
+    (link,) = batched.links
+    assert link.context.trace_id == second.get_span_context().trace_id
+    (back,) = linked.links
+    assert back.context.span_id == batch.get_span_context().span_id
+
+
+@pytest.mark.parametrize("sent", ["", "nonsense", "00-" + "0" * 32 + "-" + "0" * 16 + "-01"])
+def test_what_is_no_trace_context_begins_a_trace(
+    sent: str, own_spans: InMemorySpanExporter
+) -> None:
+    with tracing.serving("rpc", (("traceparent", sent), ("traceparent-bin", b"\xff"))):
+        pass
+    (span,) = own_spans.get_finished_spans()
+    assert span.parent is None
+
+
+def test_without_a_provider_nothing_is_made_sent_or_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
+    assert not tracing.is_on()  # the API is there, and no provider
+    for name in [name for name in sys.modules if name.partition(".")[0] == "opentelemetry"]:
+        monkeypatch.delitem(sys.modules, name)
+    with tracing.span("acquire"), tracing.serving("rpc", ()):
+        assert tracing.current() is None
+        assert tracing.outgoing() is None
+        assert tracing.traceparent() == ""
+        assert tracing.begin("score") is None
+    assert "opentelemetry" not in sys.modules
+
+
+def test_a_collector_needs_a_scheme_and_what_is_not_installed_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from teacher_logits_server.traces import exported
+
+    with pytest.raises(ConfigError, match="https://"):
+        ServerConfig(otlp_endpoint="collector:4317")
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
+    with pytest.raises(ConfigError, match=r"teacher-logits\[otel\]"), exported("http://c:4317"):
+        pass
+
+
+def test_reflection_names_the_services(collected: tuple[Collector, str]) -> None:
+    from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+        ProtoReflectionDescriptorDatabase,
+    )
+
+    with grpc.insecure_channel(collected[1]) as channel:
+        named = set(ProtoReflectionDescriptorDatabase(channel).get_services())
+    assert {"teacher_logits.v1.ScoringService", "grpc.health.v1.Health"} <= named
+
+
+def test_reflection_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from teacher_logits_server.services.reflecting import reflect
+
+    monkeypatch.setitem(sys.modules, "grpc_reflection.v1alpha", None)
+    with pytest.raises(ConfigError, match=r"teacher-logits\[reflection\]"):
+        reflect(None, ())  # type: ignore[arg-type]
