@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
+    from deploy.checks.documents import Document
+
 RELEASE = "teacher-logits"
 NOTES = "NOTES.txt"
 _SUFFIX = "-values.yaml"
@@ -76,25 +78,32 @@ def manifest_path(folder: Path, values: Path) -> Path:
 
 
 def manifest_of(values: Path) -> str:
-    """Render the chart with a file of values.
+    """Return what the chart makes of a file of values, under a head that says so.
 
     Raises:
         ValueError: the chart does not take them; the message is Helm's.
         ToolMissingError: Helm is not here.
     """
-    helm = _helm()
     text = values.read_text("utf-8")
     (given,) = read_documents(text) or [{}]
+    told = "".join(line + "\n" for line in text.splitlines() if line.startswith("#"))
+    return _HEAD.format(values=values.name, told=told) + render(values.parents[1], given)
+
+
+def render(chart: Path, values: Document) -> str:
+    """Return the resources that the chart makes of values beside its own.
+
+    Raises: as ``manifest_of``.
+    """
+    helm = _helm()
     try:
-        with helm.Chart.load(str(values.parents[1])) as chart:
-            chart.validate_schema(given)
-            rendered = chart.render(given, name=RELEASE, namespace="default")
+        with helm.Chart.load(str(chart)) as loaded:
+            loaded.validate_schema(values)
+            made = loaded.render(values, name=RELEASE, namespace="default")
     except helm.HelmError as error:
         raise ValueError(str(error)) from error
-    parts = [rendered[name].strip() for name in sorted(rendered) if not name.endswith(NOTES)]
-    told = "".join(line + "\n" for line in text.splitlines() if line.startswith("#"))
-    head = _HEAD.format(values=values.name, told=told)
-    return head + "".join(f"---\n{part}\n" for part in parts if part)
+    parts = [made[name].strip() for name in sorted(made) if not name.endswith(NOTES)]
+    return "".join(f"---\n{part}\n" for part in parts if part)
 
 
 def _lint(chart: Path) -> list[str]:
