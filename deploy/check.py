@@ -16,17 +16,25 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deploy.checks import ToolMissingError
+from deploy.checks import ToolMissingError, folder_of
 from deploy.checks.chart import check_chart, write_manifests
 from deploy.checks.clusters import check_clusters
 from deploy.checks.images import check_compose, check_dockerfiles
 from deploy.checks.manifests import check_manifests
 from deploy.checks.units import check_units
+from deploy.observability_check import check_observability
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 FOLDER = Path(__file__).parent
+
+
+def _check_observability(folder: Path) -> list[str]:
+    folder_of("promql_parser", comes_from="promql-parser (PyPI)")
+    return check_observability(folder)
+
+
 CHECKS: Mapping[str, Callable[[Path], list[str]]] = {
     "dockerfiles": check_dockerfiles,
     "compose": check_compose,
@@ -34,6 +42,7 @@ CHECKS: Mapping[str, Callable[[Path], list[str]]] = {
     "chart": check_chart,
     "clusters": check_clusters,
     "units": check_units,
+    "observability": _check_observability,
 }
 
 

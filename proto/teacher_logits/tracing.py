@@ -32,7 +32,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 NAME = "teacher_logits"
-"""Of the tracer, and what the name of each span begins with."""
+"""Of the tracer, and what the names of a span's attributes begin with."""
+_SPAN = "teacher-logits/"
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 MAX_TRACEPARENT_BYTES = 64
 """A traceparent has 55; what is longer is none of ours to read."""
@@ -116,7 +117,7 @@ def start(name: str, facts: Mapping[str, Fact], *, above: Sequence[Span]) -> Spa
         return None
     others = above[1:]
     made: Span = _tracer(api).start_span(
-        f"{NAME}.{name}",
+        _SPAN + name,
         context=api.set_span_in_context(above[0]),
         attributes=_named(facts),
         links=[api.Link(each.get_span_context()) for each in others],
@@ -138,7 +139,7 @@ def begin(name: str, facts: Mapping[str, Fact] | None = None) -> Span | None:
     api = _api()
     if api is None:
         return None
-    return _tracer(api).start_span(f"{NAME}.{name}", attributes=_named(facts or {}))
+    return _tracer(api).start_span(_SPAN + name, attributes=_named(facts or {}))
 
 
 def under(span: Span | None) -> AbstractContextManager[object]:
@@ -152,6 +153,8 @@ def _api() -> ModuleType | None:
     api = sys.modules.get("opentelemetry.trace")
     if api is None or not hasattr(api, "get_tracer_provider"):  # it is being imported
         return None
+    if getattr(api, "_TRACER_PROVIDER", api) is None:  # the quick look; the slow one asks the OS
+        return None
     provider = api.get_tracer_provider()
     return None if isinstance(provider, api.ProxyTracerProvider) else api
 
@@ -164,7 +167,7 @@ def _tracer(api: ModuleType) -> Tracer:
 @contextmanager
 def _spanned(api: ModuleType, name: str, facts: Mapping[str, Fact] | None) -> Iterator[object]:
     with _tracer(api).start_as_current_span(
-        f"{NAME}.{name}",
+        _SPAN + name,
         attributes=_named(facts or {}),
         record_exception=False,
         set_status_on_exception=False,

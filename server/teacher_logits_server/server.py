@@ -223,20 +223,18 @@ class Server:
         from teacher_logits_server.services.scoring import ScoringService  # brings torch too
 
         clock, ledger, scorers = self._clock, core.ledger, core.scorers
+        services, objects, instruments = endpoint.services, core.objects, self._instruments
         calls, path, wait = core.publishing, self._broker_path, self._config.default_wait
-        services = endpoint.services
-        self._waiting = waiting = Waiting(
-            clock=clock, longest_wait=wait, instruments=self._instruments
-        )
+        waiting = Waiting(clock=clock, longest_wait=wait, instruments=instruments)
         waiting.listen_to(ledger)
-        objects = core.objects
+        self._waiting = waiting
         student = StudentService(
             ledger=ledger,
             publishing=calls,
             waiting=waiting,
             broker_path=path,
             objects=objects,
-            instruments=self._instruments,
+            instruments=instruments,
         )
         services.add_student(student)
         if objects is not None:
@@ -246,10 +244,9 @@ class Server:
                 ledger=ledger, slabs=core.slabs, calls=calls, waiting=waiting, broker_path=path
             )
         )
-        self._scoring = ScoringService(
-            scorers=scorers, ledger=ledger, clock=clock, longest_wait=wait
-        )
-        services.add_scoring(self._scoring)
+        scoring = ScoringService(scorers=scorers, ledger=ledger, clock=clock, longest_wait=wait)
+        services.add_scoring(scoring)
+        self._scoring = scoring
         services.add_operator(
             OperatorService(
                 ledger=ledger,

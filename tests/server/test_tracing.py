@@ -108,19 +108,19 @@ def test_one_trace_joins_the_trainers_step_the_server_and_the_engine(
         with step() as trace_id, session.score(ROWS).result(timeout=PATIENCE):
             pass
     rpc = "teacher_logits.v1.ScoringService/Score"
-    wanted = {rpc, "teacher_logits.batch", "teacher_logits.engine_pass"}
+    wanted = {rpc, "teacher-logits/batch", "teacher-logits/engine_pass"}
     served = collects.of_trace(trace_id, wanted.issubset)
     (asked,) = [
         context.span_id.to_bytes(8, "big")
         for each in own_spans.get_finished_spans()
-        if each.name == "teacher_logits.score"
+        if each.name == "teacher-logits/score"
         and (context := each.get_span_context()) is not None
         and context.trace_id == trace_id
     ]
     assert served[rpc].parent_span_id == asked
-    assert served["teacher_logits.batch"].parent_span_id == served[rpc].span_id
-    pass_ = served["teacher_logits.engine_pass"]
-    assert pass_.parent_span_id == served["teacher_logits.batch"].span_id
+    assert served["teacher-logits/batch"].parent_span_id == served[rpc].span_id
+    pass_ = served["teacher-logits/engine_pass"]
+    assert pass_.parent_span_id == served["teacher-logits/batch"].span_id
 
 
 def test_a_payload_over_a_line_is_of_the_trace_too(
@@ -133,14 +133,14 @@ def test_a_payload_over_a_line_is_of_the_trace_too(
                 pass
     collects.of_trace(trace_id, {"line/acquire"}.issubset)
     names = {each.name for each in own_spans.get_finished_spans()}
-    assert {"step", "teacher_logits.acquire"} <= names
+    assert {"step", "teacher-logits/acquire"} <= names
 
 
 def test_what_fails_is_named_and_its_text_is_not(own_spans: InMemorySpanExporter) -> None:
     with pytest.raises(TeacherLogitsError), tracing.span("seal", {"step": 3}):
         raise TeacherLogitsError("a secret")
     (span,) = own_spans.get_finished_spans()
-    assert (span.name, span.status.description) == ("teacher_logits.seal", "TeacherLogitsError")
+    assert (span.name, span.status.description) == ("teacher-logits/seal", "TeacherLogitsError")
     assert span.attributes == {"teacher_logits.step": 3}
     assert not span.events
 

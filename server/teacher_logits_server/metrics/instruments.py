@@ -80,6 +80,8 @@ class RpcTimes:
         self._seconds = names.RPC_SECONDS.histogram(registry)
         self._ended = names.RPCS.counter(registry)
         self._open = names.RPCS_OPEN.gauge(registry)
+        #: Looked up once: finding a series costs more than counting in it.
+        self._series: dict[tuple[str, str], tuple[Histogram, Counter]] = {}
 
     def begin(self) -> float:
         """Note that one begins; returns when, for ``end``."""
@@ -89,9 +91,14 @@ class RpcTimes:
     def end(self, method: str, code: str, began: float) -> None:
         """Note that one has ended. ``method`` is one that this server has."""
         self._open.dec()
-        name = method.removeprefix("/").removeprefix(_PACKAGE)
-        self._seconds.labels(name).observe(perf_counter() - began)
-        self._ended.labels(name, code).inc()
+        series = self._series.get((method, code))
+        if series is None:
+            name = method.removeprefix("/").removeprefix(_PACKAGE)
+            series = self._seconds.labels(name), self._ended.labels(name, code)
+            self._series[method, code] = series
+        seconds, ended = series
+        seconds.observe(perf_counter() - began)
+        ended.inc()
 
 
 class PassTimes:
