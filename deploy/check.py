@@ -78,7 +78,7 @@ def _passes(name: str, folder: Path, require_all: bool) -> bool:
 
 
 def _say(name: str, line: str) -> None:
-    sys.stdout.write(f"{name:<12} {line}\n")
+    sys.stdout.write(f"{name:<14} {line}\n")
     sys.stdout.flush()
 
 

@@ -141,9 +141,9 @@ def test_a_missing_tool_is_skipped_in_sight_and_fails_where_all_are_required(
 
     assert main([]) == 0
     said = "no-such-linter is not installed; it comes with nowhere\n"
-    assert capsys.readouterr().out == f"{'units':<12} SKIPPED: {said}"
+    assert capsys.readouterr().out == f"{'units':<14} SKIPPED: {said}"
     assert main(["--require-all"]) == 1
-    assert capsys.readouterr().out == f"{'units':<12} FAILED: {said}"
+    assert capsys.readouterr().out == f"{'units':<14} FAILED: {said}"
 
 
 def test_a_missing_package_is_a_missing_tool() -> None:
@@ -157,6 +157,6 @@ def test_a_finding_fails_and_an_unknown_check_is_called_wrongly(
     monkeypatch.setattr("deploy.check.CHECKS", {"units": lambda folder: ["line 3: no"]})
 
     assert main(["units"]) == 1
-    assert capsys.readouterr().out == f"{'units':<12} line 3: no\n"
+    assert capsys.readouterr().out == f"{'units':<14} line 3: no\n"
     with pytest.raises(SystemExit, match="2"):
         main(["unit"])

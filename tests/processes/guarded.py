@@ -149,7 +149,7 @@ def write_tokens(path: Path, tokens: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def guarded_server(**settings: object) -> Iterator[Guarded]:
+def guarded_server(allow_uid: int) -> Iterator[Guarded]:
     """Run the server. Its folder is not below pytest's, which other users cannot enter."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -166,7 +166,7 @@ def guarded_server(**settings: object) -> Iterator[Guarded]:
             tls_client_ca=papers.folder / "ca.pem",
             pool_size="4MiB",
             slab_size="1MiB",
-            **settings,
+            allow_uid=allow_uid,
         ) as server:
             yield Guarded(server, folder, papers, strangers)
 

@@ -10,10 +10,11 @@ import mmap
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,6 +62,8 @@ Code = grpc.StatusCode
 ROWS = [[3, 1, 4, 1, 5], [9, 2, 6]]
 STREAM = (tl.Transport.STREAM,)
 NOBODY = 65534
+NOTHING: Mapping[str, object] = {}
+WRITE_PAYLOAD = "/teacher_logits.v1.RegistryService/WritePayload"
 REGISTRY = methods_of(registry_service_pb2)
 OPERATOR = methods_of(operator_service_pb2)
 SCORING = methods_of(scoring_service_pb2)
@@ -88,35 +91,40 @@ class Opened(NamedTuple):
 
 
 def call(
-    channel: grpc.Channel, method: Method, who: str, secret: str = "", **given: object
+    channel: grpc.Channel,
+    method: Method,
+    who: str,
+    given: Mapping[str, object] = NOTHING,
+    *,
+    secret: str = "",
 ) -> bytes:
-    """Call a method as somebody, with a message of its own."""
+    """Call a method as somebody, with a message of what is given."""
     request = method.request(**given).SerializeToString()
     plain = channel.unary_unary(method.path, bytes, bytes)
-    answer: bytes = plain(request, timeout=SECONDS, metadata=shown(who, secret))
-    return answer
+    return plain(request, timeout=SECONDS, metadata=shown(who, secret))
 
 
 def student_method(name: str) -> Method:
     return next(m for m in methods_of(teacher_logits_service_pb2) if str(m) == name)
 
 
+def opening(profile: tl.StudentProfile, request_id: str) -> Mapping[str, object]:
+    return {
+        "request_id": request_id,
+        "protocol_version": PROTOCOL_VERSION,
+        "profile": student_to_wire(profile),
+    }
+
+
 def open_raw(channel: grpc.Channel, profile: tl.StudentProfile, request_id: str) -> Opened:
-    raw = call(
-        channel,
-        student_method("OpenSession"),
-        "alice",
-        request_id=request_id,
-        protocol_version=PROTOCOL_VERSION,
-        profile=student_to_wire(profile),
-    )
+    raw = call(channel, student_method("OpenSession"), "alice", opening(profile, request_id))
     answer = teacher_logits_service_pb2.OpenSessionResponse.FromString(raw)
     return Opened(answer.session.session_id, answer.nonce, answer.broker_path)
 
 
 def close_raw(channel: grpc.Channel, opened: Opened, secret: str = "") -> None:
     close = student_method("CloseSession")
-    call(channel, close, "alice", secret, session_id=opened.session_id)
+    call(channel, close, "alice", {"session_id": opened.session_id}, secret=secret)
 
 
 def hello_of(opened: Opened) -> bytes:
@@ -223,7 +231,7 @@ class TestRoles:
     def test_an_upload_is_refused_before_it_is_read(
         self, place: Guarded, channel: grpc.Channel
     ) -> None:
-        upload = channel.stream_unary("/teacher_logits.v1.RegistryService/WritePayload")
+        upload = channel.stream_unary(WRITE_PAYLOAD, bytes, bytes)
         chunks = iter([b"\0" * 65536] * 4)
 
         def send() -> None:
@@ -245,23 +253,23 @@ class TestOthersSessions:
         self, place: Guarded, channel: grpc.Channel, session: tl.Session
     ) -> None:
         session_id = session.terms.session_id
-        raw = call(channel, SCORING[0], "alice", **_fields(a_request(session_id)))
+        raw = call(channel, SCORING[0], "alice", _fields(a_request(session_id)))
         lease_id = scoring_service_pb2.ScoreResponse.FromString(raw).lease.lease_id
-        read, named = methods_of(bulk_service_pb2)[0], {"session_id": session_id}
+        read, named = (
+            methods_of(bulk_service_pb2)[0],
+            {"session_id": session_id, "lease_id": lease_id},
+        )
         with place.counts("rpc", "NOT_ALLOWED", times=4):
             stream = channel.unary_stream(read.path, bytes, bytes)
-            request = read.request(**named, lease_id=lease_id).SerializeToString()
+            request = read.request(**named).SerializeToString()
             reading = stream(request, timeout=SECONDS, metadata=shown("bob"))
             assert code_of(lambda: list(reading)) is Code.PERMISSION_DENIED
             for name in ("ReleasePayload", "RenewSession", "CloseSession"):
-                method = student_method(name)
-                refused = code_of(
-                    lambda method=method: call(channel, method, "bob", **named, lease_id=lease_id)
-                )
-                assert refused is Code.PERMISSION_DENIED
+                ask = partial(call, channel, student_method(name), "bob", named)
+                assert code_of(ask) is Code.PERMISSION_DENIED
         mine = stream(request, timeout=SECONDS, metadata=shown("alice"))
         assert list(mine)  # it is there as before
-        call(channel, student_method("ReleasePayload"), "alice", **named, lease_id=lease_id)
+        call(channel, student_method("ReleasePayload"), "alice", named)
 
     def test_a_lease_of_another_session_is_none_of_ones_own(
         self, place: Guarded, channel: grpc.Channel, session: tl.Session
@@ -273,7 +281,7 @@ class TestOthersSessions:
                     named = {"session_id": own.terms.session_id, "lease_id": lease}
                     release = student_method("ReleasePayload")
                     with contextlib.suppress(grpc.RpcError):
-                        call(channel, release, "bob", **named)
+                        call(channel, release, "bob", named)
                     assert [each.lease_id for each in place.view().leases] == [lease]
                     assert len(payload.row_offsets) == len(ROWS) + 1
 
@@ -282,14 +290,10 @@ class TestOthersSessions:
     ) -> None:
         profile = a_profile(transports=STREAM)
         opened = open_raw(channel, profile, "the-same")
-        again = {
-            "request_id": "the-same",
-            "protocol_version": PROTOCOL_VERSION,
-            "profile": student_to_wire(profile),
-        }
         with place.counts("rpc", "NOT_ALLOWED"):
-            method = student_method("OpenSession")
-            assert code_of(lambda: call(channel, method, "bob", **again)) is Code.PERMISSION_DENIED
+            ask = partial(call, channel, student_method("OpenSession"), "bob")
+            again = opening(profile, "the-same")
+            assert code_of(lambda: ask(again)) is Code.PERMISSION_DENIED
         close_raw(channel, opened)
 
     @pytest.mark.parametrize("secret", ["", "x" * 43], ids=["none", "another"])
@@ -301,7 +305,7 @@ class TestOthersSessions:
             assert session.transport is tl.Transport.SHARED_MEMORY
             named = {"session_id": session.terms.session_id}
             with place.counts("rpc", "NOT_ALLOWED"):
-                refused = code_of(lambda: call(channel, renew, "alice", secret, **named))
+                refused = code_of(lambda: call(channel, renew, "alice", named, secret=secret))
                 assert refused is Code.PERMISSION_DENIED
             with session.score(ROWS).result(timeout=SECONDS) as payload:
                 assert len(payload.row_offsets) == len(ROWS) + 1
@@ -437,7 +441,7 @@ class TestForgedHints:
         prove = student_method("ProveLocality")
         before = place.refusals().get(("rpc", "SESSION_REFUSED"), 0)
         named = {"session_id": opened.session_id, "proofs": [_proof(bytes(32))]}
-        refused = code_of(lambda: call(channel, prove, "alice", **named))
+        refused = code_of(lambda: call(channel, prove, "alice", named))
         assert refused is Code.FAILED_PRECONDITION
         assert place.refusals()["rpc", "SESSION_REFUSED"] == before + 1
         assert opened.session_id not in [each.session_id for each in place.view().sessions]
@@ -467,9 +471,9 @@ class TestSlabs:
         mac = proof_of(challenge, nonce=opened.nonce, transport=tl.Transport.SHARED_MEMORY)
         proof = _proof(mac)
         prove = student_method("ProveLocality")
-        call(channel, prove, "alice", line.secret, session_id=opened.session_id, proofs=[proof])
-        asked = _fields(a_request(opened.session_id))
-        raw = call(channel, SCORING[0], "alice", line.secret, **asked)
+        shows = partial(call, channel, secret=line.secret)
+        shows(prove, "alice", {"session_id": opened.session_id, "proofs": [proof]})
+        raw = shows(SCORING[0], "alice", _fields(a_request(opened.session_id)))
         lease = scoring_service_pb2.ScoreResponse.FromString(raw).lease
         slab = line.get_slab(lease.slab.extent.slab_id, SECONDS)
         before = os.pread(slab.descriptor, slab.size_bytes, 0)

@@ -82,10 +82,7 @@ class RegistryService(stubs.RegistryServiceServicer):
         request: messages.OpenPublisherRequest,
         context: ServicerContext[messages.OpenPublisherRequest, messages.OpenPublisherResponse],
     ) -> messages.OpenPublisherResponse:
-        """Admit a publisher, or refuse it with every rule that it breaks.
-
-        For what it waits see ``opening``.
-        """
+        """Admit a publisher (``opening``), or refuse it with every rule that it breaks."""
         violations = check_protocol(request.protocol_version)
         if violations:
             raise SessionRefusedError(violations)

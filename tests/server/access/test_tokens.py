@@ -40,8 +40,8 @@ def test_a_line_has_roles_a_token_and_a_name_if_any(tmp_path: Path) -> None:
     one, other = tokens.find(TOKEN), tokens.find(OTHER)
     assert one is not None
     assert other is not None
-    assert (one.name, one.roles) == ("both", {Role.STUDENT, Role.PUBLISHER})
-    assert (other.name, other.roles) == ("", {Role.OPERATOR})
+    assert (one.name, one.roles) == ("both", frozenset({Role.STUDENT, Role.PUBLISHER}))
+    assert (other.name, other.roles) == ("", frozenset({Role.OPERATOR}))
     assert one.owner != other.owner
 
 
