@@ -120,6 +120,15 @@ def test_prometheus_is_led_to_a_port_of_the_teacher(file: str) -> None:
     assert read_config(teacher["args"][1:]).metrics == f"0.0.0.0:{port['containerPort']}"
 
 
+def test_kuberay_adds_no_probes_of_its_own_which_take_what_the_image_has_not() -> None:
+    unprobed = [
+        each["name"]
+        for each, _ in containers("ray/raycluster.yaml")
+        if not {"readinessProbe", "livenessProbe"} <= set(each)
+    ]
+    assert unprobed == []
+
+
 def commands(text: str) -> list[list[str]]:
     """The programs of a unit that it starts."""
     lines = re.findall(r"^ExecStart=(.+)$", text.replace("\\\n", " "), re.MULTILINE)
