@@ -57,11 +57,20 @@ def main(arguments: Sequence[str] | None = None, *, folder: Path = FOLDER) -> in
     if unknown:
         parser.error(f"no such check: {', '.join(unknown)}")
     if asked.write:
-        for path in write_manifests(folder):
-            _say("written", str(path.relative_to(folder.parent)))
-        return 0
+        return _write(folder)
     bad = [name for name in asked.names or CHECKS if not _passes(name, folder, asked.require_all)]
     return 1 if bad else 0
+
+
+def _write(folder: Path) -> int:
+    try:
+        written = write_manifests(folder)
+    except (ToolMissingError, ValueError) as error:
+        _say("chart", f"FAILED: {error}")
+        return 1
+    for path in written:
+        _say("written", str(path.relative_to(folder.parent)))
+    return 0
 
 
 def _passes(name: str, folder: Path, require_all: bool) -> bool:

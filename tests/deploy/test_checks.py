@@ -146,6 +146,21 @@ def test_a_missing_tool_is_skipped_in_sight_and_fails_where_all_are_required(
     assert capsys.readouterr().out == f"{'units':<14} FAILED: {said}"
 
 
+def test_manifests_are_written_from_the_chart_and_not_from_one_that_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "deploy"
+    shutil.copytree(FOLDER / "helm", folder / "helm")
+    (folder / "kubernetes").mkdir()
+    if main(["--write"], folder=folder):
+        pytest.skip(capsys.readouterr().out)
+    assert (folder / ONE_POD).read_text("utf-8") == (FOLDER / ONE_POD).read_text("utf-8")
+
+    (folder / f"{CHART}/ci/one-pod-values.yaml").write_text("sharing: memory\n", "utf-8")
+    assert main(["--write"], folder=folder) == 1
+    assert "FAILED: " in capsys.readouterr().out
+
+
 def test_a_missing_package_is_a_missing_tool() -> None:
     with pytest.raises(ToolMissingError, match="comes with some-package"):
         folder_of("no_such_package", comes_from="some-package")
