@@ -152,8 +152,11 @@ def test_manifests_are_written_from_the_chart_and_not_from_one_that_is_wrong(
     folder = tmp_path / "deploy"
     shutil.copytree(FOLDER / "helm", folder / "helm")
     (folder / "kubernetes").mkdir()
-    if main(["--write"], folder=folder):
-        pytest.skip(capsys.readouterr().out)
+    code = main(["--write"], folder=folder)
+    said = capsys.readouterr().out
+    if "is not installed" in said:
+        pytest.skip(said)
+    assert code == 0, said
     assert (folder / ONE_POD).read_text("utf-8") == (FOLDER / ONE_POD).read_text("utf-8")
 
     (folder / f"{CHART}/ci/one-pod-values.yaml").write_text("sharing: memory\n", "utf-8")
