@@ -458,3 +458,15 @@ def test_a_call_before_the_teacher_is_loaded_is_counted_too() -> None:
     run(scenario())
 
     assert refusals_of(registry) == {"NOT_AVAILABLE": 1}
+
+
+def test_a_health_watch_of_bytes_that_are_no_message_is_refused_as_any_call() -> None:
+    async def scenario() -> tuple[grpc.StatusCode, TeacherLogitsError]:
+        async with served() as caller:
+            stub: grpc.aio.UnaryStreamMultiCallable[bytes, bytes]
+            stub = caller.channel.unary_stream(HEALTH_WATCH)
+            return await refusal(stub(b"\xff\xff", timeout=PATIENCE).read())
+
+    code, error = run(scenario())
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert isinstance(error, RequestInvalidError)

@@ -278,13 +278,17 @@ def test_an_address_in_use_is_refused_with_the_flag() -> None:
     [
         ("unix:/run/metrics", "HTTP"),
         ("0.0.0.0:9464", "other hosts"),
-        ("127.0.0.1:7001", "--listen"),
         ("nonsense", "address"),
     ],
 )
 def test_an_address_that_is_none_for_a_page_is_refused(address: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        ServerConfig(metrics=address, listen=("127.0.0.1:7001",))
+        ServerConfig(metrics=address)
+
+
+def test_a_page_has_an_address_of_its_own() -> None:
+    with pytest.raises(ConfigError, match="--listen"):
+        ServerConfig(metrics="127.0.0.1:7001", listen=("127.0.0.1:7001",), insecure=True)
 
 
 def test_other_hosts_may_scrape_where_that_is_said() -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from teacher_logits.transport import Settlement
 
 
+HEALTH = "/grpc.health.v1.Health/"
 _PACKAGE = "teacher_logits.v1."
 
 
@@ -74,7 +75,7 @@ class Instruments:
 
 
 class RpcTimes:
-    """What RPCs take and end in."""
+    """What RPCs take and end in; health is left out: a watch lasts as long as its caller likes."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self._seconds = names.RPC_SECONDS.histogram(registry)
@@ -83,13 +84,16 @@ class RpcTimes:
         #: Looked up once: finding a series costs more than counting in it.
         self._series: dict[tuple[str, str], tuple[Histogram, Counter]] = {}
 
-    def begin(self) -> float:
+    def begin(self, method: str) -> float:
         """Note that one begins; returns when, for ``end``."""
-        self._open.inc()
+        if not method.startswith(HEALTH):
+            self._open.inc()
         return perf_counter()
 
     def end(self, method: str, code: str, began: float) -> None:
         """Note that one has ended. ``method`` is one that this server has."""
+        if method.startswith(HEALTH):
+            return
         self._open.dec()
         series = self._series.get((method, code))
         if series is None:

@@ -164,7 +164,7 @@ REPLICA_RESTARTS = _counter("replica_restarts_total", "Restarts of replicas.", "
 # Calls
 RPC_SECONDS = _seconds("rpc_seconds", "Time to an RPC's end, waits and streams too.", "method")
 RPCS = _counter("rpcs_total", "RPCs that have ended.", "method", "code")
-RPCS_OPEN = _gauge("rpcs_in_flight", "RPCs under way, health watches left out.")
+RPCS_OPEN = _gauge("rpcs_in_flight", "RPCs under way, health left out.")
 LINE_CALLS = _counter("line_calls_total", "Requests of broker lines.", "call")
 WAIT_SECONDS = _seconds("wait_seconds", "What a call waited in the server.", "for")
 

@@ -184,6 +184,12 @@ class StudentRole(Role):
         assert self.client is not None
         assert self.client._returner.wait(CALL_SECONDS)
 
+    def shown(self, session: str) -> list[list[str]]:
+        """Return what the calls of a session show."""
+        assert self.client is not None
+        metadata = self.client._calls._channels.shown.metadata
+        return [list(pair) for pair in metadata(self.sessions[session].terms.session_id)]
+
     def leave(self, session: str) -> None:
         """Close a session."""
         self.sessions.pop(session).close()

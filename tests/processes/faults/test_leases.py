@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from signal import SIGCONT, SIGSTOP
+from typing import TypeAlias
 
 import pytest
 from tests.processes.faults.cast import Role
@@ -14,6 +15,7 @@ from teacher_logits.v1 import operator_service_pb2, teacher_logits_service_pb2
 from teacher_logits.views import LeaseView
 
 LONG_SECONDS = 60.0
+Shown: TypeAlias = tuple[tuple[str, str], ...]
 
 
 @pytest.fixture
@@ -56,10 +58,17 @@ def lease_of(stage: Stage, role: Role) -> LeaseView:
     return found[0]
 
 
-def release(raw: Raw, session_id: str, lease_id: str) -> None:
+def shown_by(role: Role) -> Shown:
+    """What the calls of a role's session show."""
+    pairs = role.do("shown", session="it")
+    return tuple((str(key), str(value)) for key, value in pairs)
+
+
+def release(raw: Raw, session_id: str, lease_id: str, shown: Shown = ()) -> None:
     raw.student.ReleasePayload(
         teacher_logits_service_pb2.ReleasePayloadRequest(session_id=session_id, lease_id=lease_id),
         timeout=LONG_SECONDS,
+        metadata=shown,
     )
 
 
@@ -69,7 +78,8 @@ def test_a_release_of_somebody_elses_lease_is_refused_and_frees_nothing(
     lease = lease_of(stage, reader)
     other.do("score", session="it", step=stage.step())
     foreign = lease_of(stage, other)
-    error = refused(lambda: release(raw, foreign.session_id, lease.lease_id)).error
+    shown = shown_by(other)
+    error = refused(lambda: release(raw, foreign.session_id, lease.lease_id, shown)).error
     assert isinstance(error, TeacherLogitsError)
     stage.await_leases(reader, 1)
     other.do("close")
@@ -81,10 +91,11 @@ def test_a_lease_that_is_returned_twice_is_returned_once(
     stage: Stage, reader: Role, other: Role, raw: Raw
 ) -> None:
     lease = lease_of(stage, reader)
+    shown = shown_by(reader)
     reader.do("close", twice=True)
     # Its room is somebody else's now, and a late return of it takes nothing from them.
     other.do("score", session="it", step=stage.step())
-    release(raw, lease.session_id, lease.lease_id)
+    release(raw, lease.session_id, lease.lease_id, shown)
     stage.await_leases(other, 1)
     reader.do("cycle", session="it", step=stage.step())
     other.do("read")
@@ -94,9 +105,10 @@ def test_a_release_after_the_end_of_its_session_changes_nothing(
     stage: Stage, reader: Role, other: Role, raw: Raw
 ) -> None:
     lease = lease_of(stage, reader)
+    shown = shown_by(reader)
     reader.do("end")
     other.do("score", session="it", step=stage.step())
-    refused(lambda: release(raw, lease.session_id, lease.lease_id))
+    refused(lambda: release(raw, lease.session_id, lease.lease_id, shown))
     stage.await_leases(other, 1)
     other.do("read")
 
