@@ -1,10 +1,10 @@
 """A program under the filter that systemd makes of a unit's settings, by the library it uses.
 
-    python hardened.py CALLS FAMILIES MODULE ARGUMENTS...
+    python hardened.py CALLS FAMILY MODULE ARGUMENTS...
 
-``CALLS`` are the system calls that it may make and ``FAMILIES`` the numbers of the address
-families of its sockets, with commas between. All other calls fail with EPERM, and all other
-sockets with EAFNOSUPPORT, as they do in the service.
+``CALLS`` are the system calls that it may make, with commas between, and ``FAMILY`` the number of
+its sockets' address family. All other calls fail with EPERM, and all other sockets with
+EAFNOSUPPORT, as they do in the service.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ class _Comparison(ctypes.Structure):
     )
 
 
-def confine(calls: list[str], families: list[int]) -> None:
+def confine(calls: list[str], family: int) -> None:
     """Put this process, and all that come from it, under the filter."""
     library = ctypes.CDLL(find_library("seccomp"), use_errno=True)
     library.seccomp_init.restype = ctypes.c_void_p
@@ -49,15 +49,13 @@ def confine(calls: list[str], families: list[int]) -> None:
     for call in calls:
         if call != "socket":
             rule(_ALLOW, call)
-    for family in families:
-        rule(_ALLOW, "socket", _Comparison(0, _EQUAL, family, 0))
-    (only,) = families  # one, or they would have to be told apart from all others at once
-    rule(_ERRNO | errno.EAFNOSUPPORT, "socket", _Comparison(0, _NOT_EQUAL, only, 0))
+    rule(_ALLOW, "socket", _Comparison(0, _EQUAL, family, 0))
+    rule(_ERRNO | errno.EAFNOSUPPORT, "socket", _Comparison(0, _NOT_EQUAL, family, 0))
     if ctypes.CDLL(None).prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) or library.seccomp_load(context):
         raise OSError("the filter cannot be set")
 
 
 if __name__ == "__main__":
-    confine(sys.argv[1].split(","), [int(each) for each in sys.argv[2].split(",")])
+    confine(sys.argv[1].split(","), int(sys.argv[2]))
     sys.argv = sys.argv[3:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
