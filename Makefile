@@ -24,7 +24,7 @@ BENCHES   = $(notdir $(basename $(shell grep -l '^def main\>' benchmarks/*.py 2>
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-all check gpu-check lint format types floors dockerfile observability \
+.PHONY: help venv demo test test-all check gpu-check lint format types floors deploy-check \
         proto proto-check proto-release wheel image-check bench clean
 
 help:  ## this list
@@ -56,7 +56,7 @@ test: lint types floors proto-check  ## all static checks and the suite without 
 test-all: lint types floors proto-check  ## the same with the slow tier
 	$(PYTEST) $(ARGS)
 
-check: lint types floors proto-check dockerfile observability wheel  ## all static checks, and the wheel builds
+check: lint types floors proto-check deploy-check wheel  ## all static checks, and the wheel builds
 
 lint: $(READY)  ## ruff: rules and format
 	$(BIN)/ruff check
@@ -77,11 +77,9 @@ floors: $(READY)  ## import-linter: who may import whom
 gpu-check: $(if $(filter $(BIN)/python,$(PY)),$(READY))  ## on a machine with a GPU: its acceptance test, JSON out (ARGS="--device 1")
 	PYTHONPATH="proto:server:client$${PYTHONPATH:+:$$PYTHONPATH}" $(PY) -m tests.gpu.check $(ARGS)
 
-dockerfile: $(READY)  ## hadolint: deploy/Dockerfile
-	$(BIN)/hadolint deploy/Dockerfile
-
-observability: $(READY)  ## dashboard and alerts name metrics that there are
-	$(PY) -m deploy.observability_check
+# What a tool is missing for is skipped in sight, and is a failure in CI.
+deploy-check: $(READY)  ## each file of deploy/ by a tool that knows its kind (ARGS="chart units")
+	$(PY) -m deploy.check $(if $(CI),--require-all) $(ARGS)
 
 # --- the schema --------------------------------------------------------------
 

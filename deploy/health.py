@@ -1,10 +1,13 @@
 """Ask a server for its health by the gRPC health protocol (grpc.health.v1).
 
-    python health.py unix:/run/teacher-logits/teacher.sock
+    python health.py unix:/run/teacher-logits/teacher.sock          is it ready?
+    python health.py --alive unix:/run/teacher-logits/teacher.sock  does it live?
 
-Exit codes: 0 it is SERVING; 1 it is not, as while its teacher loads and while it drains, or
-nobody answers; 2 called wrongly. Imports neither torch nor the service, so that asking every
-few seconds costs little.
+Exit codes: 0 it is SERVING, or with ``--alive`` it answers, whatever it says; 1 it is not, as
+while its teacher loads and while it drains, or nobody answers; 2 called wrongly. A supervisor
+that ends what does not live asks with ``--alive``, or it would cut every drain short.
+
+Imports neither torch nor the service, so that asking every few seconds costs little.
 """
 
 from __future__ import annotations
@@ -35,17 +38,18 @@ def status_of(address: str, *, timeout: float = TIMEOUT_SECONDS) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Say how the server at the one argument is, and return the exit code."""
-    if len(arguments) != 1:
-        sys.stderr.write("usage: health.py unix:/path | host:port\n")
+    """Say how the server at the last argument is, and return the exit code."""
+    *options, address = arguments or [""]
+    if not address or options not in ([], ["--alive"]):
+        sys.stderr.write("usage: health.py [--alive] unix:/path | host:port\n")
         return 2
     try:
-        status = status_of(arguments[0])
+        status = status_of(address)
     except grpc.RpcError as error:
-        sys.stdout.write(f"no answer from {arguments[0]}: {error.code().name}\n")
+        sys.stdout.write(f"no answer from {address}: {error.code().name}\n")
         return 1
     sys.stdout.write(f"{status}\n")
-    return 0 if status == "SERVING" else 1
+    return 0 if options or status == "SERVING" else 1
 
 
 if __name__ == "__main__":

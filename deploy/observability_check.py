@@ -1,6 +1,6 @@
 """Check ``grafana/dashboard.json`` and ``prometheus/alerts.yaml`` against the server's metrics.
 
-    python -m deploy.observability_check           (`make observability`)
+    python -m deploy.observability_check           (`make deploy-check`)
 
 Each file parses; panels have ids of their own and stand on each other nowhere; each query is
 PromQL (by ``promql-parser``), names metrics that there are, and labels that those have. Exit codes:

@@ -22,7 +22,7 @@ from teacher_logits_server import logs
 from teacher_logits_server.engines.served import check_teachers, load_teachers, served_by
 from teacher_logits_server.handshakes import watch_handshakes
 from teacher_logits_server.metrics.instruments import Instruments
-from teacher_logits_server.readiness import Readiness, announce, retract
+from teacher_logits_server.readiness import STOPPING, Readiness, announce, retract, tell_systemd
 from teacher_logits_server.server import Server
 from teacher_logits_server.threads import in_thread
 from teacher_logits_server.traces import exported
@@ -89,6 +89,7 @@ async def _serve(
     try:
         announce(readiness, config)
         await signals.wait()
+        tell_systemd(STOPPING)
         give_up = time.monotonic() + config.drain_grace.total_seconds()
         draining = asyncio.create_task(server.drain())
         if not await signals.spare(draining):

@@ -1,7 +1,7 @@
 """What a server was told: all settings together, checked, and the defaults of the machine.
 
 A config refuses nonsense when it is made, with a ``ConfigError`` that names the flag. The
-environment is read here alone, by ``default_address`` and ``runtime_folder``.
+environment is read here alone, by ``default_address``, ``runtime_folder`` and ``notify_socket``.
 """
 
 from __future__ import annotations
@@ -112,8 +112,7 @@ class ServerConfig(
             rule = "names the teacher of --model or --engine, and neither is given: give one"
             said = ((n, default, each) for n, default, each in said if n == "teacher_id")
         for name, default, _ in said:
-            value = getattr(self, name)
-            if value != default and not self.engine_name:
+            if (value := getattr(self, name)) != default and not self.engine_name:
                 text = _sizes(value) if isinstance(value, BatchGrid | ModelGrid) else value
                 raise _refuse(name, text, rule)
 
@@ -136,6 +135,11 @@ def default_address() -> str:
 def runtime_folder() -> str:
     """Return the folder that holds this user's sockets. It need not exist yet."""
     return socket_folder(os.environ)
+
+
+def notify_socket() -> str:
+    """Return where systemd hears that a service is ready; empty where nobody asked."""
+    return os.environ.get("NOTIFY_SOCKET", "")
 
 
 def _refuse(name: str, value: object, rule: str) -> ConfigError:
@@ -219,8 +223,7 @@ def _check_teachers(config: ServerConfig) -> None:
 
 
 def _check_device_pool(config: ServerConfig) -> None:
-    size = config.device_pool_size_bytes
-    if not size:
+    if not (size := config.device_pool_size_bytes):
         return
     if size < MIN_POOL_BYTES:
         rule = f"must be 0, for none, or at least {MIN_POOL_BYTES}"

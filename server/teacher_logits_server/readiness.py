@@ -11,20 +11,29 @@ the server runs itself; empty, and 0, where it runs none. ``replicas`` counts th
 ray``, of all teachers together, which are all ready when the server is. ``metrics`` is where
 Prometheus scrapes it, and empty where nobody may. The file appears whole or not at all, and is gone
 when the server stops.
+
+systemd is told too, where it asks (``Type=notify``): ``READY=1``, and ``STOPPING=1`` at a drain.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
+import socket
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import ConfigError
+from teacher_logits_server.config import notify_socket
 
 if TYPE_CHECKING:
     from teacher_logits_server.config import ServerConfig
+
+READY, STOPPING = "READY=1", "STOPPING=1"
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +59,7 @@ class Readiness:
 
 
 def announce(readiness: Readiness, config: ServerConfig) -> None:
-    """Write the line wherever the config names.
+    """Write the line wherever the config names, and tell systemd.
 
     Raises:
         ConfigError: the descriptor or the file cannot be written.
@@ -72,6 +81,23 @@ def announce(readiness: Readiness, config: ServerConfig) -> None:
             os.close(config.ready_fd)
         except OSError as error:
             raise _unwritable("--ready-fd", str(config.ready_fd), error) from error
+    tell_systemd(READY)
+
+
+def tell_systemd(state: str) -> None:
+    """Say ``READY`` or ``STOPPING`` to systemd (sd_notify); nothing where nobody asked.
+
+    A socket that cannot be reached was inherited, and is somebody else's: nothing fails by it.
+    """
+    path = notify_socket()
+    if not path:
+        return
+    address = "\0" + path[1:] if path.startswith("@") else path
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as line:
+            line.sendto(state.encode(), address)
+    except OSError as error:
+        _log.debug("systemd not told", extra={"facts": {"state": state, "error": str(error)}})
 
 
 def retract(config: ServerConfig) -> None:

@@ -156,9 +156,9 @@ def test_an_image_is_built_from_what_is_named_and_nothing_else() -> None:
     assert set(re.findall(r'"(.+?)"', packages)) <= set(named)
 
 
-def ask_health(address: str) -> tuple[int, str]:
+def ask_health(*arguments: str) -> tuple[int, str]:
     """The exit code of the image's health check, and what it says."""
-    command = [sys.executable, str(DEPLOY / "health.py"), address]
+    command = [sys.executable, str(DEPLOY / "health.py"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
     return done.returncode, done.stdout.strip()
 
@@ -168,7 +168,7 @@ def test_a_server_that_serves_is_healthy() -> None:
         assert ask_health(server.address) == (0, "SERVING")
 
 
-def test_a_server_that_loads_or_drains_is_not_healthy(tmp_path: Path) -> None:
+def test_a_server_that_loads_or_drains_is_alive_and_not_healthy(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s"
     health = HealthServicer()
     health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -178,6 +178,7 @@ def test_a_server_that_loads_or_drains_is_not_healthy(tmp_path: Path) -> None:
     server.start()
     try:
         assert ask_health(address) == (1, "NOT_SERVING")
+        assert ask_health("--alive", address) == (0, "NOT_SERVING")
     finally:
         server.stop(0).wait()
 
@@ -186,3 +187,4 @@ def test_nobody_is_not_healthy(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/nobody"
 
     assert ask_health(address) == (1, f"no answer from {address}: UNAVAILABLE")
+    assert ask_health("--alive", address) == (1, f"no answer from {address}: UNAVAILABLE")

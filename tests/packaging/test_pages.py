@@ -17,9 +17,11 @@ BLOCK = re.compile(r"^( *)```.*?^\1```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\((?!https?:)([^)#]*)#?([^)]*)\)")
 QUOTED = re.compile(r"`([^`\n]+)`")
 PACKAGES = r"(?:teacher_logits(?:_server|_client)?|tl)"
-#: Flags that are other programs': docker's, pip's, the checks' of `make`.
+#: Flags that are other programs': docker's, pip's, systemd's, the checks' of `make`.
 FOREIGN = {
+    "--alive",
     "--build-arg",
+    "--dry-run",
     "--extra-index-url",
     "--gpus",
     "--group",
@@ -29,6 +31,7 @@ FOREIGN = {
     "--pid",
     "--seconds",
     "--shm-size",
+    "--write",
 }
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,0 +1,227 @@
+{{/* Every pod: nobody is root, nothing is gained, and nobody asks the API server anything. */}}
+{{- define "teacher-logits.podSettings" -}}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: {{ .Values.user.uid }}
+  runAsGroup: {{ .Values.user.gid }}
+  fsGroup: {{ .Values.user.gid }}
+  seccompProfile:
+    type: RuntimeDefault
+  {{- if and (eq .Values.sharing "node") .Values.node.seLinuxLevel }}
+  seLinuxOptions:
+    level: {{ .Values.node.seLinuxLevel | quote }}
+  {{- end }}
+{{- end }}
+
+{{- define "teacher-logits.containerSecurity" -}}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities:
+    drop: [ALL]
+{{- end }}
+
+{{- define "teacher-logits.teacher" -}}
+name: teacher
+image: {{ include "teacher-logits.image" . }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+args:
+  - serve
+  {{- if .Values.teacher.model.claim }}
+  - --model=/model
+  {{- end }}
+  # The Unix socket is there for the probes too, whatever else it listens at.
+  - --listen=unix:/run/teacher-logits/teacher.sock
+  {{- if eq .Values.sharing "network" }}
+  - --listen=0.0.0.0:{{ .Values.network.port }}
+  {{- if .Values.network.tls.secret }}
+  - --tls-cert=/tls/tls.crt
+  - --tls-key=/tls/tls.key
+  {{- if .Values.network.tls.clientCa }}
+  - --tls-client-ca=/tls/ca.crt
+  {{- end }}
+  {{- else if not .Values.network.insecure }}
+  {{- fail "sharing: network takes network.tls.secret, or network.insecure: true if whoever reaches the port may use the teacher" }}
+  {{- end }}
+  {{- if .Values.network.tokensSecret }}
+  - --token-file=/access/tokens
+  {{- end }}
+  {{- end }}
+  {{- if .Values.metrics.enabled }}
+  - --metrics=0.0.0.0:{{ .Values.metrics.port }}
+  {{- end }}
+  {{- if or .Values.metrics.enabled (and (eq .Values.sharing "network") (not .Values.network.tls.secret)) }}
+  {{- if .Values.metrics.enabled }}
+  # For the page of metrics, which is plain HTTP; where there is a certificate, calls stay encrypted.
+  {{- end }}
+  - --insecure
+  {{- end }}
+  - --pool-size={{ .Values.teacher.poolSize }}
+  - --drain-grace={{ .Values.teacher.drainGraceSeconds }}s
+  - --log-format=json
+  {{- range .Values.teacher.args }}
+  - {{ . | quote }}
+  {{- end }}
+{{- if or (eq .Values.sharing "network") .Values.metrics.enabled }}
+ports:
+  {{- if eq .Values.sharing "network" }}
+  - name: grpc
+    containerPort: {{ .Values.network.port }}
+  {{- end }}
+  {{- if .Values.metrics.enabled }}
+  - name: metrics
+    containerPort: {{ .Values.metrics.port }}
+  {{- end }}
+{{- end }}
+# The gRPC health protocol over the Unix socket: a probe of kind `grpc` knows plain TCP alone.
+startupProbe:
+  exec:
+    command: [python, /opt/teacher-logits/health.py, "unix:/run/teacher-logits/teacher.sock"]
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: {{ div (add .Values.teacher.loadSeconds 4) 5 }}
+readinessProbe:
+  exec:
+    command: [python, /opt/teacher-logits/health.py, "unix:/run/teacher-logits/teacher.sock"]
+  periodSeconds: 10
+  timeoutSeconds: 5
+# Alive is who answers, or every drain would be cut short.
+livenessProbe:
+  exec:
+    command: [python, /opt/teacher-logits/health.py, --alive, "unix:/run/teacher-logits/teacher.sock"]
+  periodSeconds: 20
+  timeoutSeconds: 10
+  failureThreshold: 3
+# The pool counts here: slabs are memfds of this container, which no /dev/shm bounds.
+resources:
+  {{- toYaml .Values.teacher.resources | nindent 2 }}
+{{ include "teacher-logits.containerSecurity" . }}
+volumeMounts:
+  - name: sockets
+    mountPath: /run/teacher-logits
+  - name: teacher-tmp
+    mountPath: /tmp
+  {{- if .Values.teacher.model.claim }}
+  - name: model
+    mountPath: /model
+    readOnly: true
+    {{- with .Values.teacher.model.subPath }}
+    subPath: {{ . | quote }}
+    {{- end }}
+  {{- end }}
+  {{- if eq .Values.sharing "network" }}
+  {{- if .Values.network.tls.secret }}
+  - name: tls
+    mountPath: /tls
+    readOnly: true
+  {{- end }}
+  {{- if .Values.network.tokensSecret }}
+  - name: tokens
+    mountPath: /access
+    readOnly: true
+  {{- end }}
+  {{- end }}
+{{- end }}
+
+{{- define "teacher-logits.student" -}}
+name: student
+image: {{ .Values.student.image | default (include "teacher-logits.image" .) }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+command:
+  {{- toYaml .Values.student.command | nindent 2 }}
+args:
+  {{- range .Values.student.args }}
+  - {{ . | quote }}
+  {{- end }}
+  - {{ include "teacher-logits.address" . | quote }}
+{{- with .Values.student.env }}
+env:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+resources:
+  {{- toYaml .Values.student.resources | nindent 2 }}
+{{ include "teacher-logits.containerSecurity" . }}
+volumeMounts:
+  {{- if ne .Values.sharing "network" }}
+  # Read-only: it connects to the sockets, and can put none in their place.
+  - name: sockets
+    mountPath: /run/teacher-logits
+    readOnly: true
+  {{- end }}
+  - name: student-tmp
+    mountPath: /tmp
+  - name: dev-shm
+    mountPath: /dev/shm
+  {{- with .Values.student.volumeMounts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end }}
+
+{{- define "teacher-logits.sockets" -}}
+- name: sockets
+{{- if eq .Values.sharing "node" }}
+  # One folder of the node, which its owner has made: never of root's making by accident.
+  hostPath:
+    path: {{ .Values.node.socketFolder }}
+    type: Directory
+{{- else }}
+  emptyDir:
+    sizeLimit: 1Mi
+{{- end }}
+{{- end }}
+
+{{- define "teacher-logits.teacherVolumes" -}}
+{{ include "teacher-logits.sockets" . }}
+- name: teacher-tmp
+  emptyDir:
+    sizeLimit: 1Gi
+{{- if .Values.teacher.model.claim }}
+- name: model
+  persistentVolumeClaim:
+    claimName: {{ .Values.teacher.model.claim }}
+    readOnly: true
+{{- end }}
+{{- if eq .Values.sharing "network" }}
+# Whole folders, and not a subPath: the server reads them anew when they change.
+{{- with .Values.network.tls.secret }}
+- name: tls
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+{{- end }}
+{{- with .Values.network.tokensSecret }}
+- name: tokens
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "teacher-logits.studentVolumes" -}}
+- name: student-tmp
+  emptyDir:
+    sizeLimit: 1Gi
+# For a trainer's DataLoader workers; counts as the student's memory.
+- name: dev-shm
+  emptyDir:
+    medium: Memory
+    sizeLimit: {{ .Values.student.devShm }}
+{{- with .Values.student.volumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,98 @@
+"""The chart, with other values than those whose manifests are written down."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from deploy.check import FOLDER
+from deploy.checks import ToolMissingError, manifests
+from deploy.checks.chart import RELEASE
+from deploy.checks.helm import Rendered, ask_helm
+from deploy.checks.pods import pod_specs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CHART = FOLDER / "helm" / RELEASE
+TLS = {"tls": {"secret": "a-certificate", "clientCa": True}}
+
+TAKEN: dict[str, dict[str, Any]] = {
+    "an engine of one's own": {"teacher": {"model": {"claim": ""}, "args": ["--engine=mine:make"]}},
+    "a model in a folder of the claim": {"teacher": {"model": {"subPath": "qwen"}}},
+    "a GPU": {"teacher": {"resources": {"limits": {"memory": "8Gi", "nvidia.com/gpu": 1}}}},
+    "an older kernel": {"sharing": "node", "node": {"hostPid": True, "seLinuxLevel": "s0:c1,c2"}},
+    "a teacher alone": {"sharing": "node", "student": {"enabled": False}},
+    "mutual TLS": {"sharing": "network", "network": TLS},
+    "no encryption": {"sharing": "network", "network": {"insecure": True}},
+    "nothing that watches or guards it": {
+        "metrics": {"enabled": False},
+        "networkPolicy": {"enabled": False},
+        "podDisruptionBudget": {"enabled": False},
+    },
+    "ranks that speak to one another": {
+        "networkPolicy": {"egress": [{"ports": [{"port": 29500}]}]},
+        "metrics": {"enabled": False},
+    },
+    "a place": {
+        "nodeSelector": {"gpu": "yes"},
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+        "imagePullSecrets": [{"name": "registry"}],
+        "student": {"image": "trainer:3", "env": [{"name": "A", "value": "b"}]},
+    },
+}
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a port without TLS": ({"sharing": "network"}, "network.tls.secret"),
+    "one pod without a student": ({"student": {"enabled": False}}, "student.enabled: true"),
+    "a monitor of no page": (
+        {"serviceMonitor": {"enabled": True}, "metrics": {"enabled": False}},
+        "metrics.enabled",
+    ),
+    "a way of sharing that is none": ({"sharing": "memory"}, "sharing"),
+    "a key that it does not know": ({"teacher": {"pool": "1GiB"}}, "pool"),
+    "root": ({"user": {"uid": 0, "gid": 0}}, "uid"),
+    "no limit of memory": ({"teacher": {"resources": {"limits": {"memory": None}}}}, "memory"),
+}
+
+
+@pytest.fixture(scope="module")
+def renderings() -> dict[str, Rendered]:
+    """What the chart makes of each set of values; skips where Helm is not here."""
+    sets = TAKEN | {name: values for name, (values, _) in REFUSED.items()}
+    try:
+        told = ask_helm(CHART, list(sets.values()))
+    except ToolMissingError as error:
+        pytest.skip(str(error))
+    assert told.lint == ()
+    return dict(zip(sets, told.rendered, strict=True))
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_it_renders_is_right(
+    name: str, renderings: Mapping[str, Rendered], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifests, "VERSIONS", manifests.VERSIONS[-1:])
+
+    assert renderings[name].refusal == ""
+    assert list(manifests.resource_findings(renderings[name].text, where="chart")) == []
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_values_that_make_no_sense_are_refused_with_the_reason(
+    name: str, renderings: Mapping[str, Rendered]
+) -> None:
+    _, said = REFUSED[name]
+
+    assert said in renderings[name].refusal
+
+
+def test_on_an_older_kernel_the_teacher_alone_sees_the_node_s_processes(
+    renderings: Mapping[str, Rendered],
+) -> None:
+    documents = list(yaml.safe_load_all(renderings["an older kernel"].text))
+    specs = {each["kind"]: spec for each in documents for _, spec in pod_specs(each)}
+
+    assert specs["Deployment"]["hostPID"] is True
+    assert "hostPID" not in specs["Job"]
