@@ -7,7 +7,7 @@ A storm follows from its seed alone, of which there is no end. How each is playe
 import enum
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.processes.faults import stops
 from tests.processes.faults.publisher import SHARDS
@@ -75,6 +75,11 @@ def storm_of(seed: int) -> Storm:
         transports={name: chance.choice(("shared_memory", "stream")) for name in names},
         rounds=tuple(_round(chance) for _ in range(ROUNDS)),
     )
+
+
+def calm_of(seed: int) -> Storm:
+    """Return one in which nothing happens."""
+    return replace(storm_of(seed), rounds=())
 
 
 def _round(chance: random.Random) -> Round:
