@@ -16,7 +16,10 @@ from tests.processes.test_fifty_steps import MIB, Census, is_no_more, settled
 
 TEACHERS = int(os.environ.get("TEACHER_LOGITS_SOAK_TEACHERS", "60"))
 WARM = 20
-"""Teachers after which heaps have the size that they keep."""
+"""Teachers after which heaps have the size that they keep, but for what is kept of the last
+1,024 payloads (``LeaseMessages``), some 2 MB.
+"""
+MOST_GROWTH = 4 * MIB
 
 
 @pytest.mark.slow
@@ -30,4 +33,4 @@ def test_teachers_that_come_and_go_leave_every_process_as_it_was(stage: Stage) -
     for name, role in stage.cast.living().items():
         await_true(partial(is_no_more, role.pid, found[name]), f"{name} lets go of what it had")
         growth = Census.of(role.pid).private_bytes - found[name].private_bytes
-        assert growth < MIB, f"{name} grew by {growth} bytes over {TEACHERS} teachers"
+        assert growth < MOST_GROWTH, f"{name} grew by {growth} bytes over {TEACHERS} teachers"
