@@ -42,7 +42,7 @@ def logits_of(tokens: list[int]) -> torch.Tensor:
     return head_logits(tokens)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)  # of what was read last; a soak reads on and on
 def _right(teacher: str, step: int, row: int) -> Mapping[str, torch.Tensor]:
     tokens = tokens_of(teacher, step, row)
     kept = select_top_k(
