@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 ROOTS = ("teacher_logits", "teacher_logits_server", "grpc", "opentelemetry")
+FOREIGN = "opentelemetry."
 MOST_ALIKE = 10
 ALIKE_SECONDS = 60.0
 _NEEDS_QUOTES = frozenset(" \"='")
@@ -31,7 +32,8 @@ class Throttle(logging.Filter):
 
     They say so: ``extra={"facts": {...}, "throttle": reason}``. Of one event and reason the first
     ``MOST_ALIKE`` in ``ALIKE_SECONDS`` are logged; the next one behind that says how many were
-    left out. ``reason`` is one of few names, and never a text of the caller's.
+    left out. ``reason`` is one of few names, and never a text of the caller's. What an exporter of
+    spans says again and again, while its collector is away, counts as one kind.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -42,11 +44,14 @@ class Throttle(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Say whether to log an event."""
-        reason = getattr(record, "throttle", None)
+        reason: str | None = getattr(record, "throttle", None)
+        event = record.getMessage()
+        if record.name.startswith(FOREIGN):
+            event, reason = record.name, ""
         if reason is None:
             return True
         with self._lock:
-            span = self._spans.setdefault((record.getMessage(), reason), _Span())
+            span = self._spans.setdefault((event, reason), _Span())
             now = self._now()
             if now >= span.until:
                 span.until, span.count = now + ALIKE_SECONDS, 0

@@ -133,13 +133,15 @@ class TestThrottling:
 
         def logged(event: str, times: int, **more: object) -> list[int]:
             """How many were left out before each of those that are logged."""
-            records = [logging.makeLogRecord({"msg": event, **more}) for _ in range(times)]
+            made = {"msg": event, "name": LOGGER.name, **more}
+            records = [logging.makeLogRecord(made) for _ in range(times)]
             shown = [record for record in records if throttle.filter(record)]
             return [getattr(record, "facts", {}).get("left_out", 0) for record in shown]
 
         assert logged("refused", 100, throttle="FULL") == [0] * 10
         assert logged("refused", 1, throttle="OTHER") == [0]
         assert logged("session expired", 30) == [0] * 30  # a change of state, each
+        assert len(logged("retrying in 1.14s", 30, name="opentelemetry.exporter")) == 10
         now[0] = logs.ALIKE_SECONDS
         assert logged("refused", 100, throttle="FULL") == [90] + [0] * 9
 

@@ -1,4 +1,4 @@
-"""Traces: one of them from a trainer's step through the server to the engine, in two processes."""
+"""Traces: one of them from a trainer's step through the server to the engine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, cast
 
 import grpc
 import pytest
@@ -22,12 +24,17 @@ import teacher_logits_client as tl
 from teacher_logits import tracing
 from teacher_logits.errors import ConfigError, TeacherLogitsError
 from teacher_logits_client import testing
+from teacher_logits_server.app import serve_in_thread
 from teacher_logits_server.config import ServerConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from opentelemetry.proto.trace.v1.trace_pb2 import Span
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace.export import SpanExportResult
+
+    from teacher_logits_server.engines import Engine
 
 PATIENCE = 30.0
 ROWS = torch.arange(12).reshape(2, 6)
@@ -62,9 +69,9 @@ class Collector(collector.TraceServiceServicer):
             return spans()
 
 
-@pytest.fixture(scope="module")
-def collected() -> Iterator[tuple[Collector, str]]:
-    """A collector, and the address of a server that sends its spans there."""
+@contextmanager
+def collecting_server() -> Iterator[tuple[Collector, str]]:
+    """A collector, and the address of a server process that sends its spans there."""
     collects = Collector()
     server = grpc.server(ThreadPoolExecutor(2))
     collector.add_TraceServiceServicer_to_server(collects, server)  # type: ignore[no-untyped-call]
@@ -73,24 +80,62 @@ def collected() -> Iterator[tuple[Collector, str]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
         endpoint = f"http://127.0.0.1:{port}"
-        with testing.serve(pool_size="16MiB", otlp_endpoint=endpoint, reflection=True) as served:
+        with testing.serve(pool_size="16MiB", otlp_endpoint=endpoint) as served:
             yield collects, served.address
     server.stop(None).wait()
 
 
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server in this process, which has the spans of both sides then."""
+    path = tmp_path_factory.mktemp("s") / "s"
+    config = ServerConfig(listen=(f"unix:{path}",), pool_size_bytes=1 << 24, reflection=True)
+    with serve_in_thread(config, cast("Engine", testing.ToyTeacher())) as server:
+        yield server.address
+
+
+class Spans(InMemorySpanExporter):
+    """Spans that have ended, in any thread, and can be waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._came = threading.Condition()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        with self._came:
+            result = super().export(spans)
+            self._came.notify_all()
+        return result
+
+    def of_trace(self, trace_id: int, *names: str) -> dict[str, ReadableSpan]:
+        """The spans of a trace, by name, once these are among them."""
+
+        def found() -> dict[str, ReadableSpan]:
+            return {
+                each.name: each
+                for each in self.get_finished_spans()
+                if (context := each.get_span_context()) and context.trace_id == trace_id
+            }
+
+        with self._came:
+            assert self._came.wait_for(lambda: {*names} <= {*found()}, PATIENCE), {*found()}
+            return found()
+
+
 @pytest.fixture
-def own_spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
-    """What this process, the trainer's, has for spans."""
-    spans = InMemorySpanExporter()
+def own_spans(monkeypatch: pytest.MonkeyPatch) -> Spans:
+    """The spans of this process."""
+    spans = Spans()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(spans))
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
     return spans
 
 
-def profile() -> tl.StudentProfile:
+def profile(*, transports: tuple[tl.Transport, ...] | None = None) -> tl.StudentProfile:
     grid = tl.BatchGrid(global_batch_size=1, data_parallel_size=1, micro_batch_size=1)
-    return tl.StudentProfile(batch_grid=grid, top_k=4)
+    plain = tl.StudentProfile(batch_grid=grid, top_k=4)
+    return plain if transports is None else replace(plain, transports=transports)
 
 
 @contextmanager
@@ -100,43 +145,72 @@ def step() -> Iterator[int]:
         yield span.get_span_context().trace_id
 
 
+RPC = "teacher_logits.v1.ScoringService/Score"
+CHAIN = ("step", "teacher-logits/score", RPC, "teacher-logits/batch", "teacher-logits/engine_pass")
+
+
 def test_one_trace_joins_the_trainers_step_the_server_and_the_engine(
-    collected: tuple[Collector, str], own_spans: InMemorySpanExporter
+    address: str, own_spans: Spans
 ) -> None:
-    collects, address = collected
     with tl.connect(address) as client, client.open_session(profile()) as session:
         with step() as trace_id, session.score(ROWS).result(timeout=PATIENCE):
             pass
-    rpc = "teacher_logits.v1.ScoringService/Score"
-    wanted = {rpc, "teacher-logits/batch", "teacher-logits/engine_pass"}
-    served = collects.of_trace(trace_id, wanted.issubset)
-    (asked,) = [
-        context.span_id.to_bytes(8, "big")
-        for each in own_spans.get_finished_spans()
-        if each.name == "teacher-logits/score"
-        and (context := each.get_span_context()) is not None
-        and context.trace_id == trace_id
-    ]
-    assert served[rpc].parent_span_id == asked
-    assert served["teacher-logits/batch"].parent_span_id == served[rpc].span_id
-    pass_ = served["teacher-logits/engine_pass"]
-    assert pass_.parent_span_id == served["teacher-logits/batch"].span_id
+    spans = own_spans.of_trace(trace_id, *CHAIN)
+    for above, below in pairwise(CHAIN):
+        parent, context = spans[below].parent, spans[above].get_span_context()
+        assert parent is not None
+        assert context is not None
+        assert parent.span_id == context.span_id, below
 
 
-def test_a_payload_over_a_line_is_of_the_trace_too(
-    collected: tuple[Collector, str], own_spans: InMemorySpanExporter
-) -> None:
-    collects, address = collected
-    with tl.connect(address) as client, client.open_session(profile()) as session:
+@pytest.mark.slow
+def test_a_trace_joins_two_processes(own_spans: Spans) -> None:
+    with (
+        collecting_server() as (collects, address),
+        tl.connect(address) as client,
+        client.open_session(profile()) as session,
+    ):
+        with step() as trace_id, session.score(ROWS).result(timeout=PATIENCE):
+            pass
+        served = collects.of_trace(trace_id, set(CHAIN[2:]).issubset)
+    context = own_spans.of_trace(trace_id, "teacher-logits/score")[CHAIN[1]].get_span_context()
+    assert context is not None
+    assert served[RPC].parent_span_id == context.span_id.to_bytes(8, "big")
+    assert served["teacher-logits/batch"].parent_span_id == served[RPC].span_id
+
+
+def test_a_payload_over_a_line_is_of_the_trace_too(address: str, own_spans: Spans) -> None:
+    apart = profile(transports=(tl.Transport.SHARED_MEMORY,))
+    with tl.connect(address) as client, client.open_session(apart) as session:
         with session.score(ROWS).result(timeout=PATIENCE) as payload, step() as trace_id:
             with session.acquire(payload_id=payload.payload.payload_id):
                 pass
-    collects.of_trace(trace_id, {"line/acquire"}.issubset)
-    names = {each.name for each in own_spans.get_finished_spans()}
-    assert {"step", "teacher-logits/acquire"} <= names
+    own_spans.of_trace(trace_id, "step", "teacher-logits/acquire", "line/acquire")
 
 
-def test_what_fails_is_named_and_its_text_is_not(own_spans: InMemorySpanExporter) -> None:
+def test_what_a_publisher_writes_is_of_the_trace_of_its_step(
+    address: str, own_spans: Spans
+) -> None:
+    grid = tl.BatchGrid(global_batch_size=2, data_parallel_size=1, micro_batch_size=1)
+    teacher = tl.TeacherProfile(
+        teacher_id="published",
+        batch_grid=grid,
+        vocabulary_size=64,
+        head_rows=64,
+        top_k=4,
+        max_row_tokens=6,
+    )
+    logits = torch.randn(2, 6, 64)
+    with tl.connect(address) as client, client.open_publisher(teacher) as publisher:
+        with step() as trace_id, publisher.reserve(step=0, input_ids=ROWS) as draft:
+            tl.select_top_k(logits, out=draft)
+    own = ("teacher-logits/reserve", "teacher-logits/seal")
+    spans = own_spans.of_trace(trace_id, *own, "line/reserve", "line/seal")
+    for name in own:
+        assert spans[name].attributes == {"teacher_logits.step": 0}
+
+
+def test_what_fails_is_named_and_its_text_is_not(own_spans: Spans) -> None:
     with pytest.raises(TeacherLogitsError), tracing.span("seal", {"step": 3}):
         raise TeacherLogitsError("a secret")
     (span,) = own_spans.get_finished_spans()
@@ -145,7 +219,7 @@ def test_what_fails_is_named_and_its_text_is_not(own_spans: InMemorySpanExporter
     assert not span.events
 
 
-def test_a_batch_of_several_traces_is_tied_to_each(own_spans: InMemorySpanExporter) -> None:
+def test_a_batch_of_several_traces_is_tied_to_each(own_spans: Spans) -> None:
     calls = [tracing.begin("score"), tracing.begin("score")]
     first, second = (each for each in calls if each is not None)
     batch = tracing.start("batch", {"requests": 2}, above=[first, second])
@@ -162,9 +236,7 @@ def test_a_batch_of_several_traces_is_tied_to_each(own_spans: InMemorySpanExport
 
 
 @pytest.mark.parametrize("sent", ["", "nonsense", "00-" + "0" * 32 + "-" + "0" * 16 + "-01"])
-def test_what_is_no_trace_context_begins_a_trace(
-    sent: str, own_spans: InMemorySpanExporter
-) -> None:
+def test_what_is_no_trace_context_begins_a_trace(sent: str, own_spans: Spans) -> None:
     with tracing.serving("rpc", (("traceparent", sent), ("traceparent-bin", b"\xff"))):
         pass
     (span,) = own_spans.get_finished_spans()
@@ -198,12 +270,12 @@ def test_a_collector_needs_a_scheme_and_what_is_not_installed_is_named(
         pass
 
 
-def test_reflection_names_the_services(collected: tuple[Collector, str]) -> None:
+def test_reflection_names_the_services(address: str) -> None:
     from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
         ProtoReflectionDescriptorDatabase,
     )
 
-    with grpc.insecure_channel(collected[1]) as channel:
+    with grpc.insecure_channel(address) as channel:
         named = set(ProtoReflectionDescriptorDatabase(channel).get_services())
     assert {"teacher_logits.v1.ScoringService", "grpc.health.v1.Health"} <= named
 

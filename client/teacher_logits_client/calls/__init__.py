@@ -216,8 +216,8 @@ class Calls:
         """Send a scoring request, and do not wait for it."""
         waiting = Waiting(what=what, address=self.address, seconds=timeout)
         call: Scored
-        span = tracing.begin("score", {"rows": len(scoring.row_lengths)})
-        with self._open(), tracing.under(span):
+        facts = {"rows": len(scoring.row_lengths)}
+        with self._open(), tracing.under(span := tracing.begin("score", facts)):
             shown = self._metadata(scoring.session_id)
             if scoring.ids_per_position:
                 call = self._scoring.ScoredIds.future(scoring.ids_message(), timeout, shown)
