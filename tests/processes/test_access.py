@@ -6,6 +6,7 @@ ours would send is sent by plain stubs and plain sockets.
 
 import contextlib
 import ctypes
+import json
 import mmap
 import os
 import socket
@@ -56,6 +57,7 @@ from teacher_logits.v1 import (
 )
 from teacher_logits.wire import student_to_wire, transport_to_wire
 from teacher_logits.wire.errors import from_status
+from teacher_logits_client.cli import inspect
 from teacher_logits_client.line import Line
 from teacher_logits_client.sessions.agreement import node_hints
 
@@ -242,6 +244,24 @@ class TestRoles:
 
         with place.counts("rpc", "NOT_ALLOWED"):
             assert code_of(send) is Code.PERMISSION_DENIED
+
+
+class TestCommands:
+    def test_inspect_comes_by_its_flags(
+        self, place: Guarded, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        token, tls = place.folder / "ops-token", place.papers.tls
+        token.touch(mode=0o600)
+        token.write_text(TOKENS["ops"])
+        files = ("--tls-ca", tls.ca, "--tls-cert", tls.cert, "--tls-key", tls.key)
+        flags = map(str, (*files, "--token-file", token, "--json"))
+        assert inspect([place.tcp, *flags]) == 0
+        assert json.loads(capsys.readouterr().out)["epoch"] == place.view().epoch
+
+    def test_inspect_says_what_is_wrong_with_tls(self, place: Guarded) -> None:
+        with pytest.raises(ConfigError) as caught:
+            inspect([place.tcp])
+        assert caught.value.facts["reason"] == "TLS_EXPECTED"
 
 
 class TestOthersSessions:
