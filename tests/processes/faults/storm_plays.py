@@ -118,7 +118,9 @@ class StormPlay:
 
     def _ask(self, seconds: float) -> dict[str, int]:
         """Have all do what they are there for; return their calls by name."""
-        asked = {name: ("publish", {"step": self._step}) for name in PUBLISHERS}
+        asked: dict[str, tuple[str, dict[str, object]]] = {
+            name: ("publish", {"step": self._step}) for name in PUBLISHERS
+        }
         asked |= {name: ("read_step", {"session": "it", "step": self._step}) for name in READERS}
         asked[SCORER] = ("cycle", {"session": "it", "step": self._stage.step()})
         return {
