@@ -25,6 +25,8 @@ import numpy as np
 import pytest
 from google.rpc import status_pb2
 from tests import forked
+from tests.client.publishing.a_publisher import a_student, a_teacher, expected, some_rows
+from tests.client.publishing.test_publisher import same
 from tests.processes.guarded import (
     SECONDS,
     TOKENS,
@@ -167,6 +169,19 @@ class TestTokens:
         ):
             assert len(payload.row_offsets) == len(ROWS) + 1
             assert session.transport is tl.Transport.SHARED_MEMORY
+
+    def test_a_publisher_streams_over_tls_what_a_student_reads(self, place: Guarded) -> None:
+        ids, lengths, logits = some_rows(0)
+        with (
+            place.connect("pool", over_tcp=True) as pool,
+            place.connect("alice", over_tcp=True) as client,
+            pool.open_publisher(a_teacher("guarded"), transports=STREAM) as teacher,
+            client.open_session(a_student("guarded", transports=STREAM)) as session,
+        ):
+            with teacher.reserve(0, input_ids=ids, lengths=lengths) as draft:
+                tl.select_top_k(logits, out=draft)
+            with session.acquire(step=0, input_ids=ids, lengths=lengths) as batch:
+                assert same(batch.columns, expected(ids, lengths, logits))
 
     @pytest.mark.parametrize(
         ("given", "reason"),
@@ -506,6 +521,8 @@ class TestForgedHints:
                 with client.open_session(a_profile(hints=node_hints())) as session:
                     reasons = {each.transport: each.reason for each in session.refusals}
                     assert session.transport is tl.Transport.STREAM
+                    with session.score(ROWS).result(timeout=SECONDS) as payload:
+                        assert len(payload.row_offsets) == len(ROWS) + 1
         finally:
             aside.rename(broker)
         assert reasons[tl.Transport.SHARED_MEMORY] is RefusalReason.BROKER_UNREACHABLE

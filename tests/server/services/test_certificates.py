@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import grpc
 import pytest
 import trustme
 
 from teacher_logits.errors import ConfigError
 from teacher_logits_server.config import ServerConfig
-from teacher_logits_server.services import certificates
 from teacher_logits_server.services.certificates import server_credentials
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def test_a_half_that_does_not_fit_is_told_and_the_old_pair_goes_on(
         fetch[:] = [later]
         return first
 
-    monkeypatch.setattr(certificates.grpc, "dynamic_ssl_server_credentials", made)
+    monkeypatch.setattr(grpc, "dynamic_ssl_server_credentials", made)
     old = server_credentials(config)
     write(tmp_path, authority, "key")
     assert fetch[0]() is old
