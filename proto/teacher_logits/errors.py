@@ -3,37 +3,32 @@
     TeacherLogitsError                     reason, facts (every number of the message), retry_after
     ├─ ContractViolation                   the caller must change something; never retried
     │  ├─ SessionRefusedError              every broken rule of a handshake
-    │  ├─ GridMismatchError                the batch-grid rules, called as a function
-    │  ├─ NotNodeLocalError                the node-locality rules, called as a function
+    │  ├─ GridMismatchError, NotNodeLocalError   the same rules, called as functions
     │  ├─ RequestInvalidError              a call that cannot be read, or lacks a deadline
     │  ├─ PayloadInvalidError              shape, type, k, rows, ids, NaN
     │  ├─ AlignmentError                   digest, probe or lookup disagrees: row, position, offset
     │  ├─ UnknownTeacherError              with the teachers there are
-    │  ├─ ConfigError                      a setting, with the flag to change
-    │  ├─ ForkedClientError                a client used in a forked child
+    │  ├─ ConfigError, ForkedClientError   a setting and its flag; a client in a forked child
     │  ├─ NoCommonTransportError           with every refusal
     │  ├─ PayloadConflictError             same key, other bytes; rows that overlap
     │  └─ NotAllowedError                  this caller may not do this
     ├─ StaleReference                      it was right once; start again one level up
     │  ├─ EpochChangedError                the server was restarted
-    │  ├─ SessionExpiredError              the session has ended
-    │  ├─ LeaseLostError                   the lease has ended
-    │  ├─ ReservationLapsedError           the right to write has ended
+    │  ├─ SessionExpiredError, LeaseLostError, ReservationLapsedError   it has ended
     │  └─ StalePayloadError                bytes were overwritten under a reader: discard the step
     ├─ NotAvailable                        waiting or room may help
     │  ├─ PayloadRetiredError              no new leases on this payload
     │  │  └─ ProducerLostError             its writer died
     │  ├─ DeadlinePassedError              what was waited for, and how long
     │  ├─ PoolFullError                    need, free, quarantined, retry after
+    │  ├─ LimitReachedError                which limit, its number, the flag that raises it
     │  ├─ HostCopyNeededError              a reader cannot open the device memory that it lies in
-    │  ├─ DrainingError                    the server takes no new work
-    │  ├─ ServerUnreachableError           nobody answers at the address
+    │  ├─ DrainingError, ServerUnreachableError   no new work; nobody answers at the address
     │  └─ EngineError                      the teacher failed on these rows
     └─ TransportFailure                    the bytes did not come this way; fallback decides
        ├─ SlabOpenError                    a slab could not be opened or mapped
        ├─ StreamBrokenError                a stream ended early
-       ├─ ObjectLostError                  an object store lost it
-       └─ ChecksumError                    bytes changed on the way
+       └─ ObjectLostError, ChecksumError   an object store lost it; bytes changed on the way
 
 The four branches are the four things a caller does: fix the call, start again one
 level up, wait, try another way. How each travels over gRPC stands in ``wire_errors``.
@@ -246,9 +241,15 @@ class DeadlinePassedError(NotAvailable):
 
 
 class PoolFullError(NotAvailable):
-    """The byte budget is spent, or the queue of requests full; ``facts`` has the numbers."""
+    """The byte budget is spent; ``facts`` has the numbers."""
 
     reason = "POOL_FULL"
+
+
+class LimitReachedError(NotAvailable):
+    """As many are there as may be; ``facts`` has ``limit_name``, ``count``, ``limit``, ``flag``."""
+
+    reason = "LIMIT_REACHED"
 
 
 class HostCopyNeededError(NotAvailable):

@@ -18,6 +18,8 @@ from teacher_logits.locality import ModelGrid, model_sizes
 from teacher_logits.socket_path import default_socket_path, socket_folder
 from teacher_logits.transport import Transport
 from teacher_logits_server.flags import Setting, settings_of
+from teacher_logits_server.limit_settings import LimitSettings
+from teacher_logits_server.limit_settings import broken_rule as of_limits
 from teacher_logits_server.named_teachers import about, check_names, configs_of
 from teacher_logits_server.own_settings import OF_A_TEACHER
 from teacher_logits_server.ray_settings import RaySettings, of_no_teacher
@@ -28,7 +30,6 @@ from teacher_logits_server.replica_settings import broken_rule as of_replicas
 from teacher_logits_server.settings import (
     KIB,
     MIB,
-    LimitSettings,
     ListenSettings,
     MemorySettings,
     OutputSettings,
@@ -67,7 +68,7 @@ class ServerConfig(
         _check_types(self)
         _check_listen(self)
         _check_teacher(self)
-        for broken_rule in (of_replicas, of_ray):
+        for broken_rule in (of_replicas, of_ray, of_limits):
             if (broken := broken_rule(self)) is not None:
                 raise _refuse(*broken)
         _check_device_pool(self)
@@ -246,12 +247,7 @@ def _check_numbers(config: ServerConfig) -> None:
         "pool_size_bytes": MIN_POOL_BYTES,
         "slab_size_bytes": MIN_POOL_BYTES,
         "chunk_bytes": MIN_CHUNK_BYTES,
-        "keep_steps": 0,
         "max_quarantine": 0,
-        "max_sessions": 1,
-        "max_request_tokens": 1,
-        "max_batch_tokens": 1,
-        "max_waiting_requests": 1,
         "threads": 1,
         "ready_fd": 0,
     }

@@ -60,7 +60,7 @@ class Admitting(Handshake):
             UnknownTeacherError: there are several teachers, and it names none.
             RequestInvalidError: an id that is no name, or was used with another profile.
             DrainingError: the server takes no new sessions.
-            NotAvailable: it has as many as it takes.
+            LimitReachedError: it has as many as it takes.
         """
         keys.check_name(request_id, what="request id")
         keys.check_name(profile.student_id, what="student id")
@@ -162,7 +162,7 @@ class Admitting(Handshake):
     ) -> Session:
         """Take a session in that breaks no rule; refuses while draining, and one too many."""
         self._check_draining()
-        self._sessions.check_room()
+        self._sessions.check_room(profile)
         session = Session(
             session_id=keys.new_id("s", self.epoch),
             request_id=request_id,
@@ -195,7 +195,7 @@ class Admitting(Handshake):
             PlaceTaken: its shard has one already; waiting helps where that one is dead.
             RequestInvalidError: an id that is no name, or was used with another profile.
             DrainingError: the server takes no new sessions.
-            NotAvailable: it has as many as it takes.
+            LimitReachedError: it has as many as it takes.
         """
         keys.check_name(request_id, what="request id")
         keys.check_name(profile.teacher_id, what="teacher id")

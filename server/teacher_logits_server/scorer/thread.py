@@ -21,7 +21,7 @@ import threading
 import weakref
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from teacher_logits import keys
 from teacher_logits.errors import DrainingError, EngineError, PoolFullError, TeacherLogitsError
@@ -30,7 +30,7 @@ from teacher_logits_server.engines.answers import Answer, Part
 from teacher_logits_server.engines.passes import Outcome, is_for, passes_of
 from teacher_logits_server.scorer.jobs import BadRows, ScoreJob, Work, plan_job
 from teacher_logits_server.scorer.places import Places, Slabs
-from teacher_logits_server.scorer.queue import JobQueue, too_late
+from teacher_logits_server.scorer.queue import DEVICE, JobQueue, too_late
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,25 +40,10 @@ if TYPE_CHECKING:
     from teacher_logits.views import QueueView
     from teacher_logits_server.engines.passes import ServedEngine
     from teacher_logits_server.ledger import Ledger
+    from teacher_logits_server.limits import ScorerLimits
 
 _LOG = logging.getLogger(__name__)
 _LAST_PASS_SECONDS = 30.0
-
-
-class Limits(Protocol):
-    """What the scorer needs of a server's settings; ``config.ServerConfig`` has it."""
-
-    @property
-    def max_request_tokens(self) -> int:
-        """Most tokens of one request, prefixes included."""
-
-    @property
-    def max_batch_tokens(self) -> int:
-        """Most tokens of one pass, padding included."""
-
-    @property
-    def max_waiting_requests(self) -> int:
-        """Most requests that wait."""
 
 
 class Scorer:
@@ -72,7 +57,13 @@ class Scorer:
     """
 
     def __init__(
-        self, *, engine: ServedEngine, ledger: Ledger, slabs: Slabs, config: Limits, clock: Clock
+        self,
+        *,
+        engine: ServedEngine,
+        ledger: Ledger,
+        slabs: Slabs,
+        config: ScorerLimits,
+        clock: Clock,
     ) -> None:
         self._passes = passes_of(engine)
         self._under_way: dict[Part, Work] = {}
@@ -83,6 +74,8 @@ class Scorer:
         batching = Batching(
             max_batch_tokens=config.max_batch_tokens,
             max_waiting_requests=config.max_waiting_requests,
+            max_session_requests=config.max_session_requests,
+            held=lambda pool: ledger.room_held(on_device=pool == DEVICE),
         )
         self._queue = JobQueue(batching=batching, clock=clock)
         self._thread = threading.Thread(target=self._live, name="scorer", daemon=True)
@@ -116,7 +109,7 @@ class Scorer:
 
         Raises:
             PayloadInvalidError: it can never be scored; nothing was computed.
-            PoolFullError: no pool of this size can hold its payload, or too many jobs wait.
+            LimitReachedError: too many jobs wait, or too many are its session's.
             SessionExpiredError, EpochChangedError: the session has ended.
             DrainingError, EngineError: the scorer takes no more jobs, or none at present.
         """
