@@ -51,8 +51,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-SPARE_LINES = 64
-"""Connections beyond the most sessions, for those that have not said hello yet."""
+SPARE_LINES = 1024
+"""Connections beyond the most sessions, for those that have not said hello yet: as many as four
+users' processes may have."""
 
 
 class Core:
@@ -158,13 +159,14 @@ class Core:
             exporter=self._passes,
             publishing=self.publishing,
             allowed_uids=config.allow_uids,
+            max_user_lines=config.max_user_lines,
         )
         broker = Broker(
             path=path,
             desk=desk,
             clock=clock,
             hello_within=config.opening_ttl,
-            max_lines=config.max_sessions + SPARE_LINES,
+            max_lines=config.max_sessions + config.max_publishers + SPARE_LINES,
         )
         self.ledger.on_mail(broker.tell)
         return broker

@@ -154,7 +154,10 @@ class Server:
     async def _start(self) -> Readiness:
         config = self._config
         self._endpoint = endpoint = Endpoint(
-            max_request_tokens=config.max_request_tokens, for_everyone=bool(config.allow_uids)
+            max_request_tokens=config.max_request_tokens,
+            max_calls=config.max_calls,
+            max_watchers=config.max_watchers,
+            for_everyone=bool(config.allow_uids),
         )
         wanted = config.addresses or (read_address(default_address(), what="--listen"),)
         addresses = await endpoint.listen(wanted)
@@ -201,7 +204,12 @@ class Server:
         clock, ledger, scorers = self._clock, core.ledger, core.scorers
         calls, path, wait = core.publishing, self._broker_path, self._config.default_wait
         services = endpoint.services
-        self._waiting = waiting = Waiting(clock=clock, longest_wait=wait)
+        self._waiting = waiting = Waiting(
+            clock=clock,
+            longest_wait=wait,
+            max_calls=self._config.max_waiting_calls,
+            max_session_calls=self._config.max_session_calls,
+        )
         waiting.listen_to(ledger)
         objects = core.objects
         student = StudentService(
@@ -235,7 +243,10 @@ class Server:
     def _make_bulk(self, core: Core, addresses: Sequence[Address]) -> BulkService:
         paths = [address.path for address in addresses if address.is_unix]
         stall = self._config.default_wait
-        return BulkService(exporter=core.stream, stall=stall, unix_paths=paths)
+        most = self._config.max_session_streams
+        return BulkService(
+            exporter=core.stream, stall=stall, max_session_streams=most, unix_paths=paths
+        )
 
     async def _tell_health(self) -> None:
         """Say SERVING while every thread works and no drain was asked for."""

@@ -27,6 +27,7 @@ from teacher_logits_server.broker.gate import Gate
 from teacher_logits_server.broker.leaving import Leaving
 from teacher_logits_server.broker.lines import Answer, Desk, Line, close_foreign, receive
 from teacher_logits_server.broker.outbox import OpenLine, Outbox
+from teacher_logits_server.broker.strangers import Strangers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -53,14 +54,12 @@ class Broker:
         self._path = path
         self._desk = desk
         self._clock = clock
-        self._hello_seconds = hello_within.total_seconds()
         self._max_lines = max_lines
         self._open: dict[int, OpenLine] = {}
         self._by_session: dict[str, OpenLine] = {}
         #: Sessions whose mail is due; any thread may add some.
         self._due: deque[str] = deque()
-        #: Connections that have not said hello, oldest first, with the time to give up.
-        self._strangers: dict[int, float] = {}
+        self._strangers = Strangers(hello_within.total_seconds())
         self._thread = threading.Thread(target=self._run, name="teacher-logits-broker", daemon=True)
         self._waking = threading.Lock()
         self._is_open = False
@@ -155,8 +154,10 @@ class Broker:
         fd = connection.fileno()
         line = Line(peer=peer)
         self._open[fd] = OpenLine(line=line, socket=connection, outbox=Outbox(connection))
-        self._strangers[fd] = self._clock.now() + self._hello_seconds
         self._poll.register(fd, _READABLE)
+        oldest = self._strangers.come(fd, uid=peer.uid, now=self._clock.now())
+        if oldest is not None:
+            self._drop(self._open[oldest], ConnectionError("its user has too many without a hello"))
 
     def _serve_guarded(self, each: OpenLine, events: int) -> None:
         try:
@@ -195,7 +196,7 @@ class Broker:
             if descriptor is not None:
                 close_foreign(descriptor)
         if was_stranger and line.session_id:
-            self._strangers.pop(each.socket.fileno(), None)
+            self._strangers.forget(each.socket.fileno())
             self._by_session[line.session_id] = each
             self._living.add_for_good(line)
         self._deliver()
@@ -271,7 +272,7 @@ class Broker:
         del self._open[fd]
         self._by_session.pop(each.line.session_id, None)
         self._living.discard(each.line.peer.pidfd)
-        self._strangers.pop(fd, None)
+        self._strangers.forget(fd)
         self._poll.unregister(fd)
         each.outbox.close()
         each.socket.close()
@@ -287,14 +288,13 @@ class Broker:
 
     def _timeout(self) -> float | None:
         """Seconds until something must be given up; None where nothing waits."""
-        stranger = next(iter(self._strangers.values()), None)
-        times = [time for time in (stranger, self._leaving.next_time) if time is not None]
+        both = self._strangers.next_time, self._leaving.next_time
+        times = [time for time in both if time is not None]
         return max(0.0, min(times) - self._clock.now()) if times else None
 
     def _give_up(self) -> None:
         now = self._clock.now()
         for line in self._leaving.take_late(now):
             self._end(line, process_alive=True, is_watched=True)
-        for fd, give_up in list(self._strangers.items()):
-            if give_up <= now:
-                self._hang_up(self._open[fd])
+        for fd in self._strangers.late(now):
+            self._hang_up(self._open[fd])

@@ -73,6 +73,11 @@ class Ending(Stepping):
     def _is_shared(self) -> bool:
         return self._sessions.has_several_readers()
 
+    def _note_alone(self, was_shared: bool) -> None:
+        """Have whoever waits for room look again where one session is left, which may have all."""
+        if was_shared and not self._is_shared():
+            self._lending.note_memory_freed()
+
     def line_ended(self, session_id: str, *, process_alive: bool, is_cut: bool = False) -> bool:
         """Learn that the last holder of a session's line let go of it.
 
@@ -159,8 +164,9 @@ class Ending(Stepping):
 
     def _end(self, session: Session, *, doubt: Doubt | None = None) -> None:
         """End a session and each of its leases; readers in doubt keep their room."""
+        was_shared = self._is_shared()
         session.phase = Phase.ENDED
-        self._lending.note_memory_freed()  # the others' shares have grown
+        self._note_alone(was_shared)
         self._announced.forget(session.session_id)
         self._end_publisher(session, in_good_order=False)
         for lease in self._lending.leases.of_session(session.session_id):

@@ -19,6 +19,7 @@ from teacher_logits.errors import ConfigError
 from teacher_logits.selection_rules import MAX_IDS_PER_TOKEN
 from teacher_logits_server.interceptors import Guard
 from teacher_logits_server.services import Services
+from teacher_logits_server.services.call_limits import CONNECTION_SHARE, CallLimits
 from teacher_logits_server.sockets import EVERYONE, OWNER_ONLY, SocketClaim
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ SERVICE_NAMES = (
 )
 KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS = 30_000, 10_000
 MIN_PING_INTERVAL_MS = 5_000
+HANDSHAKE_TIMEOUT_MS = 10_000
+MAX_METADATA_BYTES = 16 * 1024
 MIN_MESSAGE_BYTES = 4 * 1024**2 + 65536
 """A chunk of a streamed payload, of 4 MiB at most, and what stands around it."""
 _TOKEN_BYTES = 24
@@ -51,10 +54,13 @@ class Endpoint:
 
     Args:
         max_request_tokens: sizes the longest message that is read at all.
+        max_calls, max_watchers: see ``call_limits``.
         for_everyone: whether other users of this machine may connect to its Unix sockets.
     """
 
-    def __init__(self, *, max_request_tokens: int, for_everyone: bool) -> None:
+    def __init__(
+        self, *, max_request_tokens: int, max_calls: int, max_watchers: int, for_everyone: bool
+    ) -> None:
         self.services = Services()
         self.is_serving = False
         self._socket_mode = EVERYONE if for_everyone else OWNER_ONLY
@@ -63,8 +69,11 @@ class Endpoint:
         self._is_ready = False
         self._server = grpc.aio.server(
             handlers=(self.services,),
-            interceptors=(Guard(is_ready=lambda: self._is_ready),),
-            options=_options(max_request_tokens),
+            interceptors=(
+                CallLimits(max_calls=max_calls, max_watchers=max_watchers),
+                Guard(is_ready=lambda: self._is_ready),
+            ),
+            options=_options(max_request_tokens, max_calls),
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
@@ -123,13 +132,20 @@ class Endpoint:
             await self._health.set(name, status)
 
 
-def _options(max_request_tokens: int) -> list[tuple[str, int]]:
+def _options(max_request_tokens: int, max_calls: int) -> list[tuple[str, int]]:
     each = _TOKEN_BYTES + MAX_IDS_PER_TOKEN * _ID_BYTES
     longest = min(max(MIN_MESSAGE_BYTES, max_request_tokens * each + 65536), _MOST_BYTES)
     return [
         # On by default, and then a second server shares the port and takes half the calls.
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", longest),
+        # What a call brings besides its message; gRPC refuses more with RESOURCE_EXHAUSTED.
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
+        # Over one connection; its client holds back what it asks beyond that.
+        ("grpc.max_concurrent_streams", max(max_calls // CONNECTION_SHARE, 1)),
+        # Who connects and says nothing is hung up on.
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
         # A host that vanished shows within a minute; clients may ping as often as every 5 s,
         # with and without calls, and are not sent away for it.
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),

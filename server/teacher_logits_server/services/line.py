@@ -42,7 +42,7 @@ class LineDesk:
     """Answers the packets of broker lines; ``broker.Desk`` is its interface.
 
     Args:
-        allowed_uids: as for ``HelloDesk``.
+        allowed_uids, max_user_lines: as for ``HelloDesk``.
     """
 
     def __init__(
@@ -52,11 +52,14 @@ class LineDesk:
         exporter: SlabExporter,
         publishing: PublisherCalls,
         allowed_uids: tuple[int, ...],
+        max_user_lines: int,
     ) -> None:
         self._ledger = ledger
         self._publishing = publishing
         self._exporter = exporter
-        self._hello = HelloDesk(ledger=ledger, allowed_uids=allowed_uids)
+        self._hello = HelloDesk(
+            ledger=ledger, allowed_uids=allowed_uids, max_user_lines=max_user_lines
+        )
 
     def answer(self, line: Line, packet: bytes, descriptor: int | None = None) -> Answer:
         """Answer one packet; a descriptor stays the caller's."""
@@ -109,6 +112,7 @@ class LineDesk:
     def line_ended(self, line: Line, *, process_alive: bool) -> bool:
         """Tell the ledger that nobody is at the other end of a session's line."""
         facts = {"session_id": line.session_id, "process_alive": process_alive}
+        self._hello.ended(line)
         try:
             self._publishing.hear_seals(line.session_id)
             who = self._ledger.describe(line.session_id)

@@ -254,6 +254,7 @@ def running(
         exporter=SharedMemoryExporter(ledger=ledger, slabs=(slabs, foreign)),
         publishing=PublisherCalls(ledger=ledger, slabs=slabs, foreign=foreign),
         allowed_uids=(),
+        max_user_lines=32,
     )
     broker = Broker(path=path, desk=desk, clock=clock, hello_within=hello_within, max_lines=32)
     rim = Rim(path=path, ledger=ledger, slabs=slabs, desk=desk, broker=broker)
