@@ -11,6 +11,7 @@ memory, and the server's entry in the table of this process.
 from __future__ import annotations
 
 import logging
+import resource
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -136,7 +137,7 @@ class Core:
     def _make_exporters(
         self, config: ServerConfig, local: LocalExporter, ray: RayLink | None
     ) -> None:
-        self.foreign = ForeignSlabs()
+        self.foreign = ForeignSlabs(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         self.ledger.on_slabs_dropped(self.foreign.drop)
         self.publishing = PublisherCalls(ledger=self.ledger, slabs=self.slabs, foreign=self.foreign)
         both = (self.slabs, self.foreign)

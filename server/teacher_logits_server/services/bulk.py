@@ -101,6 +101,7 @@ class BulkService:
             self._streams[session_id] -= 1
             if not self._streams[session_id]:
                 del self._streams[session_id]
+                self._turns.forget(session_id)
             patience.end()
 
     async def _next(self, chunks: Iterator[bytes], session_id: str) -> bytes | None:

@@ -9,30 +9,40 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextlib import suppress
+from itertools import count
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 
 class Rotation(Generic[T]):
-    """Things that wait, by session; pure. Sessions come in rotation, a session's own in order."""
+    """Things that wait, by session; pure. Next is the session whose turn is longest ago."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[T]] = {}
+        self._turns = count()
+        #: The number of each session's last turn.
+        self._last: dict[str, int] = {}
 
     def put(self, session_id: str, thing: T) -> None:
-        """Let a thing wait behind those of its session; a session that is new comes last."""
+        """Let a thing wait behind those of its session."""
         self._waiting.setdefault(session_id, deque()).append(thing)
 
     def take(self) -> T | None:
-        """Return the next one, and let its session's others wait behind all sessions."""
-        for session_id, own in self._waiting.items():
+        """Return the next one; None where nothing waits."""
+        if not self._waiting:
+            return None
+        session_id = min(self._waiting, key=lambda each: self._last.get(each, -1))
+        self._last[session_id] = next(self._turns)
+        own = self._waiting[session_id]
+        thing = own.popleft()
+        if not own:
             del self._waiting[session_id]
-            thing = own.popleft()
-            if own:
-                self._waiting[session_id] = own
-            return thing
-        return None
+        return thing
+
+    def forget(self, session_id: str) -> None:
+        """Forget when a session had its last turn."""
+        self._last.pop(session_id, None)
 
     def remove(self, session_id: str, thing: T) -> None:
         """Forget a thing; one not known is fine."""
@@ -61,6 +71,10 @@ class Turns:
             await asyncio.sleep(0)
         finally:
             self._pass_on()
+
+    def forget(self, session_id: str) -> None:
+        """Learn that a session has no streams any more."""
+        self._waiting.forget(session_id)
 
     async def _wait(self, session_id: str) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -248,7 +248,7 @@ def running(
         slots=slabs,
         offered=frozenset({Transport.SHARED_MEMORY, Transport.STREAM}),
     )
-    foreign = ForeignSlabs()
+    foreign = ForeignSlabs(8)
     desk = LineDesk(
         ledger=ledger,
         exporter=SharedMemoryExporter(ledger=ledger, slabs=(slabs, foreign)),
