@@ -110,6 +110,30 @@ class ScorerLimits(Protocol):
         """Most requests of one session that wait or run."""
 
 
+class CallLimits(Protocol):
+    """What the rim needs of a server's settings."""
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Most tokens of one request, prefixes included."""
+
+    @property
+    def max_calls(self) -> int:
+        """Most calls under way, but for those that watch the server's health."""
+
+    @property
+    def max_watchers(self) -> int:
+        """Most of those."""
+
+    @property
+    def max_waiting_calls(self) -> int:
+        """Most calls that wait for one thing."""
+
+    @property
+    def max_session_calls(self) -> int:
+        """Most of them of one session."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LedgerCaps:
     """How many leases a session may have, and how much a publisher may have ahead of its readers.

@@ -153,12 +153,7 @@ class Server:
 
     async def _start(self) -> Readiness:
         config = self._config
-        self._endpoint = endpoint = Endpoint(
-            max_request_tokens=config.max_request_tokens,
-            max_calls=config.max_calls,
-            max_watchers=config.max_watchers,
-            for_everyone=bool(config.allow_uids),
-        )
+        self._endpoint = endpoint = Endpoint(limits=config, for_everyone=bool(config.allow_uids))
         wanted = config.addresses or (read_address(default_address(), what="--listen"),)
         addresses = await endpoint.listen(wanted)
         log_addresses(addresses)
@@ -204,12 +199,7 @@ class Server:
         clock, ledger, scorers = self._clock, core.ledger, core.scorers
         calls, path, wait = core.publishing, self._broker_path, self._config.default_wait
         services = endpoint.services
-        self._waiting = waiting = Waiting(
-            clock=clock,
-            longest_wait=wait,
-            max_calls=self._config.max_waiting_calls,
-            max_session_calls=self._config.max_session_calls,
-        )
+        self._waiting = waiting = Waiting(clock=clock, longest_wait=wait, limits=self._config)
         waiting.listen_to(ledger)
         objects = core.objects
         student = StudentService(

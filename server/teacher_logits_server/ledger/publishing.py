@@ -79,15 +79,13 @@ class Publishing(Relaying):
             streams = self._writer_id(session) == SERVER_WRITER
             if streams:
                 self._lending.check_fits(payload.size_bytes)
-            if not published.steps.has_claim(session_id, request_id):
-                self._check_ahead(published, session_id, claim.step)
+            self._check_ahead(published, claim)
             held, is_repeat = published.steps.reserve(claim)
             if held is claim:
-                stamped = _stamped(payload, claim.payload_id, session.publisher)
                 self._drafts.add(
                     Draft(
                         session_id=session_id,
-                        payload=stamped,
+                        payload=_stamped(payload, claim.payload_id, session.publisher),
                         row_positions=row_positions,
                         streams=streams,
                     )
@@ -179,11 +177,13 @@ class Publishing(Relaying):
 
     # Within
 
-    def _check_ahead(self, published: Published, session_id: str, step: int) -> None:
-        """Refuse a reservation of a publisher that is too far ahead."""
-        self._caps.reservations.check(self._drafts.count_of(session_id))
-        if published.steps.find(step) is None:
-            published.steps.check_open(step)
+    def _check_ahead(self, published: Published, claim: Claim) -> None:
+        """Refuse a reservation of a publisher that is too far ahead; a retry is fine."""
+        if published.steps.has_claim(claim.session_id, claim.request_id):
+            return
+        self._caps.reservations.check(self._drafts.count_of(claim.session_id))
+        if published.steps.find(claim.step) is None:
+            published.steps.check_open(claim.step)
             self._caps.steps.check(sum(1 for _ in published.steps))
 
     def _claim(

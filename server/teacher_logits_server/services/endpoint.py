@@ -19,13 +19,14 @@ from teacher_logits.errors import ConfigError
 from teacher_logits.selection_rules import MAX_IDS_PER_TOKEN
 from teacher_logits_server.interceptors import Guard
 from teacher_logits_server.services import Services
-from teacher_logits_server.services.call_limits import CONNECTION_SHARE, CallLimits
+from teacher_logits_server.services.counted_calls import CONNECTION_SHARE, CountedCalls
 from teacher_logits_server.sockets import EVERYONE, OWNER_ONLY, SocketClaim
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from teacher_logits.addresses import Address
+    from teacher_logits_server.limits import CallLimits
 
 SERVICE_NAMES = (
     "",
@@ -53,14 +54,12 @@ class Endpoint:
     """The gRPC server of one process.
 
     Args:
-        max_request_tokens: sizes the longest message that is read at all.
-        max_calls, max_watchers: see ``call_limits``.
+        limits: the longest message that is read at all is sized by the tokens of a request; for
+            the calls under way see ``counted_calls``.
         for_everyone: whether other users of this machine may connect to its Unix sockets.
     """
 
-    def __init__(
-        self, *, max_request_tokens: int, max_calls: int, max_watchers: int, for_everyone: bool
-    ) -> None:
+    def __init__(self, *, limits: CallLimits, for_everyone: bool) -> None:
         self.services = Services()
         self.is_serving = False
         self._socket_mode = EVERYONE if for_everyone else OWNER_ONLY
@@ -70,10 +69,10 @@ class Endpoint:
         self._server = grpc.aio.server(
             handlers=(self.services,),
             interceptors=(
-                CallLimits(max_calls=max_calls, max_watchers=max_watchers),
+                CountedCalls(max_calls=limits.max_calls, max_watchers=limits.max_watchers),
                 Guard(is_ready=lambda: self._is_ready),
             ),
-            options=_options(max_request_tokens, max_calls),
+            options=_options(limits.max_request_tokens, limits.max_calls),
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from teacher_logits.clock import Clock
     from teacher_logits.errors import TeacherLogitsError
     from teacher_logits_server.ledger import Ledger
+    from teacher_logits_server.limits import CallLimits
 
 T = TypeVar("T")
 Q = TypeVar("Q")
@@ -68,12 +69,10 @@ class Waiting:
 
     Args:
         longest_wait: what a call waits at most, whatever its own deadline.
-        max_calls, max_session_calls: how many wait for one thing, and how many of one session.
+        limits: how many calls wait for one thing, and how many of one session.
     """
 
-    def __init__(
-        self, *, clock: Clock, longest_wait: timedelta, max_calls: int, max_session_calls: int
-    ) -> None:
+    def __init__(self, *, clock: Clock, longest_wait: timedelta, limits: CallLimits) -> None:
         self._clock = clock
         self.longest_seconds = longest_wait.total_seconds()
         self.teachers, self.steps, self.room = Bell(), Bell(), Bell()
@@ -81,14 +80,14 @@ class Waiting:
         self._is_over = False
         self._cap = Cap(
             name="waiting_calls",
-            most=max_calls,
+            most=limits.max_waiting_calls,
             flag="--max-waiting-calls",
             what="calls that wait here for the same",
             way_out="ask again later",
         )
         self._session_cap = Cap(
             name="session_calls",
-            most=max_session_calls,
+            most=limits.max_session_calls,
             flag="--max-session-calls",
             what="calls of this session that wait here for the same",
             way_out="let some end first",

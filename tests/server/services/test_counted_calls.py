@@ -1,4 +1,4 @@
-"""Call limits: one call too many is refused, health is answered, and who ends makes room."""
+"""Counted calls: one call too many is refused, health is answered, and who ends makes room."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from grpc_health.v1.health import aio as health
 
 from teacher_logits.wire.errors import DETAILS_KEY, from_status
 from teacher_logits_server.interceptors import Guard
-from teacher_logits_server.services.call_limits import CallLimits
+from teacher_logits_server.services.counted_calls import CountedCalls
 
 PATIENCE = 30.0
 METHOD = "/test.Service/Wait"
@@ -27,7 +27,7 @@ def test_one_call_too_many_is_refused_and_a_probe_answered() -> None:
             await go_on.wait()
             return request
 
-        limits = CallLimits(max_calls=2, max_watchers=1)
+        limits = CountedCalls(max_calls=2, max_watchers=1)
         server = grpc.aio.server(interceptors=(limits, Guard(is_ready=lambda: True)))
         handler = grpc.unary_unary_rpc_method_handler(wait)
         server.add_generic_rpc_handlers(

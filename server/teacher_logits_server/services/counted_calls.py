@@ -1,4 +1,4 @@
-"""Call limits: how many calls a server has under way, of all kinds and of all clients.
+"""Counted calls: how many calls a server has under way, of all kinds and of all clients.
 
     watches of health     --max-watchers, counted apart: they end when their clients do
     looks at health       none: a probe is answered, however busy the server is
@@ -30,7 +30,7 @@ CONNECTION_SHARE = 4
 """So many connections take what all may have together."""
 
 
-class Counted:
+class _Count:
     """Calls under way of one kind."""
 
     def __init__(self, cap: Cap) -> None:
@@ -51,11 +51,11 @@ class Counted:
         self.count -= 1
 
 
-class CallLimits(grpc.aio.ServerInterceptor):
+class CountedCalls(grpc.aio.ServerInterceptor):
     """Counts every call, around the guard, whose handlers are coroutines."""
 
     def __init__(self, *, max_calls: int, max_watchers: int) -> None:
-        self._calls = Counted(
+        self._calls = _Count(
             Cap(
                 name="calls",
                 most=max_calls,
@@ -64,7 +64,7 @@ class CallLimits(grpc.aio.ServerInterceptor):
                 way_out="wait for some to end",
             )
         )
-        self._watchers = Counted(
+        self._watchers = _Count(
             Cap(
                 name="watchers",
                 most=max_watchers,
@@ -89,7 +89,7 @@ class CallLimits(grpc.aio.ServerInterceptor):
         return _counted(handler, self._watchers if method == WATCH else self._calls)
 
 
-def _counted(handler: grpc.RpcMethodHandler[Q, R], calls: Counted) -> grpc.RpcMethodHandler[Q, R]:
+def _counted(handler: grpc.RpcMethodHandler[Q, R], calls: _Count) -> grpc.RpcMethodHandler[Q, R]:
     """Return a handler that is refused, or counts while it runs."""
     kind = f"{_word(handler.request_streaming)}_{_word(handler.response_streaming)}"
     behaviour: Callable[[object, grpc.aio.ServicerContext[Q, R]], Awaitable[R]]
