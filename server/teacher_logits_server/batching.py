@@ -117,6 +117,16 @@ class Batching:
         """The earliest deadline; None without requests."""
         return min((request.deadline for request in self._requests.values()), default=None)
 
+    def check_room(self, session_id: str) -> None:
+        """Refuse another request of a session.
+
+        Raises:
+            LimitReachedError: too many wait already, or too many are its own.
+        """
+        self._session_cap.check(len(self._by_session.get(session_id, ())))
+        if self._waiting[session_id]:
+            self._cap.check(self._waiting_count)
+
     def add(
         self,
         ticket: int,
@@ -133,15 +143,13 @@ class Batching:
         room that its payload will need, and ``pool`` names where.
 
         Raises:
-            LimitReachedError: too many wait already, or too many are its session's.
+            LimitReachedError: see ``check_room``.
         """
-        own = self._by_session.get(session_id, {})
-        self._session_cap.check(len(own))
-        if self._waiting[session_id]:
-            self._cap.check(self._waiting_count)
-        else:
+        self.check_room(session_id)
+        if not self._waiting[session_id]:
             self._turns.forget(self._waiting.keys())
             self._turns.join(session_id)
+        own = self._by_session.get(session_id, {})
         ahead = sum(each.tokens_left for each in own.values())
         request = Request(
             ticket=ticket,

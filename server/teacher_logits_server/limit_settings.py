@@ -53,7 +53,7 @@ class LimitSettings:
         "most of them that one session may have of each kind",
     )
     max_session_streams: int = _set(
-        16, "--max-session-streams", readers.COUNT, "most streams of payloads to one session"
+        64, "--max-session-streams", readers.COUNT, "most streams of payloads to one session"
     )
     max_session_leases: int = _set(
         16384, "--max-session-leases", readers.COUNT, "most leases of one session"

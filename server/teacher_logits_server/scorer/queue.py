@@ -81,6 +81,11 @@ class JobQueue:
             check_same(job.request_id, work.job.digest, job.digest)
             return self._future(work)
 
+    def check_room(self, session_id: str) -> None:
+        """Refuse another job of a session before it is planned (``LimitReachedError``)."""
+        with self._changed:
+            self._batching.check_room(session_id)
+
     def add(self, job: ScoreJob, plan: Plan) -> LeaseFuture:
         """Let a job wait for its turn.
 

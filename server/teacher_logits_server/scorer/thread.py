@@ -125,6 +125,7 @@ class Scorer:
             raise DrainingError("the server is draining and takes no new work: use another one")
         if (why := self._passes.refusal) is not None:
             raise why
+        self._queue.check_room(job.session_id)
         plan = plan_job(
             job, ledger=self._ledger, max_request_tokens=self._config.max_request_tokens
         )
