@@ -12,19 +12,21 @@ from contextlib import ExitStack
 
 import grpc
 from benchmarks.report import write_line
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+WATCH = "/grpc.health.v1.Health/Watch"
 
 #: Or all channels to one address share a connection.
 _APART = (("grpc.use_local_subchannel_pool", 1),)
 
 
-def watch(argv: list[str]) -> int:
+def watch_on(argv: list[str]) -> int:
     """Watch until standard input ends."""
     address, count = argv
     with ExitStack() as stack:
         for _ in range(int(count)):
             channel = stack.enter_context(grpc.insecure_channel(address, options=_APART))
-            watching = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            watch: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(WATCH)
+            watching = watch(b"")
             stack.callback(watching.cancel)
             next(watching)
         write_line({"ready": True})
@@ -33,4 +35,4 @@ def watch(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(watch(sys.argv[1:]))
+    sys.exit(watch_on(sys.argv[1:]))

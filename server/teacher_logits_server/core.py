@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import resource
+import sys
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -137,7 +138,7 @@ class Core:
     def _make_exporters(
         self, config: ServerConfig, local: LocalExporter, ray: RayLink | None
     ) -> None:
-        self.foreign = ForeignSlabs(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        self.foreign = ForeignSlabs(descriptor_limit() // 2)
         self.ledger.on_slabs_dropped(self.foreign.drop)
         self.publishing = PublisherCalls(ledger=self.ledger, slabs=self.slabs, foreign=self.foreign)
         both = (self.slabs, self.foreign)
@@ -254,6 +255,12 @@ class Core:
             if queue.waiting_requests or queue.running_requests:
                 return False
         return not self.ledger.lease_count()
+
+
+def descriptor_limit() -> int:
+    """Return how many descriptors this process may have; as many as can be where nothing says."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 def on_offer(config: ServerConfig, *, has_broker: bool, has_ray: bool) -> frozenset[Transport]:

@@ -49,8 +49,7 @@ def test_beside_a_thousand_requests_of_one_session_another_s_is_in_the_next_pass
 
 
 def test_who_keeps_all_that_it_may_leaves_the_rest_of_the_pool_to_others() -> None:
-    settings = {"pool_size_bytes": 8 * PAGE, "slab_size_bytes": 8 * PAGE}
-    with running(Service(**settings)) as service:
+    with running(Service(pool_size_bytes=8 * PAGE, slab_size_bytes=8 * PAGE)) as service:
         hog, guest = service.session(), service.session()
         for _ in range(3):
             service.scorer.submit(service.job(hog, TWO_PAGES)).result(PATIENCE)
@@ -70,8 +69,7 @@ def test_who_keeps_all_that_it_may_leaves_the_rest_of_the_pool_to_others() -> No
 
 
 def test_who_is_left_alone_may_have_all_of_it() -> None:
-    settings = {"pool_size_bytes": 8 * PAGE, "slab_size_bytes": 8 * PAGE}
-    with running(Service(**settings)) as service:
+    with running(Service(pool_size_bytes=8 * PAGE, slab_size_bytes=8 * PAGE)) as service:
         hog, guest = service.session(), service.session()
         for _ in range(3):
             service.scorer.submit(service.job(hog, TWO_PAGES)).result(PATIENCE)
@@ -84,8 +82,7 @@ def test_who_is_left_alone_may_have_all_of_it() -> None:
 
 
 def test_room_that_comes_free_is_for_who_has_less_of_it() -> None:
-    settings = {"pool_size_bytes": 8 * PAGE, "slab_size_bytes": 8 * PAGE}
-    with running(Service(**settings)) as service:
+    with running(Service(pool_size_bytes=8 * PAGE, slab_size_bytes=8 * PAGE)) as service:
         hog = service.session()
         kept = [
             service.scorer.submit(service.job(hog, TWO_PAGES)).result(PATIENCE) for _ in range(4)

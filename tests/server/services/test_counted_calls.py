@@ -7,7 +7,7 @@ import asyncio
 import grpc
 import pytest
 from google.rpc import status_pb2
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import aio as health
 
 from teacher_logits.wire.errors import DETAILS_KEY, from_status
@@ -29,7 +29,7 @@ def test_one_call_too_many_is_refused_and_a_probe_answered() -> None:
 
         limits = CountedCalls(max_calls=2, max_watchers=1)
         server = grpc.aio.server(interceptors=(limits, Guard(is_ready=lambda: True)))
-        handler = grpc.unary_unary_rpc_method_handler(wait)
+        handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(wait)
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("test.Service", {"Wait": handler}),)
         )
@@ -37,15 +37,16 @@ def test_one_call_too_many_is_refused_and_a_probe_answered() -> None:
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            call = channel.unary_unary(METHOD)
+            call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(METHOD)
             waiting = [call(b"", timeout=PATIENCE) for _ in range(2)]
             for _ in waiting:
                 await arrived.acquire()
 
             with pytest.raises(grpc.aio.AioRpcError) as told:
                 await call(b"", timeout=PATIENCE)
-            stub = health_pb2_grpc.HealthStub(channel)
-            await stub.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
+            check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
+            check = channel.unary_unary("/grpc.health.v1.Health/Check")
+            await check(b"", timeout=PATIENCE)
             go_on.set()
             for each in waiting:
                 await each

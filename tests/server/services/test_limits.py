@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.server.services.registry_rig import (
     PATIENCE,
     Wire,
@@ -219,36 +218,46 @@ def test_a_session_has_so_many_streams(wire: Wire) -> None:
     assert list(wire.bulk.ReadPayload(request, timeout=PATIENCE))
 
 
+def watch(wire: Wire) -> grpc._CallIterator[bytes]:
+    """Watch the server's health; none has come yet."""
+    method: grpc.UnaryStreamMultiCallable[bytes, bytes]
+    method = wire.channel.unary_stream("/grpc.health.v1.Health/Watch")
+    return method(b"")
+
+
+def look(wire: Wire, metadata: tuple[tuple[str, str], ...] = ()) -> bytes:
+    """Look at the server's health once."""
+    method: grpc.UnaryUnaryMultiCallable[bytes, bytes]
+    method = wire.channel.unary_unary("/grpc.health.v1.Health/Check")
+    return method(b"", timeout=PATIENCE, metadata=metadata)
+
+
 def test_so_many_watch_the_server_s_health_and_anybody_may_look(wire: Wire) -> None:
-    health = health_pb2_grpc.HealthStub(wire.channel)
-    request = health_pb2.HealthCheckRequest()
     with ExitStack() as stack:
         for _ in range(2):
-            watch = health.Watch(request)
-            stack.callback(watch.cancel)
-            assert next(watch).status is health_pb2.HealthCheckResponse.SERVING
+            watching = watch(wire)
+            stack.callback(watching.cancel)
+            assert next(watching)
 
         with refused_by("watchers", "--max-watchers"):
-            refused(lambda: next(health.Watch(request)))
-        assert health.Check(request, timeout=PATIENCE).status == 1
+            refused(lambda: next(watch(wire)))
+        assert look(wire)
     limit = MonotonicClock().now() + PATIENCE
     while True:  # those that were cancelled make room
-        watch = health.Watch(request)
+        watching = watch(wire)
         try:
-            next(watch)
+            next(watching)
             break
         except grpc.RpcError:
             assert MonotonicClock().now() < limit
-    watch.cancel()
+    watching.cancel()
 
 
 def test_metadata_beyond_its_size_is_refused(wire: Wire) -> None:
-    health = health_pb2_grpc.HealthStub(wire.channel)
-    request = health_pb2.HealthCheckRequest()
-    health.Check(request, timeout=PATIENCE, metadata=(("x-much", "x" * 8192),))
+    look(wire, (("x-much", "x" * 8192),))
 
     with pytest.raises(grpc.RpcError) as told:
-        health.Check(request, timeout=PATIENCE, metadata=(("x-much", "x" * 20_000),))
+        look(wire, (("x-much", "x" * 20_000),))
 
     assert told.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
