@@ -19,6 +19,7 @@
     │  ├─ PayloadRetiredError, its ProducerLostError   no new leases; its writer died
     │  ├─ DeadlinePassedError              what was waited for, and how long
     │  ├─ PoolFullError                    need, free, quarantined, retry after
+    │  ├─ LimitReachedError                which limit, its number, the flag that raises it
     │  ├─ HostCopyNeededError              a reader cannot open the device memory that it lies in
     │  ├─ DrainingError, ServerUnreachableError   no new work; nobody answers at the address
     │  └─ EngineError                      the teacher failed on these rows
@@ -243,9 +244,15 @@ class DeadlinePassedError(NotAvailable):
 
 
 class PoolFullError(NotAvailable):
-    """The byte budget is spent, or the queue of requests full; ``facts`` has the numbers."""
+    """The byte budget is spent; ``facts`` has the numbers."""
 
     reason = "POOL_FULL"
+
+
+class LimitReachedError(NotAvailable):
+    """As many are there as may be; ``facts`` has ``limit_name``, ``count``, ``limit``, ``flag``."""
+
+    reason = "LIMIT_REACHED"
 
 
 class HostCopyNeededError(NotAvailable):

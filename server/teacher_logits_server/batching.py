@@ -7,29 +7,29 @@ Pure: no lock, no clock, no tensors. A request is known by a ticket, a number of
     room_freed|  |park: no room for its payload now
               parked
 
-First come, first served. A pass has at most ``max_batch_tokens`` tokens, padding counted (rows
-times the longest), or a single longer row. Rows of a request run in their order, over several
-passes where they are many. Nobody starves: a request that waits for room lets 16 later ones
-have room before it, such as need less than it does, and then nobody. Who waits for room of one
-pool stands in the way of those alone who want room of the same. Refuses a request more than
-``max_waiting_requests``.
+Sessions take turns by tokens (``fair_turns``), and within one the order is that of arrival. A pass
+has at most ``max_batch_tokens`` tokens, padding counted (rows times the longest), or a single
+longer row. Rows of a request run in their order, over several passes where they are many. Nobody
+starves: a request that waits for room lets 16 that come behind it have room first, such as need
+less than it does, and then nobody; but it holds up nobody while its session has more than its
+share of the room, or the most that one may have (``Held``), and those that do get none while others
+wait for room. Who waits for room of one pool stands in the way of those alone who want room of the
+same. Refuses a request more than ``max_waiting_requests``, where its session has one that waits,
+and more than ``max_session_requests`` of one session.
 """
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import PoolFullError
+from teacher_logits_server.caps import Cap
+from teacher_logits_server.fair_turns import FairTurns
+from teacher_logits_server.room_turns import Held, NothingHeld, Request, RoomTurns
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-MAX_OVERTAKINGS = 16
-"""Later requests that may have room before one that waits for it."""
-RETRY_AFTER = timedelta(seconds=1)
+    from collections.abc import Callable, Sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,54 +49,53 @@ class Late:
     waited_for_room: bool
 
 
-@dataclass(kw_only=True)
-class _Request:
-    row_tokens: Sequence[int]
-    deadline: float
-    tokens_left: int
-    size_bytes: int
-    pool: str
-    next_row: int = 0
-    seated: bool = False
-    parked: bool = False
-    #: It was parked, and has had no room since.
-    wants_room: bool = False
-    overtaken: int = 0
-
-    @property
-    def waits(self) -> bool:
-        return self.next_row < len(self.row_tokens)
-
-    @property
-    def limit_behind(self) -> float:
-        """What a later request has to be smaller than, to have room before this one."""
-        if not self.wants_room:
-            return math.inf
-        return self.size_bytes if self.overtaken < MAX_OVERTAKINGS else -1
-
-    def put_back(self) -> None:
-        self.next_row = 0
-        self.tokens_left = sum(self.row_tokens)
-
-
 class Batching:
     """The requests of one engine, from ``add`` to ``drop``.
 
     Args:
         max_batch_tokens: most tokens of a pass, padding included.
-        max_waiting_requests: most requests with rows that wait.
+        max_waiting_requests: most requests with rows that wait; the first of a session may be one
+            more.
+        max_session_requests: most requests of one session.
+        held: returns what each session has of a pool, by its name.
     """
 
-    def __init__(self, *, max_batch_tokens: int, max_waiting_requests: int) -> None:
+    def __init__(
+        self,
+        *,
+        max_batch_tokens: int,
+        max_waiting_requests: int,
+        max_session_requests: int,
+        held: Callable[[str], Held] = lambda pool: NothingHeld(),
+    ) -> None:
         self._max_batch_tokens = max_batch_tokens
-        self._max_waiting_requests = max_waiting_requests
-        self._requests: dict[int, _Request] = {}
+        self._held = held
+        self._requests: dict[int, Request] = {}
+        self._by_session: dict[str, dict[int, Request]] = {}
+        #: Requests with rows that wait, by session: a refusal costs next to nothing.
+        self._waiting: Counter[str] = Counter()
+        self._waiting_count = 0
+        self._turns = FairTurns()
         self._freed_count = 0
+        self._cap = Cap(
+            name="waiting_requests",
+            most=max_waiting_requests,
+            flag="--max-waiting-requests",
+            what="scoring requests that wait for the teacher",
+            way_out="send fewer and larger ones, come back later",
+        )
+        self._session_cap = Cap(
+            name="session_requests",
+            most=max_session_requests,
+            flag="--max-session-requests",
+            what="scoring requests of this session that wait or run",
+            way_out="send fewer and larger ones, or take answers before you ask for more",
+        )
 
     @property
     def waiting_requests(self) -> int:
         """Requests with rows that wait."""
-        return sum(request.waits for request in self._requests.values())
+        return self._waiting_count
 
     @property
     def waiting_tokens(self) -> int:
@@ -118,22 +117,15 @@ class Batching:
         """The earliest deadline; None without requests."""
         return min((request.deadline for request in self._requests.values()), default=None)
 
-    def check_room(self) -> None:
-        """Refuse another request where as many wait as may.
+    def check_room(self, session_id: str) -> None:
+        """Refuse another request of a session.
 
         Raises:
-            PoolFullError: with both numbers.
+            LimitReachedError: too many wait already, or too many are its own.
         """
-        waiting = self.waiting_requests
-        if waiting < self._max_waiting_requests:
-            return
-        raise PoolFullError(
-            f"the queue of scoring requests is full: {waiting} wait for the teacher, and "
-            f"{self._max_waiting_requests} may: send fewer and larger ones, come back later, or "
-            "raise --max-waiting-requests on the server",
-            facts={"waiting_requests": waiting, "limit": self._max_waiting_requests},
-            retry_after=RETRY_AFTER,
-        )
+        self._session_cap.check(len(self._by_session.get(session_id, ())))
+        if self._waiting[session_id]:
+            self._cap.check(self._waiting_count)
 
     def add(
         self,
@@ -141,6 +133,7 @@ class Batching:
         row_tokens: Sequence[int],
         *,
         deadline: float,
+        session_id: str = "",
         size_bytes: int = 0,
         pool: str = "",
     ) -> None:
@@ -150,20 +143,40 @@ class Batching:
         room that its payload will need, and ``pool`` names where.
 
         Raises:
-            PoolFullError: too many wait already.
+            LimitReachedError: see ``check_room``.
         """
-        self.check_room()
-        self._requests[ticket] = _Request(
+        self.check_room(session_id)
+        if not self._waiting[session_id]:
+            self._turns.forget(self._waiting.keys())
+            self._turns.join(session_id)
+        own = self._by_session.get(session_id, {})
+        ahead = sum(each.tokens_left for each in own.values())
+        request = Request(
+            ticket=ticket,
+            session_id=session_id,
             row_tokens=row_tokens,
             deadline=deadline,
             tokens_left=sum(row_tokens),
             size_bytes=size_bytes,
             pool=pool,
+            turn=(self._turns.account(session_id) + ahead, ticket),
         )
+        self._requests[ticket] = request
+        self._by_session.setdefault(session_id, {})[ticket] = request
+        if request.waits:
+            self._count_waiting(session_id, 1)
 
     def drop(self, ticket: int) -> None:
         """Forget a request that is done, failed or cancelled. One not known is fine."""
-        self._requests.pop(ticket, None)
+        request = self._requests.pop(ticket, None)
+        if request is None:
+            return
+        own = self._by_session[request.session_id]
+        del own[ticket]
+        if not own:
+            del self._by_session[request.session_id]
+        if request.waits:
+            self._count_waiting(request.session_id, -1)
 
     def expire(self, now: float) -> list[Late]:
         """Forget the requests whose deadline has come, running ones too, and return them."""
@@ -182,11 +195,8 @@ class Batching:
         if seated is None:
             return
         seated.seated, seated.wants_room = True, False
-        for request in self._requests.values():
-            if request is seated:
-                return
-            if request.parked and request.pool == seated.pool:
-                request.overtaken += 1
+        for request in self._room(seated.pool).overtaken_by(seated):
+            request.overtaken += 1
 
     def may_seat(self, ticket: int) -> bool:
         """Say whether a request may have room now, or must leave it to one that waits for it.
@@ -194,17 +204,9 @@ class Batching:
         One that must goes on waiting with all its rows.
         """
         wants = self._requests.get(ticket)
-        if wants is None:
+        if wants is None or wants.seated or self._room(wants.pool).may_have(wants):
             return True
-        limit = math.inf
-        for request in self._requests.values():
-            if request is wants:
-                break
-            if request.pool == wants.pool:
-                limit = min(limit, request.limit_behind)
-        if wants.seated or wants.size_bytes < limit:
-            return True
-        wants.put_back()
+        self._put_back(wants)
         return False
 
     def park(self, ticket: int, *, freed_count: int) -> None:
@@ -214,28 +216,31 @@ class Batching:
         """
         request = self._requests.get(ticket)
         if request is not None:
-            request.put_back()
+            self._put_back(request)
             request.wants_room = True
             request.parked = freed_count == self._freed_count
 
     def room_freed(self) -> None:
-        """Let the parked requests try again, in the order in which they came."""
+        """Let the parked requests try again, each in its turn."""
         self._freed_count += 1
         for request in self._requests.values():
-            request.parked = False
+            if request.parked:
+                request.parked = False
+                self._turns.join(request.session_id)  # it was not for lack of a turn
 
     def take(self) -> list[Piece]:
         """Take the rows of the next pass; empty where nothing can run now."""
         pieces: list[Piece] = []
         rows = longest = 0
-        limits: dict[str, float] = {}  # smaller ones may pass those that wait for room
-        for ticket, request in self._requests.items():
-            limit = limits.get(request.pool, math.inf)
-            passes = request.seated or request.size_bytes < limit
+        rooms: dict[str, RoomTurns] = {}
+        for request in self._in_turn():
             if request.parked:
-                limits[request.pool] = min(limit, request.limit_behind)
-            if request.parked or not request.waits or not passes:
                 continue
+            if not request.seated:
+                room = rooms.get(request.pool) or self._room(request.pool)
+                rooms[request.pool] = room
+                if not room.may_run(request):
+                    continue
             first = request.next_row
             for tokens in request.row_tokens[first:]:
                 wider = max(longest, tokens)
@@ -245,9 +250,43 @@ class Batching:
                 request.next_row += 1
                 request.tokens_left -= tokens
             if request.next_row > first:
-                pieces.append(
-                    Piece(ticket=ticket, first_row=first, row_count=request.next_row - first)
-                )
+                pieces.append(self._piece(request, first))
             if request.waits:
                 break
+            self._count_waiting(request.session_id, -1)
         return pieces
+
+    def _piece(self, request: Request, first: int) -> Piece:
+        """Charge the rows that were taken to their session."""
+        tokens = sum(request.row_tokens[first : request.next_row])
+        self._turns.charge(request.session_id, tokens, position=request.turn[0])
+        count = request.next_row - first
+        return Piece(ticket=request.ticket, first_row=first, row_count=count)
+
+    def _put_back(self, request: Request) -> None:
+        waited, total = request.waits, sum(request.row_tokens)
+        self._turns.refund(request.session_id, total - request.tokens_left)
+        request.next_row, request.tokens_left = 0, total
+        if request.waits and not waited:
+            self._count_waiting(request.session_id, 1)
+
+    def _count_waiting(self, session_id: str, change: int) -> None:
+        self._waiting_count += change
+        self._waiting[session_id] += change
+        if not self._waiting[session_id]:
+            del self._waiting[session_id]
+
+    def _in_turn(self) -> list[Request]:
+        """Return the requests that wait, in the order of their turns, which are told here."""
+        waiting = [each for each in self._requests.values() if each.waits]
+        ahead: dict[str, int] = {}
+        for request in waiting:
+            before = ahead.get(request.session_id, 0)
+            position = self._turns.account(request.session_id) + before
+            request.turn = position, request.ticket
+            ahead[request.session_id] = before + request.tokens_left
+        return sorted(waiting, key=lambda each: each.turn)
+
+    def _room(self, pool: str) -> RoomTurns:
+        wanting = [r for r in self._requests.values() if r.wants_room and r.pool == pool]
+        return RoomTurns(wanting, self._held(pool) if wanting else NothingHeld())

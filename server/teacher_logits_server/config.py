@@ -20,6 +20,8 @@ from teacher_logits.transport import Transport
 from teacher_logits_server.access_settings import AccessSettings
 from teacher_logits_server.access_settings import broken_rule as of_access
 from teacher_logits_server.flags import Setting, settings_of
+from teacher_logits_server.limit_settings import LimitSettings
+from teacher_logits_server.limit_settings import broken_rule as of_limits
 from teacher_logits_server.named_teachers import about, check_names, configs_of
 from teacher_logits_server.own_settings import OF_A_TEACHER
 from teacher_logits_server.ray_settings import RaySettings, of_no_teacher
@@ -30,7 +32,6 @@ from teacher_logits_server.replica_settings import broken_rule as of_replicas
 from teacher_logits_server.settings import (
     KIB,
     MIB,
-    LimitSettings,
     ListenSettings,
     MemorySettings,
     OutputSettings,
@@ -73,7 +74,7 @@ class ServerConfig(
         _check_types(self)
         _check_listen(self)
         _check_teacher(self)
-        for broken_rule in (of_access, of_replicas, of_ray, of_watching):
+        for broken_rule in (of_access, of_replicas, of_ray, of_watching, of_limits):
             if (broken := broken_rule(self)) is not None:
                 raise _refuse(*broken)
         _check_device_pool(self)
@@ -242,12 +243,7 @@ def _check_numbers(config: ServerConfig) -> None:
         "pool_size_bytes": MIN_POOL_BYTES,
         "slab_size_bytes": MIN_POOL_BYTES,
         "chunk_bytes": MIN_CHUNK_BYTES,
-        "keep_steps": 0,
         "max_quarantine": 0,
-        "max_sessions": 1,
-        "max_request_tokens": 1,
-        "max_batch_tokens": 1,
-        "max_waiting_requests": 1,
         "threads": 1,
         "ready_fd": 0,
     }

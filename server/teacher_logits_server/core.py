@@ -11,6 +11,8 @@ memory, and the server's entry in the table of this process.
 from __future__ import annotations
 
 import logging
+import resource
+import sys
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -55,8 +57,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-SPARE_LINES = 64
-"""Connections beyond the most sessions, for those that have not said hello yet."""
+SPARE_LINES = 1024
+"""Connections beyond the most sessions, for those that have not said hello yet: as many as four
+users' processes may have."""
 
 
 class Core:
@@ -143,7 +146,7 @@ class Core:
     def _make_exporters(
         self, config: ServerConfig, local: LocalExporter, ray: RayLink | None
     ) -> None:
-        self.foreign = ForeignSlabs()
+        self.foreign = ForeignSlabs(descriptor_limit() // 2)
         self.ledger.on_slabs_dropped(self.foreign.drop)
         self.publishing = PublisherCalls(ledger=self.ledger, slabs=self.slabs, foreign=self.foreign)
         both = (self.slabs, self.foreign)
@@ -167,13 +170,14 @@ class Core:
             publishing=self.publishing,
             allowed_uids=config.allow_uids,
             refusals=self._instruments.refusals,
+            max_user_lines=config.max_user_lines,
         )
         broker = Broker(
             path=path,
             desk=desk,
             clock=clock,
             hello_within=config.opening_ttl,
-            max_lines=config.max_sessions + SPARE_LINES,
+            max_lines=config.max_sessions + config.max_publishers + SPARE_LINES,
             refusals=self._instruments.refusals,
         )
         self.ledger.on_mail(broker.tell)
@@ -278,6 +282,12 @@ class Core:
             if queue.waiting_requests or queue.running_requests:
                 return False
         return not self.ledger.lease_count()
+
+
+def descriptor_limit() -> int:
+    """Return how many descriptors this process may have; as many as can be where nothing says."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 def on_offer(config: ServerConfig, *, has_broker: bool, has_ray: bool) -> frozenset[Transport]:

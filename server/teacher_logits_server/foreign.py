@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from teacher_logits.errors import NotAllowedError, NotAvailable, RequestInvalidError, SlabOpenError
 from teacher_logits.slab import CONTROL_BYTES, HEADER_BYTES, is_sparse, read_header
+from teacher_logits_server.caps import Cap
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -62,9 +63,20 @@ class ForeignSlab:
 
 
 class ForeignSlabs:
-    """The publishers' slabs of one server, by id."""
+    """The publishers' slabs of one server, by id.
 
-    def __init__(self) -> None:
+    Args:
+        most: of all publishers together; the rest of this process's descriptors is for others.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._cap = Cap(
+            name="all_slabs",
+            most=most,
+            flag="its limit of open files (ulimit -n)",
+            what="slabs of publishers' here",
+            way_out="make them fewer and larger",
+        )
         self._slabs: dict[str, ForeignSlab] = {}
         # Guards the table, and keeps a descriptor open while it is copied.
         self._lock = threading.Lock()
@@ -74,8 +86,10 @@ class ForeignSlabs:
 
         Raises:
             NotAllowedError: there is a slab of that id.
+            LimitReachedError: there are as many as the server keeps.
             NotAvailable: this process has no descriptors left.
         """
+        self._cap.check(len(self._slabs))
         try:
             fd = os.dup(descriptor)
         except OSError as error:

@@ -225,7 +225,9 @@ class Server:
         clock, ledger, scorers = self._clock, core.ledger, core.scorers
         services, objects, instruments = endpoint.services, core.objects, self._instruments
         calls, path, wait = core.publishing, self._broker_path, self._config.default_wait
-        self._waiting = waiting = Waiting(clock=clock, longest_wait=wait, instruments=instruments)
+        self._waiting = waiting = Waiting(
+            clock=clock, longest_wait=wait, limits=self._config, instruments=instruments
+        )
         waiting.listen_to(ledger)
         student = StudentService(
             ledger=ledger,
@@ -263,8 +265,13 @@ class Server:
     def _make_bulk(self, core: Core, addresses: Sequence[Address]) -> BulkService:
         paths = [address.path for address in addresses if address.is_unix]
         stall = self._config.default_wait
+        most = self._config.max_session_streams
         return BulkService(
-            exporter=core.stream, stall=stall, unix_paths=paths, instruments=self._instruments
+            exporter=core.stream,
+            stall=stall,
+            max_session_streams=most,
+            unix_paths=paths,
+            instruments=self._instruments,
         )
 
     async def _tell_health(self) -> None:

@@ -16,6 +16,7 @@ from teacher_logits.transport import Transport
 from teacher_logits_server import readers
 from teacher_logits_server.access_settings import AccessSettings
 from teacher_logits_server.flags import setting as _set
+from teacher_logits_server.limit_settings import LimitSettings
 from teacher_logits_server.named_teachers import NAMED
 from teacher_logits_server.ray_settings import RaySettings
 from teacher_logits_server.replica_settings import ReplicaSettings
@@ -160,38 +161,6 @@ class MemorySettings:
         "--chunk-size",
         readers.SIZE,
         "bytes a message of a streamed payload; below 4MiB, so that any gRPC client reads it",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class LimitSettings:
-    """limits"""
-
-    max_sessions: int = _set(4096, "--max-sessions", readers.COUNT, "most student ranks at a time")
-    max_request_tokens: int = _set(
-        65536,
-        "--max-request-tokens",
-        readers.COUNT,
-        "most tokens that one request may hold, prefixes included",
-    )
-    max_batch_tokens: int = _set(
-        8192,
-        "--max-batch-tokens",
-        readers.COUNT,
-        "tokens, padding included, that run through the teacher together",
-    )
-    max_waiting_requests: int = _set(
-        1024,
-        "--max-waiting-requests",
-        readers.COUNT,
-        "most scoring requests that wait; the next one is refused",
-    )
-    keep_steps: int = _set(
-        0,
-        "--keep-steps",
-        readers.COUNT,
-        "keep this many steps of a published teacher at most, and let older ones go even unread; "
-        "0 keeps each until every student has read it",
     )
 
 

@@ -57,7 +57,7 @@ class RoomLedger(Protocol):
 class DeviceLedger(Protocol):
     """What ``room_on_device`` needs of the ledger; as ``RoomLedger``."""
 
-    def reserve(self, size_bytes: int, *, on_device: bool) -> Extent | Growth:
+    def reserve(self, size_bytes: int, *, on_device: bool, session_id: str) -> Extent | Growth:
         """Take room, or say which slab must be added first."""
 
     def add_slab(self, slab_id: str, size_bytes: int, *, on_device: bool) -> None:
@@ -108,7 +108,9 @@ class ServerSlabs:
         """
         return self._find_room(ledger, size_bytes, self._make)
 
-    def room_on_device(self, ledger: DeviceLedger, size_bytes: int) -> Extent:
+    def room_on_device(
+        self, ledger: DeviceLedger, size_bytes: int, *, session_id: str = ""
+    ) -> Extent:
         """Reserve room in device memory, and create the slab for it where there is none.
 
         Raises:
@@ -116,7 +118,7 @@ class ServerSlabs:
         """
         if self._device is None:
             raise ValueError("this server has no device memory of its own")
-        return self._find_room(_OnDevice(ledger), size_bytes, self._device.make)
+        return self._find_room(_OnDevice(ledger, session_id), size_bytes, self._device.make)
 
     def _find_room(self, ledger: RoomLedger, size_bytes: int, make: Make) -> Extent:
         while True:
@@ -220,11 +222,12 @@ class ServerSlabs:
 class _OnDevice:
     """The room of a ledger's in device memory, as a ``RoomLedger``."""
 
-    def __init__(self, ledger: DeviceLedger) -> None:
+    def __init__(self, ledger: DeviceLedger, session_id: str) -> None:
         self._ledger = ledger
+        self._session_id = session_id
 
     def reserve(self, size_bytes: int) -> Extent | Growth:
-        return self._ledger.reserve(size_bytes, on_device=True)
+        return self._ledger.reserve(size_bytes, on_device=True, session_id=self._session_id)
 
     def add_slab(self, slab_id: str, size_bytes: int) -> None:
         self._ledger.add_slab(slab_id, size_bytes, on_device=True)

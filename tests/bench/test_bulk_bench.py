@@ -30,15 +30,18 @@ def test_a_stream_is_measured_beside_every_anchor(capfd: pytest.CaptureFixture[s
 def test_control_calls_are_measured_alone_and_under_streams(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    few = ("--streams", "1", "--calls", "20", "--sessions", "2", "--idle-seconds", "0.05")
-    assert control.main([*SMALL, *few]) == 0
+    few = ("--streams", "1", "--watchers", "3", "--calls", "20", "--sessions", "2")
+    assert control.main([*SMALL, *few, "--idle-seconds", "0.05"]) == 0
 
     lines = figures(capfd.readouterr().out)
-    assert [(line["figure"], line.get("streams")) for line in lines[:5]] == [
-        ("control_p50", 0),
-        ("control_p50", 1),
-        ("control_p99", 0),
-        ("control_p99", 1),
-        ("bulk", 1),
+    assert [(line["figure"], line.get("streams"), line.get("watchers")) for line in lines[:8]] == [
+        ("control_p50", 0, 0),
+        ("control_p50", 1, 0),
+        ("control_p50", 1, 3),
+        ("control_p99", 0, 0),
+        ("control_p99", 1, 0),
+        ("control_p99", 1, 3),
+        ("bulk", 1, 0),
+        ("bulk", 1, 3),
     ]
-    assert [line["liveness"] for line in lines[5:]] == ["line", "ttl"]
+    assert [line["liveness"] for line in lines[8:]] == ["line", "ttl"]

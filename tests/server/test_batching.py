@@ -6,14 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teacher_logits.errors import PoolFullError
-from teacher_logits_server.batching import MAX_OVERTAKINGS, Batching, Late, Piece
+from teacher_logits.errors import LimitReachedError
+from teacher_logits_server.batching import Batching, Late, Piece
+from teacher_logits_server.room_turns import MAX_OVERTAKINGS
 
 SOON = 10.0
 
 
 def batching(max_batch_tokens: int = 100, max_waiting_requests: int = 8) -> Batching:
-    return Batching(max_batch_tokens=max_batch_tokens, max_waiting_requests=max_waiting_requests)
+    return Batching(
+        max_batch_tokens=max_batch_tokens,
+        max_waiting_requests=max_waiting_requests,
+        max_session_requests=100,
+    )
 
 
 def piece(ticket: int, first_row: int, row_count: int) -> Piece:
@@ -73,9 +78,9 @@ def test_one_request_more_than_may_wait_is_refused_with_the_numbers() -> None:
     table = batching(max_waiting_requests=2)
     table.add(0, [1], deadline=SOON)
     table.add(1, [1], deadline=SOON)
-    with pytest.raises(PoolFullError, match="--max-waiting-requests") as refused:
+    with pytest.raises(LimitReachedError, match="--max-waiting-requests") as refused:
         table.add(2, [1], deadline=SOON)
-    assert refused.value.facts == {"waiting_requests": 2, "limit": 2}
+    assert (refused.value.facts["count"], refused.value.facts["limit"]) == (2, 2)
     assert refused.value.retry_after is not None
 
 

@@ -28,6 +28,7 @@ from teacher_logits.errors import (
     DrainingError,
     EngineError,
     EpochChangedError,
+    LimitReachedError,
     PayloadInvalidError,
     PoolFullError,
     RequestInvalidError,
@@ -853,7 +854,7 @@ class TestRefusals:
         service = Service(max_waiting_requests=1)
         session = service.session()
         service.scorer.submit(service.job(session, [[1]]))
-        with pytest.raises(PoolFullError, match="--max-waiting-requests"):
+        with pytest.raises(LimitReachedError, match="--max-waiting-requests"):
             service.scorer.submit(service.job(session, [[2]]))
 
     def test_a_session_of_an_older_server_is_told_so(self, service: Service) -> None:

@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 
 from teacher_logits.errors import (
+    LimitReachedError,
     NotAllowedError,
-    NotAvailable,
     RequestInvalidError,
     SessionExpiredError,
 )
@@ -18,6 +18,7 @@ from teacher_logits.profiles import StudentProfile
 from teacher_logits.terms import SERVER_WRITER
 from teacher_logits.transport import Settlement, Transport
 from teacher_logits_server.sessions import Sessions
+from teacher_logits_server.sessions.crowd import Crowd
 from teacher_logits_server.sessions.session import Phase, Session
 from teacher_logits_server.settlement.proofs import Line
 
@@ -30,7 +31,9 @@ LINE = Line(pid=42, challenge=b"read me")
 
 def table(limit: int = 8) -> Sessions:
     return Sessions(
-        ttl=timedelta(seconds=TTL), opening_ttl=timedelta(seconds=OPENING_TTL), limit=limit
+        ttl=timedelta(seconds=TTL),
+        opening_ttl=timedelta(seconds=OPENING_TTL),
+        crowd=Crowd(max_sessions=limit, max_student_sessions=limit, max_publishers=limit),
     )
 
 
@@ -111,13 +114,18 @@ class TestOpening:
     def test_one_session_too_many_is_refused_with_the_numbers(self) -> None:
         sessions = table(limit=2)
         opened(sessions, "a")
-        sessions.check_room()
+        sessions.check_room(STUDENT)
         opened(sessions, "b")
 
-        with pytest.raises(NotAvailable, match="--max-sessions") as caught:
-            sessions.check_room()
+        with pytest.raises(LimitReachedError, match="--max-sessions") as caught:
+            sessions.check_room(STUDENT)
 
-        assert caught.value.facts == {"sessions": 2, "max_sessions": 2}
+        assert caught.value.facts == {
+            "limit_name": "sessions",
+            "count": 2,
+            "limit": 2,
+            "flag": "--max-sessions",
+        }
         assert caught.value.retry_after is not None
 
     def test_an_ended_session_makes_room(self) -> None:
@@ -125,7 +133,7 @@ class TestOpening:
         opened(sessions)
         sessions.lapse(now=OPENING_TTL)
 
-        sessions.check_room()
+        sessions.check_room(STUDENT)
 
 
 class TestTheNonce:

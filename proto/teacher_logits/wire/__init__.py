@@ -26,6 +26,7 @@ from teacher_logits.wire.grids import (
     model_grid_to_wire,
 )
 from teacher_logits.wire.selection import selection_from_wire, selection_to_wire
+from teacher_logits.wire.texts import check_texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sized
@@ -170,8 +171,9 @@ def teacher_from_wire(message: profile_pb2.TeacherProfile) -> TeacherProfile:
     """Return the teacher profile of a message.
 
     Raises:
-        RequestInvalidError: a list is too long, or an enum is not set or not known.
+        RequestInvalidError: a list or a text is too long, or an enum is not set or not known.
     """
+    check_texts(message)
     check_count(message.columns, MAX_COLUMNS, field="columns")
     check_count(message.temperatures, MAX_WIRE_TEMPERATURES, field="temperatures")
     return TeacherProfile(
@@ -241,8 +243,9 @@ def student_from_wire(message: profile_pb2.StudentProfile) -> StudentProfile:
     """Return the student profile of a message.
 
     Raises:
-        RequestInvalidError: a list is too long, or an enum is not set or not known.
+        RequestInvalidError: a list or a text is too long, or an enum is not set or not known.
     """
+    check_texts(message)
     check_count(message.columns, MAX_COLUMNS, field="columns")
     for field in ("transports", "value_codecs", "id_codecs"):
         check_count(getattr(message, field), MAX_TRANSPORTS, field=field)

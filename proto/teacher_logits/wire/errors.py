@@ -69,6 +69,7 @@ CODES: dict[type[TeacherLogitsError], grpc.StatusCode] = {
     errors.PayloadRetiredError: Code.NOT_FOUND,
     errors.DeadlinePassedError: Code.DEADLINE_EXCEEDED,
     errors.PoolFullError: Code.RESOURCE_EXHAUSTED,
+    errors.LimitReachedError: Code.RESOURCE_EXHAUSTED,
     errors.HostCopyNeededError: Code.FAILED_PRECONDITION,
     errors.EngineError: Code.INTERNAL,
     errors.TransportFailure: Code.UNAVAILABLE,

@@ -63,12 +63,12 @@ class Broker:
         self._path = path
         self._desk = desk
         self._clock = clock
-        self._strangers = Strangers(clock=clock, hello_within=hello_within)
         self._max_lines = max_lines
         self._refusals = refusals or Refusals()
         self._open: dict[int, OpenLine] = {}
         self._by_session: dict[str, OpenLine] = {}
         self._postbox = Postbox()
+        self._strangers = Strangers(hello_within.total_seconds())
         self._thread = threading.Thread(target=self._run, name="teacher-logits-broker", daemon=True)
 
     def start(self) -> None:
@@ -152,10 +152,15 @@ class Broker:
 
     def _accept(self) -> None:
         came = self._gate.accept(is_full=len(self._open) >= self._max_lines)
-        if came is not None:
-            self._open[came.socket.fileno()] = came
-            self._strangers.add(came.socket.fileno())
-            self._poll.register(came.socket, _READABLE)
+        if came is None:
+            return
+        fd, uid = came.socket.fileno(), came.line.peer.uid
+        self._open[fd] = came
+        self._poll.register(fd, _READABLE)
+        oldest = self._strangers.come(fd, uid=uid, now=self._clock.now())
+        if oldest is not None:
+            self._refusals.turned_away(TurnedAway.TOO_MANY_STRANGERS)
+            self._drop(self._open[oldest], ConnectionError("its user has too many without a hello"))
 
     def _serve_guarded(self, each: OpenLine, events: int) -> None:
         try:
@@ -194,7 +199,7 @@ class Broker:
             if descriptor is not None:
                 close_foreign(descriptor)
         if was_stranger and line.session_id:
-            self._strangers.discard(each.socket.fileno())
+            self._strangers.forget(each.socket.fileno())
             self._by_session[line.session_id] = each
             self._living.add_for_good(line)
         self._deliver()
@@ -272,7 +277,7 @@ class Broker:
         del self._open[fd]
         self._by_session.pop(each.line.session_id, None)
         self._living.discard(each.line.peer.pidfd)
-        self._strangers.discard(fd)
+        self._strangers.forget(fd)
         self._poll.unregister(fd)
         each.close()
         return each.line
@@ -287,8 +292,8 @@ class Broker:
 
     def _timeout(self) -> float | None:
         """Seconds until something must be given up; None where nothing waits."""
-        waits = (self._strangers.next_time, self._leaving.next_time)
-        times = [time for time in waits if time is not None]
+        both = self._strangers.next_time, self._leaving.next_time
+        times = [time for time in both if time is not None]
         return max(0.0, min(times) - self._clock.now()) if times else None
 
     def _give_up(self) -> None:

@@ -1,36 +1,45 @@
-"""Strangers: connections of the broker's that have not said hello yet, and are given up in time."""
+"""Strangers: connections that have not said hello, each with its time to give up.
+
+Pure. One that says nothing is dropped when its time has come. One user's processes have
+``MAX_OF_A_USER`` of them: for one more the oldest of theirs is dropped, since who is honest says
+hello at once. So whoever only connects keeps nobody out, of its own user or of others.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from datetime import timedelta
-
-    from teacher_logits.clock import Clock
+MAX_OF_A_USER = 256
 
 
 class Strangers:
-    """Connections by their descriptors, oldest first; each has as long to say hello."""
+    """By descriptor, oldest first.
 
-    def __init__(self, *, clock: Clock, hello_within: timedelta) -> None:
-        self._clock = clock
-        self._seconds = hello_within.total_seconds()
-        self._give_up: dict[int, float] = {}
+    Args:
+        seconds: after which one that says nothing is given up.
+    """
 
-    def add(self, fd: int) -> None:
-        """Take one that has just come."""
-        self._give_up[fd] = self._clock.now() + self._seconds
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        #: User and time to give up.
+        self._there: dict[int, tuple[int, float]] = {}
 
-    def discard(self, fd: int) -> None:
-        """Let go of one that said hello or went; one not known is fine."""
-        self._give_up.pop(fd, None)
+    def come(self, fd: int, *, uid: int, now: float) -> int | None:
+        """Take one in; return the one that has to go for it, forgotten here."""
+        own = [each for each, (user, _) in self._there.items() if user == uid]
+        oldest = own[0] if len(own) >= MAX_OF_A_USER else None
+        if oldest is not None:
+            self.forget(oldest)
+        self._there[fd] = uid, now + self._seconds
+        return oldest
+
+    def forget(self, fd: int) -> None:
+        """Forget one that said hello, or is gone; one not known is fine."""
+        self._there.pop(fd, None)
 
     @property
     def next_time(self) -> float | None:
-        """When the next one is given up."""
-        return next(iter(self._give_up.values()), None)
+        """When the oldest is given up; None where there is none."""
+        return next((give_up for _, give_up in self._there.values()), None)
 
     def late(self, now: float) -> list[int]:
-        """Return those whose time is over; the caller closes them."""
-        return [fd for fd, give_up in self._give_up.items() if give_up <= now]
+        """Return those whose time has come."""
+        return [fd for fd, (_, give_up) in self._there.items() if give_up <= now]

@@ -117,7 +117,8 @@ class Ledger(Reclaiming):
                     facts={"teacher_id": session.teacher_id},
                 )
             keys.check_name(request_id, what="request id")
-            self._leased_to(session_id, request_id, digest)
+            if self._leased_to(session_id, request_id, digest) is None:
+                self._check_leases(session_id)
             session.requests.note(request_id, digest)
 
     def find_request(
@@ -158,6 +159,7 @@ class Ledger(Reclaiming):
             lease = self._leased_to(session_id, request_id, digest)
             if lease is not None:
                 return self._lease_terms(lease, self._lending.sealed(lease))
+            self._check_leases(session_id)
             sealed = self._lending.open_payload(payload_id)
             check_payload_suits(
                 session.student,

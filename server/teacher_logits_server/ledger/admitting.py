@@ -63,7 +63,7 @@ class Admitting(Handshake):
             RequestInvalidError: an id that is no name, or was used with another profile.
             NotAllowedError: another caller has used the request id.
             DrainingError: the server takes no new sessions.
-            NotAvailable: it has as many as it takes.
+            LimitReachedError: it has as many as it takes.
         """
         keys.check_name(request_id, what="request id")
         keys.check_name(profile.student_id, what="student id")
@@ -166,7 +166,7 @@ class Admitting(Handshake):
     ) -> Session:
         """Take a session in that breaks no rule; refuses while draining, and one too many."""
         self._check_draining()
-        self._sessions.check_room()
+        self._sessions.check_room(profile)
         session = Session(
             session_id=keys.new_id("s", self.epoch),
             request_id=request_id,
@@ -202,7 +202,7 @@ class Admitting(Handshake):
             RequestInvalidError: an id that is no name, or was used with another profile.
             NotAllowedError: another caller has used the request id.
             DrainingError: the server takes no new sessions.
-            NotAvailable: it has as many as it takes.
+            LimitReachedError: it has as many as it takes.
         """
         keys.check_name(request_id, what="request id")
         keys.check_name(profile.teacher_id, what="teacher id")

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from teacher_logits_server.ledger.stepping import Stepping
 from teacher_logits_server.lending.leases import Doubt
 from teacher_logits_server.sessions import Sessions
+from teacher_logits_server.sessions.crowd import Crowd
 from teacher_logits_server.sessions.session import Phase
 from teacher_logits_server.settlement.proofs import line_lost
 
@@ -58,11 +59,24 @@ class Ending(Stepping):
             epoch=epoch, limits=limits, engines=engines, clock=clock, slots=slots, offered=offered
         )
         self._limits = limits
+        crowd = Crowd(
+            max_sessions=limits.max_sessions,
+            max_student_sessions=limits.max_student_sessions,
+            max_publishers=limits.max_publishers,
+        )
         self._sessions = Sessions(
-            ttl=limits.session_ttl, opening_ttl=limits.opening_ttl, limit=limits.max_sessions
+            ttl=limits.session_ttl, opening_ttl=limits.opening_ttl, crowd=crowd
         )
         #: Sessions whose time has passed, since the last pass of the clockwork.
         self._lapsed: list[str] = []
+
+    def _is_shared(self) -> bool:
+        return self._sessions.has_several_readers()
+
+    def _note_alone(self, was_shared: bool) -> None:
+        """Have whoever waits for room look again where one session is left, which may have all."""
+        if was_shared and not self._is_shared():
+            self._lending.note_memory_freed()
 
     def line_ended(self, session_id: str, *, process_alive: bool, is_cut: bool = False) -> bool:
         """Learn that the last holder of a session's line let go of it.
@@ -151,7 +165,9 @@ class Ending(Stepping):
 
     def _end(self, session: Session, *, doubt: Doubt | None = None) -> None:
         """End a session and each of its leases; readers in doubt keep their room."""
+        was_shared = self._is_shared()
         session.phase = Phase.ENDED
+        self._note_alone(was_shared)
         self._announced.forget(session.session_id)
         self._end_publisher(session, in_good_order=False)
         for lease in self._lending.leases.of_session(session.session_id):

@@ -137,8 +137,11 @@ class Handshake(Announcing):
             session = self._sessions.find(session_id)
             if session is None or session.phase is Phase.ENDED:
                 return
+            was_shared = self._is_shared()
             self._end_publisher(session, in_good_order=True)
-            if self._sessions.close(session):
+            is_over = self._sessions.close(session)
+            self._note_alone(was_shared)
+            if is_over:
                 self._end(session)
                 return
             self._close_reader(session)

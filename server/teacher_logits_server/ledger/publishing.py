@@ -63,6 +63,7 @@ class Publishing(Relaying):
             PayloadConflictError: rows or shard are taken, or the count of real rows differs.
             PayloadRetiredError: the step is retired.
             PoolFullError: too much of the publisher's own slabs is in quarantine.
+            LimitReachedError: it has reserved too much ahead, or too many steps are not retired.
             DrainingError: the server takes no new work.
             RequestInvalidError: the request id is no name, or was used for other rows.
         """
@@ -78,13 +79,13 @@ class Publishing(Relaying):
             streams = self._writer_id(session) == SERVER_WRITER
             if streams:
                 self._lending.check_fits(payload.size_bytes)
+            self._check_ahead(published, claim)
             held, is_repeat = published.steps.reserve(claim)
             if held is claim:
-                stamped = _stamped(payload, claim.payload_id, session.publisher)
                 self._drafts.add(
                     Draft(
                         session_id=session_id,
-                        payload=stamped,
+                        payload=_stamped(payload, claim.payload_id, session.publisher),
                         row_positions=row_positions,
                         streams=streams,
                     )
@@ -175,6 +176,15 @@ class Publishing(Relaying):
                     self._lending.give_back(extent)
 
     # Within
+
+    def _check_ahead(self, published: Published, claim: Claim) -> None:
+        """Refuse a reservation of a publisher that is too far ahead; a retry is fine."""
+        if published.steps.has_claim(claim.session_id, claim.request_id):
+            return
+        self._caps.reservations.check(self._drafts.count_of(claim.session_id))
+        if published.steps.find(claim.step) is None:
+            published.steps.check_open(claim.step)
+            self._caps.steps.check(sum(1 for _ in published.steps))
 
     def _claim(
         self,

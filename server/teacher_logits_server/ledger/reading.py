@@ -38,6 +38,7 @@ class Reading(Sealing):
         with self._step() as now:
             session = self._hear(session_id, now)
             published = self._read_by(session)
+            self._check_leases(session_id)
             self._mail.want(
                 session_id,
                 first_step,
@@ -80,6 +81,7 @@ class Reading(Sealing):
             published = self._read_by(session)
             keys.check_step(step)
             self._mail.check_barred(session_id, step)
+            self._check_leases(session_id)
             found = published.steps.had(step)
             if found is None or self._awaits_proof(session):
                 published.steps.seats.want_also(session_id, step)

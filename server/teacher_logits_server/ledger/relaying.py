@@ -43,7 +43,7 @@ class Relaying(Proving):
         Raises:
             NotAllowedError: the publisher streams, or the id was used before; or the device is
                 not the one on which its probe lies.
-            NotAvailable: it has as many slabs as one may have.
+            LimitReachedError: it has as many slabs as one may have.
             RequestInvalidError: the id is no name.
         """
         with self._step() as now:

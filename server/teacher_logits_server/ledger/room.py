@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from teacher_logits.errors import DrainingError, PoolFullError
 from teacher_logits.pool import SLOTS_PER_SLAB, Growth, Pool
 from teacher_logits_server.lending import Lending
+from teacher_logits_server.limits import ledger_caps
 from teacher_logits_server.news import Listeners, News
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from teacher_logits.payload import Extent
     from teacher_logits.pool import PoolUsage
     from teacher_logits_server.lending import Slots
+    from teacher_logits_server.lending.holdings import Held
     from teacher_logits_server.lending.own_device import OwnDevice
     from teacher_logits_server.limits import Limits
 
@@ -37,7 +39,14 @@ class Room:
             slab_size_bytes=limits.slab_size_bytes,
             slots_per_slab=SLOTS_PER_SLAB,
         )
-        self._lending = Lending(pool=pool, slots=slots, max_quarantine=limits.max_quarantine)
+        self._caps = ledger_caps(limits)
+        self._lending = Lending(
+            pool=pool,
+            slots=slots,
+            slab_cap=self._caps.slabs,
+            max_quarantine=limits.max_quarantine,
+            session_share=limits.max_session_share,
+        )
         self._clock = clock
         self._listeners = Listeners()
         self._news = News()
@@ -127,20 +136,38 @@ class Room:
             self._lending.check_fits(size_bytes, on_device=on_device, teacher_id=teacher_id)
 
     def reserve(
-        self, size_bytes: int, *, on_device: bool = False, teacher_id: str = ""
+        self,
+        size_bytes: int,
+        *,
+        on_device: bool = False,
+        teacher_id: str = "",
+        session_id: str = "",
     ) -> Extent | Growth:
         """Take room for a writer, readers barred; or say which slab must be added first.
 
         ``on_device``: in the engines' device memory, if ``add_device`` brought some; so below.
         ``teacher_id``: of whose share of host memory, where the writer's teacher has one.
+        ``session_id``: for whom it is scored, and counts until it is free again.
 
         Raises:
-            PoolFullError: it does not fit now, or too much room is in quarantine.
+            PoolFullError: it does not fit now, the session has the most that one may have, or too
+                much room is in quarantine.
             PayloadInvalidError: it never will.
         """
         with self._step():
             with self._noting_room():
-                return self._lending.reserve(size_bytes, on_device=on_device, teacher_id=teacher_id)
+                return self._lending.reserve(
+                    size_bytes,
+                    on_device=on_device,
+                    teacher_id=teacher_id,
+                    session_id=session_id,
+                    is_shared=self._is_shared(),
+                )
+
+    def room_held(self, *, on_device: bool = False) -> Held:
+        """Return what was scored for each session takes of a pool."""
+        with self._step():
+            return self._lending.room_held(on_device=on_device, is_shared=self._is_shared())
 
     def add_slab(self, slab_id: str, size_bytes: int, *, on_device: bool = False) -> None:
         """Take a slab that the caller has created into use.
@@ -184,6 +211,14 @@ class Room:
             self._is_full = True
             raise
         self._is_full = False
+
+    def _is_shared(self) -> bool:
+        """Say whether several sessions may want room; the floors above know."""
+        return False
+
+    def _check_leases(self, session_id: str) -> None:
+        """Refuse more leases to a session that has as many as it may."""
+        self._caps.session_leases.check(self._lending.leases.count_of(session_id))
 
     def _check_draining(self) -> None:
         if self._draining:

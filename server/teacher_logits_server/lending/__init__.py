@@ -25,7 +25,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from teacher_logits.errors import PoolFullError
 from teacher_logits.pool import Growth, Pool, PoolUsage
+from teacher_logits_server.lending.holdings import Held, Holdings
 from teacher_logits_server.lending.leases import Doubt, Lease, Leases
+from teacher_logits_server.lending.quarantine import check_quarantine
 from teacher_logits_server.lending.registry import Fate, Registry, Sealed
 from teacher_logits_server.lending.relays import Relays
 from teacher_logits_server.lending.runs import runs_of
@@ -33,6 +35,7 @@ from teacher_logits_server.lending.shares import Shares
 
 if TYPE_CHECKING:
     from teacher_logits.payload import Extent
+    from teacher_logits_server.caps import Cap
     from teacher_logits_server.lending.own_device import OwnDevice
 
 RETRY_AFTER = timedelta(seconds=1)
@@ -52,9 +55,18 @@ class Lending:
     Args:
         max_quarantine: the share of the budget in quarantine above which new payloads are
             refused.
+        slab_cap, session_share: see ``Relays`` and ``Holdings``.
     """
 
-    def __init__(self, *, pool: Pool, slots: Slots, max_quarantine: float = 0.5) -> None:
+    def __init__(
+        self,
+        *,
+        pool: Pool,
+        slots: Slots,
+        slab_cap: Cap,
+        max_quarantine: float = 0.5,
+        session_share: float = 1.0,
+    ) -> None:
         self._pool = pool
         self._slots = slots
         self._max_quarantine = max_quarantine
@@ -63,11 +75,12 @@ class Lending:
         self._freed_bytes = 0
         self._freed_foreign: list[tuple[str, str]] = []
         self.leases = Leases()
-        self.relays = Relays()
+        self.relays = Relays(slab_cap)
         #: Device memory of the engines', where they have some.
         self.own_device: OwnDevice | None = None
         #: Host memory that each engine's payloads may take.
         self.shares = Shares({})
+        self.holdings = Holdings(session_share)
 
     # Room
 
@@ -78,7 +91,13 @@ class Lending:
             self.shares.check_fits(teacher_id, size_bytes)
 
     def reserve(
-        self, size_bytes: int, *, on_device: bool = False, teacher_id: str = ""
+        self,
+        size_bytes: int,
+        *,
+        on_device: bool = False,
+        teacher_id: str = "",
+        session_id: str = "",
+        is_shared: bool = False,
     ) -> Extent | Growth:
         """Take room and bar readers from it, or say which slab must be created first.
 
@@ -90,7 +109,9 @@ class Lending:
         pool.check_fits(size_bytes)
         if not on_device:
             self.shares.check(teacher_id, size_bytes, retry_after=RETRY_AFTER)
-        self._check_quarantine(pool, size_bytes)
+        if session_id and is_shared:
+            self.holdings.check(pool, session_id, size_bytes, retry_after=RETRY_AFTER)
+        check_quarantine(pool, size_bytes, most=self._max_quarantine, retry_after=RETRY_AFTER)
         try:
             answer = pool.reserve(size_bytes)
         except PoolFullError as error:
@@ -100,7 +121,13 @@ class Lending:
             self._slots.mark(answer, answer.generation - 1)
             if not on_device:
                 self.shares.take(teacher_id, answer)
+            if session_id:
+                self.holdings.take(pool, session_id, answer)
         return answer
+
+    def room_held(self, *, on_device: bool, is_shared: bool) -> Held:
+        """Return what was scored for each session takes of a pool; see ``Holdings``."""
+        return self.holdings.held(self._pool_for(on_device), is_shared=is_shared)
 
     def add_slab(self, slab_id: str, size_bytes: int, *, on_device: bool = False) -> None:
         """Take a new slab into use; see ``Pool.add_slab``."""
@@ -127,6 +154,7 @@ class Lending:
         self._slots.mark(extent, extent.generation + 1)
         self._pool_for(self.has_device_slab(extent.slab_id)).free(extent)
         self.shares.give_back(extent)
+        self.holdings.give_back(extent)
         self._freed = True
         self._freed_bytes += extent.size_bytes
 
@@ -139,7 +167,7 @@ class Lending:
         return self._pool.usage()
 
     def note_memory_freed(self) -> None:
-        """Note that memory came free outside of the pools, for slabs that they lack."""
+        """Note that whoever waits for room may have some, though no extent came free."""
         self._freed = True
 
     def take_freed(self) -> bool:
@@ -269,22 +297,3 @@ class Lending:
         if self.own_device is None:
             raise ValueError("this server has no device memory of its own")
         return self.own_device.pool
-
-    def _check_quarantine(self, pool: Pool, size_bytes: int) -> None:
-        most = int(pool.budget_bytes * self._max_quarantine)
-        if pool.quarantined_bytes <= most:
-            return
-        usage = pool.usage()
-        raise PoolFullError(
-            f"{usage.quarantined_bytes} of the {pool.name}'s {usage.budget_bytes} bytes are in "
-            f"quarantine, and new payloads are refused above {most} (--max-quarantine): processes "
-            "that may still read them dropped their line; end them (`teacher-logits inspect` "
-            "shows them), or take their room by force (--reclaim quarantined)",
-            facts={
-                "need_bytes": size_bytes,
-                "free_bytes": usage.free_bytes,
-                "quarantined_bytes": usage.quarantined_bytes,
-                "budget_bytes": usage.budget_bytes,
-            },
-            retry_after=RETRY_AFTER,
-        )

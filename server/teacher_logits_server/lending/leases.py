@@ -120,6 +120,10 @@ class Leases:
         """Return what a session holds, quarantined leases too."""
         return list(self._by_session.get(session_id, {}).values())
 
+    def count_of(self, session_id: str) -> int:
+        """Count what a session holds."""
+        return len(self._by_session.get(session_id, ()))
+
     def quarantine(self, lease: Lease, doubt: Doubt) -> None:
         """Mark a lease whose reader is gone but not proven gone."""
         lease.doubt = doubt

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from teacher_logits.errors import (
     NotAllowedError,
-    NotAvailable,
     PayloadInvalidError,
     PoolFullError,
 )
@@ -29,10 +28,11 @@ if TYPE_CHECKING:
     from teacher_logits.device_memory import DeviceMemoryPart
     from teacher_logits.payload import Extent
     from teacher_logits.views import DeviceSlabView
+    from teacher_logits_server.caps import Cap
     from teacher_logits_server.lending.runs import Run
 
-MAX_SLABS = 1024
-"""Most slabs of one publisher at a time: each is a descriptor that the server keeps."""
+MAX_SLAB_IDS = 1 << 18
+"""Most slabs that one publisher's session may have had: their ids are kept, to be used once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +47,15 @@ class RelayUsage:
 
 
 class Relays:
-    """The slabs of all publishers, by id."""
+    """The slabs of all publishers, by id.
 
-    def __init__(self) -> None:
+    Args:
+        cap: the slabs that one publisher may have at a time; each is a descriptor that the server
+            keeps.
+    """
+
+    def __init__(self, cap: Cap) -> None:
+        self._cap = cap
         self._relays: dict[str, RelayedSlab] = {}
         self._used: dict[str, set[str]] = {}
         self._told_dropped: list[str] = []
@@ -67,8 +73,8 @@ class Relays:
         """Take a slab in; ``device`` is what of it lies in device memory.
 
         Raises:
-            NotAllowedError: its id was used before.
-            NotAvailable: the publisher has as many slabs as one may have.
+            NotAllowedError: its id was used before, or the publisher has had too many.
+            LimitReachedError: it has as many slabs as one may have.
             PayloadInvalidError: it has no room.
         """
         used = self._used.setdefault(session_id, set())
@@ -77,11 +83,12 @@ class Relays:
                 f"slab id {slab_id!r} was used before: give each slab an id of its own",
                 facts={"slab_id": slab_id},
             )
-        count = sum(relay.session_id == session_id for relay in self._relays.values())
-        if count >= MAX_SLABS:
-            raise NotAvailable(
-                f"the publisher has {count} slabs here, and may have {MAX_SLABS}: make them larger",
-                facts={"slab_count": count, "limit": MAX_SLABS},
+        self._cap.check(sum(relay.session_id == session_id for relay in self._relays.values()))
+        if len(used) >= MAX_SLAB_IDS:
+            raise NotAllowedError(
+                f"this publisher has brought {len(used)} slabs, as many as a session may: open it "
+                "anew, and let its slabs be used again",
+                facts={"slab_count": len(used), "limit": MAX_SLAB_IDS},
             )
         if size_bytes < 1:
             raise PayloadInvalidError(

@@ -48,6 +48,8 @@ class TurnedAway(enum.Enum):
     NO_DESCRIPTORS = "NO_DESCRIPTORS"
     PEER_UNKNOWN = "PEER_UNKNOWN"
     NO_HELLO = "NO_HELLO"
+    #: Of one user; the oldest of those that said no hello makes way.
+    TOO_MANY_STRANGERS = "TOO_MANY_STRANGERS"
     REPLIES_UNREAD = "REPLIES_UNREAD"
 
 

@@ -86,6 +86,10 @@ class Drafts:
             )
         return draft
 
+    def count_of(self, session_id: str) -> int:
+        """Count those of a session."""
+        return sum(draft.session_id == session_id for draft in self._drafts.values())
+
     def announced(self, teacher_id: str) -> list[Draft]:
         """Return copies of those of a teacher whose place in a publisher's slab is known."""
         return [

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from teacher_logits.payload_room import WriterRoom
     from teacher_logits.terms import LeaseTerms
     from teacher_logits_server.ledger import Ledger
-    from teacher_logits_server.scorer.jobs import Plan, Work
+    from teacher_logits_server.scorer.jobs import Work
 
 
 class Slabs(Protocol):
@@ -41,8 +41,8 @@ class Slabs(Protocol):
             PoolFullError: there is none now.
         """
 
-    def room_on_device(self, ledger: Ledger, size_bytes: int) -> Extent:
-        """Do so in device memory."""
+    def room_on_device(self, ledger: Ledger, size_bytes: int, *, session_id: str) -> Extent:
+        """Do so in device memory, of what a session may have."""
 
     def room(self, extent: Extent) -> memoryview:
         """Return the extent's bytes, writable."""
@@ -68,9 +68,12 @@ class Places:
         plan = work.plan
         self._ledger.profile(work.job.session_id)  # it may have ended since
         if plan.on_device:
-            work.extent = self._slabs.room_on_device(self._ledger, plan.size_bytes)
+            session_id = work.job.session_id
+            work.extent = self._slabs.room_on_device(
+                self._ledger, plan.size_bytes, session_id=session_id
+            )
         else:
-            work.extent = self._slabs.room_for(self._share_of(plan), plan.size_bytes)
+            work.extent = self._slabs.room_for(self._share_of(work), plan.size_bytes)
         work.answer = Answer(
             plan.request,
             room=self._room(work.extent, on_device=plan.on_device),
@@ -126,9 +129,15 @@ class Places:
         if extent is not None:
             self._ledger.give_back(extent)
 
-    def _share_of(self, plan: Plan) -> PayloadRoom:
-        """Return host memory of which a payload counts in its teacher's share."""
-        reserve = partial(self._ledger.reserve, plan.size_bytes, teacher_id=plan.teacher.teacher_id)
+    def _share_of(self, work: Work) -> PayloadRoom:
+        """Return host memory of which a payload counts in its teacher's and session's shares."""
+        plan = work.plan
+        reserve = partial(
+            self._ledger.reserve,
+            plan.size_bytes,
+            teacher_id=plan.teacher.teacher_id,
+            session_id=work.job.session_id,
+        )
         return PayloadRoom(size_bytes=plan.size_bytes, take=reserve, ledger=self._ledger)
 
     def _room(self, extent: Extent, *, on_device: bool) -> WriterRoom:

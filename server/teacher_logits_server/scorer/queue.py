@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from teacher_logits_server.batching import Batching, Piece
     from teacher_logits_server.scorer.jobs import Plan
 
+HOST, DEVICE = "host", "device"
+"""The pools that jobs want room of."""
+
 LeaseFuture = Future[LeaseTerms]
 
 
@@ -78,11 +81,16 @@ class JobQueue:
             check_same(job.request_id, work.job.digest, job.digest)
             return self._future(work)
 
+    def check_room(self, session_id: str) -> None:
+        """Refuse another job of a session before it is planned (``LimitReachedError``)."""
+        with self._changed:
+            self._batching.check_room(session_id)
+
     def add(self, job: ScoreJob, plan: Plan) -> LeaseFuture:
         """Let a job wait for its turn.
 
         Raises:
-            PoolFullError: too many wait.
+            LimitReachedError: too many wait, or too many are this session's.
             TeacherLogitsError: the queue is closed, saying why.
         """
         with self._changed:
@@ -94,8 +102,9 @@ class JobQueue:
                 ticket,
                 tokens,
                 deadline=job.deadline,
+                session_id=job.session_id,
                 size_bytes=plan.size_bytes,
-                pool="device" if plan.on_device else "host",
+                pool=DEVICE if plan.on_device else HOST,
             )
             work = Work(ticket=ticket, job=job, plan=plan, submitted_at=self._clock.now())
             self._works[ticket] = self._by_key[work.key] = work

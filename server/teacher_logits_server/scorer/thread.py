@@ -17,7 +17,7 @@ import logging
 import threading
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from teacher_logits import keys
 from teacher_logits.errors import DrainingError, EngineError, PoolFullError, TeacherLogitsError
@@ -27,7 +27,7 @@ from teacher_logits_server.engines.passes import Outcome, is_for, passes_of
 from teacher_logits_server.scorer.at_exit import stop_at_exit
 from teacher_logits_server.scorer.jobs import BadRows, ScoreJob, Work, plan_job
 from teacher_logits_server.scorer.places import Places, Slabs
-from teacher_logits_server.scorer.queue import JobQueue, too_late
+from teacher_logits_server.scorer.queue import DEVICE, JobQueue, too_late
 from teacher_logits_server.scorer.watch import PassWatch
 
 if TYPE_CHECKING:
@@ -38,25 +38,10 @@ if TYPE_CHECKING:
     from teacher_logits.views import QueueView
     from teacher_logits_server.engines.passes import ServedEngine
     from teacher_logits_server.ledger import Ledger
+    from teacher_logits_server.limits import ScorerLimits
     from teacher_logits_server.metrics.instruments import PassTimes
 
 _LOG = logging.getLogger(__name__)
-
-
-class Limits(Protocol):
-    """What the scorer needs of a server's settings; ``config.ServerConfig`` has it."""
-
-    @property
-    def max_request_tokens(self) -> int:
-        """Most tokens of one request, prefixes included."""
-
-    @property
-    def max_batch_tokens(self) -> int:
-        """Most tokens of one pass, padding included."""
-
-    @property
-    def max_waiting_requests(self) -> int:
-        """Most requests that wait."""
 
 
 class Scorer:
@@ -76,7 +61,7 @@ class Scorer:
         engine: ServedEngine,
         ledger: Ledger,
         slabs: Slabs,
-        config: Limits,
+        config: ScorerLimits,
         clock: Clock,
         times: PassTimes | None = None,
     ) -> None:
@@ -89,6 +74,8 @@ class Scorer:
         batching = Batching(
             max_batch_tokens=config.max_batch_tokens,
             max_waiting_requests=config.max_waiting_requests,
+            max_session_requests=config.max_session_requests,
+            held=lambda pool: ledger.room_held(on_device=pool == DEVICE),
         )
         self._queue = JobQueue(batching=batching, clock=clock)
         self._watch = PassWatch(times, max_batch_tokens=config.max_batch_tokens)
@@ -123,7 +110,7 @@ class Scorer:
 
         Raises:
             PayloadInvalidError: it can never be scored; nothing was computed.
-            PoolFullError: no pool of this size can hold its payload, or too many jobs wait.
+            LimitReachedError: too many jobs wait, or too many are its session's.
             SessionExpiredError, EpochChangedError: the session has ended.
             DrainingError, EngineError: the scorer takes no more jobs, or none at present.
         """
@@ -139,6 +126,7 @@ class Scorer:
             raise DrainingError("the server is draining and takes no new work: use another one")
         if (why := self._passes.refusal) is not None:
             raise why
+        self._queue.check_room(job.session_id)
         plan = plan_job(
             job, ledger=self._ledger, max_request_tokens=self._config.max_request_tokens
         )

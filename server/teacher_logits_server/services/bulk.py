@@ -1,15 +1,17 @@
 """The bulk service: streams leased payloads to readers that share no memory with the server.
 
 Chunks go out one at a time, each cut when the one before has been taken, so that no stream
-holds more than one. Streams take turns, a chunk each, and the loop hears everybody else between
-two of them: a control call waits for a few chunks, however many streams there are. A stream alone
-waits for no turn: the loop hears everybody while its chunk is taken. A reader that
-takes nothing for ``stall`` is given up, and the room with it.
+holds more than one. Streams take turns, a chunk each and the sessions in rotation (``turns``), and
+the loop hears everybody else between two of them: a control call waits for a few chunks, however
+many streams there are. A stream alone waits for no turn: the loop hears everybody while its chunk
+is taken. A session has so many streams at most. A reader that takes nothing for ``stall`` is given
+up, and the room with it.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import grpc
@@ -17,8 +19,10 @@ import grpc
 from teacher_logits.clock import span_text
 from teacher_logits.errors import DeadlinePassedError
 from teacher_logits.v1 import bulk_service_pb2 as messages
+from teacher_logits_server.caps import Cap
 from teacher_logits_server.metrics.instruments import Instruments
 from teacher_logits_server.services.patience import Patience
+from teacher_logits_server.services.turns import Turns
 from teacher_logits_server.services.wide_sockets import WideSockets
 
 if TYPE_CHECKING:
@@ -35,6 +39,7 @@ class BulkService:
 
     Args:
         stall: how long a reader may take nothing.
+        max_session_streams: how many streams one session may have at a time.
         unix_paths: where this server's Unix sockets are; see ``wide_sockets``.
         instruments: what its streams and their bytes are counted in.
     """
@@ -44,6 +49,7 @@ class BulkService:
         *,
         exporter: StreamExporter,
         stall: timedelta,
+        max_session_streams: int,
         unix_paths: Collection[str] = (),
         instruments: Instruments | None = None,
     ) -> None:
@@ -51,8 +57,15 @@ class BulkService:
         self._exporter = exporter
         self._sockets = WideSockets(unix_paths)
         self._stall_seconds = stall.total_seconds()
-        self._turn = asyncio.Lock()
-        self._streams = 0
+        self._turns = Turns()
+        self._streams: Counter[str] = Counter()
+        self._cap = Cap(
+            name="session_streams",
+            most=max_session_streams,
+            flag="--max-session-streams",
+            what="streams to this session",
+            way_out="read some to the end",
+        )
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the service's handler; its responses are bytes already."""
@@ -68,19 +81,21 @@ class BulkService:
         context: grpc.aio.ServicerContext[messages.ReadPayloadRequest, bytes],
     ) -> None:
         """Write a payload's chunks, from an offset on."""
+        session_id = request.session_id
+        self._cap.check(self._streams[session_id])
         reading = self._exporter.read(
-            request.session_id,
+            session_id,
             request.lease_id,
             request.offset_bytes,
             as_written=request.as_written,
         )
         patience = Patience(self._stall_seconds)
-        self._streams += 1
+        self._streams[session_id] += 1
         self._instruments.streams.inc()
         try:
             with reading as chunks:
                 self._sockets.look(asyncio.get_running_loop().time())
-                while (chunk := await self._next(chunks)) is not None:
+                while (chunk := await self._next(chunks, session_id)) is not None:
                     with patience:
                         await context.write(chunk)
                     self._instruments.streamed(len(chunk))
@@ -89,15 +104,17 @@ class BulkService:
                 raise
             raise self._stalled(request) from None
         finally:
-            self._streams -= 1
+            self._streams[session_id] -= 1
             self._instruments.streams.dec()
+            if not self._streams[session_id]:
+                del self._streams[session_id]
+                self._turns.forget(session_id)
             patience.end()
 
-    async def _next(self, chunks: Iterator[bytes]) -> bytes | None:
+    async def _next(self, chunks: Iterator[bytes], session_id: str) -> bytes | None:
         """Cut a chunk when it is this stream's turn; None where there is no more."""
-        if self._streams > 1:
-            async with self._turn:
-                await asyncio.sleep(0)
+        if len(self._streams) > 1 or self._streams[session_id] > 1:
+            await self._turns.take(session_id)
         return next(chunks, None)
 
     def _stalled(self, request: messages.ReadPayloadRequest) -> DeadlinePassedError:

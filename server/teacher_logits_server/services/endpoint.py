@@ -21,6 +21,7 @@ from teacher_logits_server.interceptors import Guard
 from teacher_logits_server.metrics.instruments import Instruments
 from teacher_logits_server.services import Services
 from teacher_logits_server.services.certificates import server_credentials
+from teacher_logits_server.services.counted_calls import CONNECTION_SHARE, CountedCalls
 from teacher_logits_server.services.reflecting import reflect
 from teacher_logits_server.sockets import SocketClaim, audience_of
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from teacher_logits.addresses import Address
     from teacher_logits_server.access import Access
     from teacher_logits_server.config import ServerConfig
+    from teacher_logits_server.limits import CallLimits
     from teacher_logits_server.sockets import Audience
 
 SERVICE_NAMES = (
@@ -43,6 +45,8 @@ SERVICE_NAMES = (
 )
 KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS = 30_000, 10_000
 MIN_PING_INTERVAL_MS = 5_000
+HANDSHAKE_TIMEOUT_MS = 10_000
+MAX_METADATA_BYTES = 16 * 1024
 MIN_MESSAGE_BYTES = 4 * 1024**2 + 65536
 """A chunk of a streamed payload, of 4 MiB at most, and what stands around it."""
 _TOKEN_BYTES = 24
@@ -56,7 +60,8 @@ class Endpoint:
     """The gRPC server of one process.
 
     Args:
-        max_request_tokens: sizes the longest message that is read at all.
+        limits: the longest message that is read at all is sized by the tokens of a request; for
+            the calls under way see ``counted_calls``.
         audience: who may connect to its Unix sockets.
         credentials: for its TCP addresses; without any they go without TLS.
         access: who may make which call.
@@ -70,7 +75,7 @@ class Endpoint:
     def __init__(
         self,
         *,
-        max_request_tokens: int,
+        limits: CallLimits,
         audience: Audience,
         credentials: grpc.ServerCredentials | None = None,
         access: Access | None = None,
@@ -88,6 +93,7 @@ class Endpoint:
         self._server = grpc.aio.server(
             handlers=(self.services,),
             interceptors=(
+                CountedCalls(max_calls=limits.max_calls, max_watchers=limits.max_watchers),
                 Guard(
                     is_ready=lambda: self._is_ready,
                     access=access,
@@ -95,7 +101,7 @@ class Endpoint:
                     rpcs=instruments.rpcs,
                 ),
             ),
-            options=_options(max_request_tokens),
+            options=_options(limits.max_request_tokens, limits.max_calls),
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if reflection:
@@ -167,7 +173,7 @@ def endpoint_of(config: ServerConfig, access: Access, instruments: Instruments) 
         ConfigError: its certificate cannot be used, or its group is none.
     """
     return Endpoint(
-        max_request_tokens=config.max_request_tokens,
+        limits=config,
         audience=audience_of(config.socket_group, for_everyone=bool(config.allow_uids)),
         credentials=server_credentials(config),
         access=access,
@@ -176,13 +182,20 @@ def endpoint_of(config: ServerConfig, access: Access, instruments: Instruments) 
     )
 
 
-def _options(max_request_tokens: int) -> list[tuple[str, int]]:
+def _options(max_request_tokens: int, max_calls: int) -> list[tuple[str, int]]:
     each = _TOKEN_BYTES + MAX_IDS_PER_TOKEN * _ID_BYTES
     longest = min(max(MIN_MESSAGE_BYTES, max_request_tokens * each + 65536), _MOST_BYTES)
     return [
         # On by default, and then a second server shares the port and takes half the calls.
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", longest),
+        # What a call brings besides its message; gRPC refuses more with RESOURCE_EXHAUSTED.
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
+        # Over one connection; its client holds back what it asks beyond that.
+        ("grpc.max_concurrent_streams", max(max_calls // CONNECTION_SHARE, 1)),
+        # Who connects and says nothing is hung up on.
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
         # A host that vanished shows within a minute; clients may ping as often as every 5 s,
         # with and without calls, and are not sent away for it.
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),

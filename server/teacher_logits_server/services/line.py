@@ -45,7 +45,7 @@ class LineDesk:
     """Answers the packets of broker lines; ``broker.Desk`` is its interface.
 
     Args:
-        allowed_uids: as for ``HelloDesk``.
+        allowed_uids, max_user_lines: as for ``HelloDesk``.
         refusals: counts every packet that is answered with an error, here alone.
     """
 
@@ -56,6 +56,7 @@ class LineDesk:
         exporter: SlabExporter,
         publishing: PublisherCalls,
         allowed_uids: tuple[int, ...],
+        max_user_lines: int,
         refusals: Refusals | None = None,
     ) -> None:
         self._ledger = ledger
@@ -64,7 +65,9 @@ class LineDesk:
         self._exporter = exporter
         #: Requests so far, by kind. Counted on the broker's thread alone, and read on any.
         self.calls: Counter[str] = Counter()
-        self._hello = HelloDesk(ledger=ledger, allowed_uids=allowed_uids)
+        self._hello = HelloDesk(
+            ledger=ledger, allowed_uids=allowed_uids, max_user_lines=max_user_lines
+        )
 
     def answer(self, line: Line, packet: bytes, descriptor: int | None = None) -> Answer:
         """Answer one packet; a descriptor stays the caller's."""
@@ -134,6 +137,7 @@ class LineDesk:
     def line_ended(self, line: Line, *, process_alive: bool) -> bool:
         """Tell the ledger that nobody is at the other end of a session's line."""
         facts = {"session_id": line.session_id, "process_alive": process_alive}
+        self._hello.ended(line)
         try:
             self._publishing.hear_seals(line.session_id)
             who = self._ledger.describe(line.session_id)

@@ -57,16 +57,23 @@ class ObjectService(stubs.ObjectServiceServicer):
             return None if found is None and self._exporter.waits(lease_id) else True
 
         try:
-            await self._until(has_room, lease_id, room_seconds)
+            await self._until(has_room, session_id, lease_id, room_seconds)
             if found is None:
-                found = await self._until(look, lease_id, self._waiting.seconds_for(context))
+                patience = self._waiting.seconds_for(context)
+                found = await self._until(look, session_id, lease_id, patience)
         finally:
             self._exporter.give_up(lease_id)
         return ticket_to_wire(found)
 
     async def _until(
-        self, look: Callable[[], Awaitable[T | None]], lease_id: str, seconds: float
+        self,
+        look: Callable[[], Awaitable[T | None]],
+        session_id: str,
+        lease_id: str,
+        seconds: float,
     ) -> T:
         too_late = partial(self._exporter.too_late, lease_id)
         bell = self._waiting.objects
-        return await self._waiting.until(look, bell=bell, seconds=seconds, too_late=too_late)
+        return await self._waiting.until(
+            look, bell=bell, seconds=seconds, too_late=too_late, session_id=session_id
+        )

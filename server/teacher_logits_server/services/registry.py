@@ -215,7 +215,13 @@ class RegistryService(stubs.RegistryServiceServicer):
                 retry_after=full.retry_after,
             )
 
-        await self._waiting.until(look, bell=self._waiting.room, seconds=seconds, too_late=too_late)
+        await self._waiting.until(
+            look,
+            bell=self._waiting.room,
+            seconds=seconds,
+            too_late=too_late,
+            session_id=request.session_id,
+        )
 
     def _give_up(self, session_id: str, payload_id: str) -> None:
         """End a reservation that nobody will hear of."""

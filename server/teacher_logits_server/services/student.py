@@ -152,6 +152,7 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
                 bell=self._waiting.teachers,
                 seconds=self._waiting.seconds_for(context),
                 too_late=_writers_died,
+                session_id=request.session_id,
             )
         except (SessionRefusedError, NoCommonTransportError) as error:
             log_refused(who, error)
@@ -212,6 +213,7 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
             bell=self._waiting.steps,
             seconds=self._waiting.seconds_for(context),
             too_late=too_late,
+            session_id=request.session_id,
         )
         return messages.AcquireStepResponse(grant=grant_to_wire(grant))
 

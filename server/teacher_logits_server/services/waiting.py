@@ -3,16 +3,19 @@
     ledger, any thread --ring--> bell --> every call that waits looks once more
 
 Promises: what changes between a look and the wait behind it is not missed; a call that is
-cancelled leaves nothing behind; at the server's end whoever waits is told.
+cancelled leaves nothing behind; at the server's end whoever waits is told. For each thing so many
+calls wait at most, and so many of one session.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from teacher_logits.errors import DrainingError
+from teacher_logits_server.caps import Cap
 from teacher_logits_server.metrics.instruments import Instruments
 
 if TYPE_CHECKING:
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from teacher_logits.clock import Clock
     from teacher_logits.errors import TeacherLogitsError
     from teacher_logits_server.ledger import Ledger
+    from teacher_logits_server.limits import CallLimits
 
 T = TypeVar("T")
 Q = TypeVar("Q")
@@ -45,6 +49,8 @@ class Bell:
         self.what = what
         self._loop = asyncio.get_running_loop()
         self._rung: asyncio.Future[None] | None = None
+        #: How many calls wait for it, by their sessions; those without one are under "".
+        self.waiting: Counter[str] = Counter()
 
     def next_ring(self) -> asyncio.Future[None]:
         """Return what is done with the next ring. Take it before the look, not behind it."""
@@ -69,11 +75,17 @@ class Waiting:
 
     Args:
         longest_wait: what a call waits at most, whatever its own deadline.
+        limits: how many calls wait for one thing, and how many of one session.
         instruments: what its waits are measured in.
     """
 
     def __init__(
-        self, *, clock: Clock, longest_wait: timedelta, instruments: Instruments | None = None
+        self,
+        *,
+        clock: Clock,
+        longest_wait: timedelta,
+        limits: CallLimits,
+        instruments: Instruments | None = None,
     ) -> None:
         self._clock = clock
         self._instruments = instruments or Instruments()
@@ -81,6 +93,20 @@ class Waiting:
         self.teachers, self.steps = Bell("teacher"), Bell("step")
         self.room, self.objects = Bell("room"), Bell("object")
         self._is_over = False
+        self._cap = Cap(
+            name="waiting_calls",
+            most=limits.max_waiting_calls,
+            flag="--max-waiting-calls",
+            what="calls that wait here for the same",
+            way_out="ask again later",
+        )
+        self._session_cap = Cap(
+            name="session_calls",
+            most=limits.max_session_calls,
+            flag="--max-session-calls",
+            what="calls of this session that wait here for the same",
+            way_out="let some end first",
+        )
 
     def listen_to(self, ledger: Ledger) -> None:
         """Ring when something changes there."""
@@ -112,26 +138,55 @@ class Waiting:
         bell: Bell,
         seconds: float,
         too_late: Callable[[float], TeacherLogitsError],
+        session_id: str = "",
     ) -> T:
         """Return what ``look`` finds, looking again with each ring.
+
+        Args:
+            session_id: whose call it is; empty where it opens a session.
 
         Raises:
             TeacherLogitsError: ``too_late`` of the seconds waited, once they are over.
             DrainingError: the server stops.
+            LimitReachedError: it would have to wait, and as many do as may.
         """
+        rung = bell.next_ring()
+        found = await look()
+        if found is not None:
+            return found
+        if session_id:
+            self._session_cap.check(bell.waiting[session_id])
+        self._cap.check(bell.waiting.total())
+        bell.waiting[session_id] += 1
+        try:
+            with self._instruments.waiting(bell.what):
+                return await self._wait(look, bell, rung, seconds, too_late)
+        finally:
+            bell.waiting[session_id] -= 1
+            if not bell.waiting[session_id]:
+                del bell.waiting[session_id]
+
+    async def _wait(
+        self,
+        look: Callable[[], Awaitable[T | None]],
+        bell: Bell,
+        rung: asyncio.Future[None],
+        seconds: float,
+        too_late: Callable[[float], TeacherLogitsError],
+    ) -> T:
+        """Look again with each ring, the first of them taken before the first look."""
         give_up = self._clock.now() + seconds
-        with self._instruments.waiting(bell.what):
-            while True:
-                rung = bell.next_ring()
-                found = await look()
-                if found is not None:
-                    return found
-                if self._is_over:
-                    raise DrainingError(
-                        "the server is stopping, and what the call waited for did not come: try "
-                        "another, or this one again once it is back"
-                    )
-                left = give_up - self._clock.now()
-                # `wait` cancels nothing of its own accord: others wait for the same ring.
-                if left <= 0 or not (await asyncio.wait([rung], timeout=left))[0]:
-                    raise too_late(seconds)
+        while True:
+            if self._is_over:
+                raise DrainingError(
+                    "the server is stopping, and what the call waited for did not come: try "
+                    "another, or this one again once it is back"
+                )
+            left = give_up - self._clock.now()
+            # `wait` cancels nothing of its own accord: others wait for the same ring.
+            if left <= 0 or not (await asyncio.wait([rung], timeout=left))[0]:
+                raise too_late(seconds)
+            rung = bell.next_ring()
+            found = await look()
+            if found is not None:
+                return found

@@ -19,12 +19,10 @@ repeated gets the same session. (*) Or as long as the call waits that would sett
 from __future__ import annotations
 
 import hmac
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import (
     NotAllowedError,
-    NotAvailable,
     RequestInvalidError,
     SessionExpiredError,
 )
@@ -32,22 +30,25 @@ from teacher_logits_server.sessions.session import Phase, Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from datetime import timedelta
 
     from teacher_logits.profiles import StudentProfile, TeacherProfile
     from teacher_logits.transport import Settlement
+    from teacher_logits_server.sessions.crowd import Crowd
 
 
 class Sessions:
     """The table of sessions.
 
     Args:
-        ttl, opening_ttl, limit: see ``limits.Limits``.
+        ttl, opening_ttl: see ``limits.Limits``.
+        crowd: how many there may be.
     """
 
-    def __init__(self, *, ttl: timedelta, opening_ttl: timedelta, limit: int) -> None:
+    def __init__(self, *, ttl: timedelta, opening_ttl: timedelta, crowd: Crowd) -> None:
         self._ttl = ttl.total_seconds()
         self._opening_ttl = opening_ttl.total_seconds()
-        self._limit = limit
+        self._crowd = crowd
         self._sessions: dict[str, Session] = {}
         self._by_request: dict[str, str] = {}
 
@@ -80,21 +81,22 @@ class Sessions:
             )
         return session
 
-    def check_room(self) -> None:
+    def check_room(self, profile: StudentProfile | TeacherProfile) -> None:
         """Refuse one session too many.
 
         Raises:
-            NotAvailable: there are as many as the server takes.
+            LimitReachedError: there are as many of its kind as the server takes.
         """
-        count = sum(session.phase is not Phase.ENDED for session in self._sessions.values())
-        if count < self._limit:
-            return
-        raise NotAvailable(
-            f"the server has {count} sessions and takes {self._limit}: close some, or raise "
-            "--max-sessions",
-            facts={"sessions": count, "max_sessions": self._limit},
-            retry_after=timedelta(seconds=self._opening_ttl),
+        self._crowd.check(self._sessions.values(), profile)
+
+    def has_several_readers(self) -> bool:
+        """Say whether there are several students' sessions that may work."""
+        readers = (
+            each
+            for each in self._sessions.values()
+            if each.phase in (Phase.LOCAL, Phase.REMOTE) and not each.is_publisher
         )
+        return next(readers, None) is not None and next(readers, None) is not None
 
     def add(self, session: Session) -> None:
         """Take a new session in."""

@@ -26,8 +26,7 @@ class Steps:
     """The steps of one teacher.
 
     Args:
-        keep_steps: how many steps are kept at most, the newest complete one among them, others
-            retiring even unread; 0 keeps all that are not consumed.
+        keep_steps: most steps that are kept, older ones going even unread; 0 keeps the unread.
     """
 
     def __init__(self, *, keep_steps: int = 0) -> None:
@@ -85,14 +84,11 @@ class Steps:
             self._retire(step)
 
     def reserve(self, claim: Claim) -> tuple[Claim, bool]:
-        """Claim rows; return the claim, and whether the rows were sealed before.
-
-        A retry gets the claim of the first try.
+        """Claim rows; return the claim, a retry the first one, and whether they were sealed before.
 
         Raises:
             PayloadRetiredError: the step is retired.
-            PayloadConflictError: the rows, or the shard, or the step's count of real rows are
-                another's.
+            PayloadConflictError: rows, shard, or the step's count of real rows are another's.
             RequestInvalidError: the request id was used for other rows.
         """
         older = self._by_request.get((claim.session_id, claim.request_id))
@@ -117,6 +113,10 @@ class Steps:
         self._parts[claim.payload_id] = part
         self._by_request[claim.session_id, claim.request_id] = claim
         return claim, is_repeat
+
+    def has_claim(self, session_id: str, request_id: str) -> bool:
+        """Say whether a request has claimed rows already."""
+        return (session_id, request_id) in self._by_request
 
     def seal(self, payload_id: str, *, valid_count: int | None, digest: str) -> None:
         """Make a reserved part readable."""

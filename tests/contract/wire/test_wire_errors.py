@@ -69,6 +69,7 @@ CODES = {
     "ProducerLostError": "NOT_FOUND",
     "DeadlinePassedError": "DEADLINE_EXCEEDED",
     "PoolFullError": "RESOURCE_EXHAUSTED",
+    "LimitReachedError": "RESOURCE_EXHAUSTED",
     "HostCopyNeededError": "FAILED_PRECONDITION",
     "DrainingError": "UNAVAILABLE",
     "ServerUnreachableError": "UNAVAILABLE",

@@ -260,13 +260,14 @@ def running(
         slots=slabs,
         offered=frozenset({Transport.SHARED_MEMORY, Transport.STREAM}),
     )
-    foreign = ForeignSlabs()
+    foreign = ForeignSlabs(8)
     desk = LineDesk(
         ledger=ledger,
         exporter=SharedMemoryExporter(ledger=ledger, slabs=(slabs, foreign)),
         publishing=PublisherCalls(ledger=ledger, slabs=slabs, foreign=foreign),
         allowed_uids=(),
         refusals=refusals,
+        max_user_lines=32,
     )
     broker = Broker(
         path=path,

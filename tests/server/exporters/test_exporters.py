@@ -309,7 +309,7 @@ def a_publishers_slab(content: bytes) -> Iterator[tuple[Extent, ForeignSlabs]]:
     )
     with written.room(extent) as room:
         room[:] = content
-    slabs = ForeignSlabs()
+    slabs = ForeignSlabs(8)
     slabs.add("theirs", written.fd)
     written.close()
     yield extent, slabs

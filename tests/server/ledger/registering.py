@@ -18,6 +18,7 @@ from teacher_logits.profiles import PROTOCOL_VERSION, NodeHints, StudentProfile,
 from teacher_logits.terms import Reservation, RoomFreed, StepFailure, StepGrant
 from teacher_logits.transport import Locality, Transport, proof_of
 from teacher_logits_server.ledger import Ledger, OpenedSession
+from teacher_logits_server.limit_settings import LimitSettings
 
 PAGE = 4096
 EPOCH = "0123456789ab"
@@ -51,7 +52,7 @@ def student(*, dp: int = 1, gbs: int = 12, rank: int = 0, **changes: object) -> 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class Limits(LimitSettings):
     session_ttl: timedelta = timedelta(seconds=30)
     renew_interval: timedelta = timedelta(seconds=10)
     opening_ttl: timedelta = timedelta(seconds=10)

@@ -17,9 +17,9 @@ from teacher_logits.errors import (
     DrainingError,
     EpochChangedError,
     LeaseLostError,
+    LimitReachedError,
     NoCommonTransportError,
     NotAllowedError,
-    NotAvailable,
     PayloadInvalidError,
     PayloadRetiredError,
     PoolFullError,
@@ -236,7 +236,7 @@ class TestOpening:
         house = House(limits=SmallLimits(max_sessions=1))
         house.open()
 
-        with pytest.raises(NotAvailable, match="--max-sessions"):
+        with pytest.raises(LimitReachedError, match="--max-sessions"):
             house.open()
 
 

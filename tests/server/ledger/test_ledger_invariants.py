@@ -28,6 +28,7 @@ from teacher_logits.pool import Growth
 from teacher_logits.profiles import PROTOCOL_VERSION, StudentProfile, TeacherProfile
 from teacher_logits.transport import Transport, proof_of
 from teacher_logits_server.ledger import Ledger
+from teacher_logits_server.limit_settings import LimitSettings
 from teacher_logits_server.publishers.engines import EngineTeacher
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ STUDENT = StudentProfile(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class Limits(LimitSettings):
     session_ttl: timedelta = timedelta(seconds=TTL)
     renew_interval: timedelta = timedelta(seconds=10)
     opening_ttl: timedelta = timedelta(seconds=OPENING_TTL)

@@ -11,16 +11,21 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from teacher_logits.errors import (
+    LimitReachedError,
     NotAllowedError,
-    NotAvailable,
     PayloadInvalidError,
     PoolFullError,
     TeacherLogitsError,
 )
 from teacher_logits.payload import Extent
-from teacher_logits_server.lending.relays import MAX_SLABS, Relays
+from teacher_logits_server.config import ServerConfig
+from teacher_logits_server.lending.relays import Relays
+from teacher_logits_server.limits import ledger_caps
 
 ROOM = 100
+
+
+SLABS = ledger_caps(ServerConfig(max_slabs=8)).slabs
 
 
 def extent(
@@ -33,7 +38,7 @@ def extent(
 
 @pytest.fixture
 def relays() -> Relays:
-    relays = Relays()
+    relays = Relays(SLABS)
     relays.add("slab", ROOM, session_id="s", writer_id="publisher-0-ab")
     return relays
 
@@ -58,11 +63,11 @@ def test_a_slab_id_is_used_once(relays: Relays) -> None:
 
 
 def test_a_publisher_has_so_many_slabs_at_most() -> None:
-    relays = Relays()
-    for number in range(MAX_SLABS):
+    relays = Relays(SLABS)
+    for number in range(SLABS.most):
         relays.add(f"slab-{number}", ROOM, session_id="s", writer_id="w")
 
-    with pytest.raises(NotAvailable, match=f"may have {MAX_SLABS}"):
+    with pytest.raises(LimitReachedError, match="--max-slabs"):
         relays.add("more", ROOM, session_id="s", writer_id="w")
     relays.add("another's", ROOM, session_id="t", writer_id="w")
 
@@ -141,7 +146,7 @@ class Slab(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.relays = Relays()
+        self.relays = Relays(SLABS)
         self.relays.add("slab", ROOM, session_id="s", writer_id="w")
         self.taken: list[Extent] = []
         self.generations: dict[int, int] = {}

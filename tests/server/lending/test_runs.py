@@ -13,8 +13,10 @@ from teacher_logits.device_memory import DeviceMemoryPart, ExportedMemory
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import is_on_device
 from teacher_logits.payload import Extent, Payload
+from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.lending.relays import Relays
 from teacher_logits_server.lending.runs import Run, device_bytes, runs_of, touch
+from teacher_logits_server.limits import ledger_caps
 
 PAGE = 4096
 SLAB = 64 * PAGE
@@ -67,7 +69,7 @@ class Slab:
     """A slab of device memory in a table, half of whose room is on the device."""
 
     def __init__(self) -> None:
-        self.relays = Relays()
+        self.relays = Relays(ledger_caps(ServerConfig()).slabs)
         memory = ExportedMemory(
             handle=bytes(64), device_uuid="GPU-0", base_offset_bytes=0, allocation_bytes=SLAB
         )

@@ -52,7 +52,9 @@ async def streaming(
     exporter: Endless, *, stall: timedelta
 ) -> AsyncIterator[grpc.aio.UnaryStreamCall[bytes, bytes]]:
     """A stream, of which nothing was read yet."""
-    service = BulkService(exporter=cast("StreamExporter", exporter), stall=stall)
+    service = BulkService(
+        exporter=cast("StreamExporter", exporter), stall=stall, max_session_streams=4
+    )
     server = grpc.aio.server(interceptors=(Guard(is_ready=lambda: True),))
     server.add_generic_rpc_handlers((service.handler(),))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -119,7 +121,9 @@ async def pass_time(seconds: float) -> None:
 
 def test_a_reader_that_is_slow_and_takes_something_now_and_then_is_served_to_the_end() -> None:
     service = BulkService(
-        exporter=cast("StreamExporter", ThreeChunks()), stall=timedelta(seconds=30)
+        exporter=cast("StreamExporter", ThreeChunks()),
+        stall=timedelta(seconds=30),
+        max_session_streams=4,
     )
     reader = SlowReader()
 
@@ -139,7 +143,9 @@ def test_a_reader_that_is_slow_and_takes_something_now_and_then_is_served_to_the
 
 def test_a_reader_that_stops_in_the_middle_is_given_up_after_the_wait() -> None:
     service = BulkService(
-        exporter=cast("StreamExporter", ThreeChunks()), stall=timedelta(seconds=30)
+        exporter=cast("StreamExporter", ThreeChunks()),
+        stall=timedelta(seconds=30),
+        max_session_streams=4,
     )
     reader = SlowReader()
 
@@ -163,7 +169,9 @@ def test_a_reader_that_stops_in_the_middle_is_given_up_after_the_wait() -> None:
 def test_under_several_streams_others_are_heard_between_any_two_chunks() -> None:
     told: list[str] = []
     service = BulkService(
-        exporter=cast("StreamExporter", ThreeChunks()), stall=timedelta(seconds=PATIENCE)
+        exporter=cast("StreamExporter", ThreeChunks()),
+        stall=timedelta(seconds=PATIENCE),
+        max_session_streams=4,
     )
 
     class Eager:

@@ -114,6 +114,7 @@ def test_a_stream_over_a_unix_socket_widens_its_connection(folder: str) -> None:
         service = BulkService(
             exporter=cast("StreamExporter", OneChunk()),
             stall=timedelta(seconds=30),
+            max_session_streams=4,
             unix_paths=[path],
         )
         server = grpc.aio.server()
