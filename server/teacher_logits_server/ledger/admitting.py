@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from teacher_logits import keys
 from teacher_logits.errors import SessionRefusedError
+from teacher_logits.protocol import Agreed
 from teacher_logits.transport import Transport
 from teacher_logits_server.admission import admit
 from teacher_logits_server.admission.holders import Holder, PlaceTaken, standing
@@ -49,9 +50,16 @@ class Admitting(Handshake):
     """Who comes in. For its arguments see ``Handshake``."""
 
     def open_session(
-        self, *, request_id: str, protocol_version: int, profile: StudentProfile
+        self,
+        *,
+        request_id: str,
+        protocol_version: int,
+        profile: StudentProfile,
+        features: frozenset[str] = frozenset(),
     ) -> OpenedSession:
         """Admit a student rank; a call repeated with its request id gets the same session.
+
+        ``protocol_version`` and ``features`` are what both sides speak (``protocol``).
 
         Raises:
             SessionRefusedError: with every broken rule.
@@ -68,6 +76,7 @@ class Admitting(Handshake):
             session = self._sessions.opened(request_id, profile, now=now)
             if session is None:
                 session = self._admit(request_id, profile, protocol_version, now)
+                session.agreed = Agreed(version=protocol_version, features=features)
             return OpenedSession(
                 terms=self._terms(session), nonce=session.nonce, probes=self._probes(session)
             )
@@ -183,6 +192,7 @@ class Admitting(Handshake):
         request_id: str,
         protocol_version: int,
         profile: TeacherProfile,
+        features: frozenset[str] = frozenset(),
         offer: DeviceOffer | None = None,
     ) -> OpenedSession:
         """Admit a publisher; a call repeated with its request id gets the same session.
@@ -211,6 +221,7 @@ class Admitting(Handshake):
                     vocabulary_size=profile.vocabulary_size,
                     now=now,
                 )
+                session.agreed = Agreed(version=protocol_version, features=features)
                 self._writers.add(session.session_id)
                 entered = self._publishers.enter(session.session_id, profile, offer=offer)
                 self._carry_out(entered)
