@@ -102,12 +102,12 @@ proto-check: fresh-stubs  ## the stubs are those of the .proto files; buf lint; 
 	@diff -r -x __pycache__ -x __init__.py -x '*.proto' \
 	    proto/teacher_logits/v1 $(FRESH)/teacher_logits/v1 || \
 	    { echo "The stubs are not those of the .proto files: run make proto, and commit both."; exit 1; }
-	cd proto && $(BUF) lint
-	@if [ -e proto/$(RELEASED) ]; then cd proto && set -x && $(BUF) breaking --against $(RELEASED); \
-	else echo "proto/$(RELEASED): none yet, so no release that could be broken"; fi
+	cd proto && $(BUF) lint && $(BUF) breaking --against $(RELEASED)
 
-proto-release: proto-check  ## keep the schema of this release, for buf breaking
+proto-release: proto-check  ## keep the schema of this release, for buf breaking and tests/compat
 	cd proto && $(BUF) build --exclude-source-info -o $(RELEASED)
+	cp proto/$(RELEASED) tests/compat/releases/$$($(PY) -c 'import teacher_logits as t; print(t.__version__)').binpb
+	$(PY) -m tests.compat.golden
 
 # --- the rest ----------------------------------------------------------------
 
