@@ -7,6 +7,8 @@ VENV     ?= .venv
 ARGS     ?=
 # Processes that share the tests, file by file; WORKERS=0 keeps them in one.
 WORKERS  ?= 2
+SURFACE  ?= rpc
+RUNS     ?= 10000
 # Passed to pip, for a mirror or an index of CPU builds of torch.
 PIP_ARGS ?=
 
@@ -24,7 +26,7 @@ BENCHES   = $(notdir $(basename $(shell grep -l '^def main\>' benchmarks/*.py 2>
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-all check gpu-check lint format types floors dockerfile \
+.PHONY: help venv demo test test-all fuzz check gpu-check lint format types floors dockerfile \
         proto proto-check proto-release wheel image-check bench clean
 
 help:  ## this list
@@ -55,6 +57,12 @@ test: lint types floors proto-check  ## all static checks and the suite without 
 
 test-all: lint types floors proto-check  ## the same with the slow tier
 	$(PYTEST) $(ARGS)
+
+# RUNS inputs; atheris comes with the group `fuzz`, for Python 3.11 and newer.
+# ARGS="--engine own" goes without, and ARGS="--seed 2" elsewhere.
+fuzz: $(READY)  ## fuzz one surface of tests/fuzz (SURFACE=rpc RUNS=10000)
+	$(PY) -m pip install -q $(PIP_ARGS) -c constraints.txt --group fuzz
+	$(PY) -m tests.fuzz $(SURFACE) --runs $(RUNS) $(ARGS)
 
 check: lint types floors proto-check dockerfile wheel  ## all static checks, and the wheel builds
 
