@@ -7,8 +7,12 @@ VENV     ?= .venv
 ARGS     ?=
 # Processes that share the tests, file by file; WORKERS=0 keeps them in one.
 WORKERS  ?= 2
+# What `make fuzz` tries.
 SURFACE  ?= rpc
 RUNS     ?= 10000
+# What `make chaos` and `make soak` play.
+SEEDS    ?= 0-199
+TEACHERS ?= 2000
 # Passed to pip, for a mirror or an index of CPU builds of torch.
 PIP_ARGS ?=
 
@@ -26,7 +30,8 @@ BENCHES   = $(notdir $(basename $(shell grep -l '^def main\>' benchmarks/*.py 2>
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-all fuzz check gpu-check lint format types floors dockerfile \
+.PHONY: help venv demo test test-all fuzz chaos soak check gpu-check lint format types floors \
+        dockerfile proto proto-check proto-release wheel image-check bench clean
         proto proto-check proto-release wheel image-check bench clean
 
 help:  ## this list
@@ -63,6 +68,14 @@ test-all: lint types floors proto-check  ## the same with the slow tier
 fuzz: $(READY)  ## fuzz one surface of tests/fuzz (SURFACE=rpc RUNS=10000)
 	$(PY) -m pip install -q $(PIP_ARGS) -c constraints.txt --group fuzz
 	$(PY) -m tests.fuzz $(SURFACE) --runs $(RUNS) $(ARGS)
+
+chaos: $(READY)  ## kill, stop and starve everybody: SEEDS=0-199 (docs/reliability.md)
+	TEACHER_LOGITS_FAULT_SEEDS=$(SEEDS) TEACHER_LOGITS_STORM_SEEDS=$(SEEDS) $(PY) -m pytest \
+	    -n $(WORKERS) tests/processes/faults/test_scenarios.py tests/processes/faults/test_storms.py $(ARGS)
+
+soak: $(READY)  ## go on in peace, and hold every process against what it was: TEACHERS=2000
+	TEACHER_LOGITS_SOAK_TEACHERS=$(TEACHERS) $(PY) -m pytest \
+	    tests/processes/faults/test_soak.py $(ARGS)
 
 check: lint types floors proto-check dockerfile wheel  ## all static checks, and the wheel builds
 

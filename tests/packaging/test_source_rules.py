@@ -45,6 +45,16 @@ BANNED = (
 )
 ENVIRONMENT = ("os.environ", "os.environb", "os.getenv", "os.getenvb", "os.putenv", "os.unsetenv")
 
+# A clock that can be set: no deadline, lease or session may hang on it. Logs say the time of day,
+# which is logging's own affair.
+WALL_CLOCKS = (
+    "time.time",
+    "time.time_ns",
+    "datetime.datetime.now",
+    "datetime.datetime.utcnow",
+    "datetime.datetime.today",
+)
+
 Breach: TypeAlias = tuple[int, str]  # line, what stands there
 
 
@@ -234,6 +244,24 @@ def test_the_rule_about_the_environment_leaves_the_rest_of_os_alone() -> None:
     assert uses("import os\nos.getpid()\nself.environ = {}", ENVIRONMENT) == []
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import time\ntime.time()",
+        "from time import time_ns",
+        "import datetime\ndatetime.datetime.now()",
+        "from datetime import datetime\ndatetime.now(tz)",
+    ],
+)
+def test_the_rule_against_clocks_that_can_be_set_bites(text: str) -> None:
+    assert uses(text, WALL_CLOCKS)
+
+
+def test_the_rule_against_clocks_that_can_be_set_leaves_the_others_alone() -> None:
+    text = "import time\nfrom datetime import timedelta\ntime.monotonic(), timedelta(seconds=1)"
+    assert uses(text, WALL_CLOCKS) == []
+
+
 def test_the_rule_about_long_functions_bites() -> None:
     def function(lines: int) -> str:
         return "def f():\n" + "    x = 1\n" * (lines - 1)
@@ -277,6 +305,9 @@ class TestTheProduct:
 
     def test_reads_the_environment_in_config_modules_alone(self) -> None:
         assert breaches_of(lambda text: uses(text, ENVIRONMENT), but="config.py") == {}
+
+    def test_reads_no_clock_that_can_be_set(self) -> None:
+        assert breaches_of(lambda text: uses(text, WALL_CLOCKS)) == {}
 
     def test_imports_only_what_the_distribution_requires(self) -> None:
         assert breaches_of(undeclared) == {}

@@ -13,10 +13,11 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from tests.processes.faults.roles import AT, READY, run
+from tests.processes.faults.roles import AT, READY, TELL_STACKS, run
 from tests.processes.faults.workers import PATIENCE_SECONDS
 from tests.stopping import await_stopped
 
@@ -93,14 +94,14 @@ class Role:
         """Have a command done."""
         return self.answer(self.ask(command, **arguments))
 
-    def end_of(self, number: int) -> RoleError | None:
+    def end_of(self, number: int, *, within: float = PATIENCE_SECONDS) -> RoleError | None:
         """Wait for the end of a command, and return the product's error that it failed with.
 
         Raises:
             RoleError: it failed with another.
         """
         try:
-            self.answer(number)
+            self.answer(number, within=within)
         except RoleError as error:
             if not error.is_typed:
                 raise
@@ -117,6 +118,29 @@ class Role:
         """Wait until the role stands at the point that was armed."""
         self._await(lambda said: said[1] == AT, PATIENCE_SECONDS)
 
+    @property
+    def pipe(self) -> Connection:
+        """What it says comes there."""
+        return self._pipe
+
+    def stands(self) -> bool:
+        """Whether it has come to the point that was armed; says so once."""
+        self._hear()
+        said = next((each for each in self._said if each[1] == AT), None)
+        if said is not None:
+            self._said.remove(said)
+        return said is not None
+
+    def has_said(self, number: int) -> bool:
+        """Whether a command has ended."""
+        self._hear()
+        return any(each[0] == number and each[1] != AT for each in self._said)
+
+    def _hear(self) -> None:
+        """Take in what lies in the pipe."""
+        while self.is_alive and self._pipe.poll():
+            self._said.append(self._pipe.recv())
+
     def await_ready(self) -> dict[str, Any]:
         """Wait until a server serves; return what it tells then."""
         _, line = self._await(lambda said: said[1] == READY, PATIENCE_SECONDS)
@@ -131,6 +155,7 @@ class Role:
                     self._said.remove(said)
                     return said[1], said[2]
             if not self._pipe.poll(max(0.0, until - time.monotonic())):
+                os.kill(self.pid, TELL_STACKS)
                 raise AssertionError(f"{self} said nothing for {within} s; heard {self._said}")
             try:
                 self._said.append(self._pipe.recv())
@@ -188,7 +213,7 @@ class Place:
 
     def said(self) -> str:
         """Return the end of every log, for the report of a failure."""
-        parts = [f"--- {p.name}\n{p.read_text()[-1500:]}" for p in sorted(self.logs.iterdir())]
+        parts = [f"--- {p.name}\n{p.read_text()[-3000:]}" for p in sorted(self.logs.iterdir())]
         return "\n".join(parts)
 
 

@@ -21,13 +21,17 @@ FEW = (
 )
 """Seeds that `make test` plays: every victim, and most moments."""
 SEEDS_NAME = "TEACHER_LOGITS_FAULT_SEEDS"
+FEW_STORMS = range(4)
+MANY_STORMS = range(100)
+"""Seeds that `make test` and `make test-all` play."""
+STORMS_NAME = "TEACHER_LOGITS_STORM_SEEDS"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give the tests of seeds the ones that were asked for."""
     given = os.environ.get(SEEDS_NAME, "")
     if "seed" in metafunc.fixturenames:
-        asked = [int(text) for text in given.split(",") if text]
+        asked = seeds_in(given)
         slow = [] if asked else [pytest.mark.slow]
         metafunc.parametrize(
             "seed",
@@ -36,6 +40,24 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 for seed in asked or range(scenario_count())
             ],
         )
+    if "storm_seed" in metafunc.fixturenames:
+        seeds = seeds_in(os.environ.get(STORMS_NAME, ""))
+        metafunc.parametrize(
+            "storm_seed",
+            [
+                pytest.param(seed, marks=[] if seeds or seed in FEW_STORMS else [pytest.mark.slow])
+                for seed in seeds or MANY_STORMS
+            ],
+        )
+
+
+def seeds_in(text: str) -> list[int]:
+    """Return the seeds of `7,31,100-199`."""
+    seeds: list[int] = []
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        seeds += range(int(first), int(last or first) + 1)
+    return seeds
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,11 @@ thread; answers go back as (number, "value" or "error", what). ``arm``, ``go``, 
 point can be told. A role whose test is gone ends.
 """
 
+import faulthandler
 import gc
 import os
 import queue
+import signal
 import sys
 import threading
 import traceback
@@ -23,6 +25,8 @@ from tests.processes.faults.stops import Stops
 
 AT = "at"
 READY = "ready"
+TELL_STACKS = signal.SIGUSR1
+"""Has a role write where each of its threads is into its log."""
 
 
 class Voice:
@@ -120,6 +124,7 @@ def run(kind: str, connection: Connection, log: str, arguments: list[str]) -> No
     with Path(log).open("ab", buffering=0) as output:
         for fd in (1, 2):
             os.dup2(output.fileno(), fd)
+    faulthandler.register(TELL_STACKS)
     torch.set_num_threads(1)
     voice = Voice(connection)
     if kind == "server":

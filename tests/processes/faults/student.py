@@ -167,6 +167,11 @@ class StudentRole(Role):
         self.score(session, step, f"cycle {step}", timeout)
         self.close(f"cycle {step}")
 
+    def glance(self, session: str, step: int, timeout: float) -> None:
+        """Score and read, and do not wait until it has gone back."""
+        self.score(session, step, "glance", timeout)
+        self.held.pop("glance").leased.close()
+
     def cycles(self, session: str, first: int) -> int:
         """Go through one cycle after the other until halted, and one more; return how many."""
         number = 0
