@@ -32,7 +32,6 @@ BENCHES   = $(notdir $(basename $(shell grep -l '^def main\>' benchmarks/*.py 2>
 .DELETE_ON_ERROR:
 .PHONY: help venv demo test test-all fuzz chaos soak check gpu-check lint format types floors \
         dockerfile proto proto-check proto-release wheel image-check bench clean
-        proto proto-check proto-release wheel image-check bench clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
