@@ -127,7 +127,7 @@ proto-check: fresh-stubs  ## the stubs are those of the .proto files; buf lint; 
 proto-release: proto-check  ## keep the schema of this release, for buf breaking and tests/compat
 	cd proto && $(BUF) build --exclude-source-info -o $(RELEASED)
 	cp proto/$(RELEASED) tests/compat/releases/$$($(PY) -c 'import teacher_logits as t; print(t.__version__)').binpb
-	$(PY) -m tests.compat.golden
+	$(PY) -m tests.compat.golden_bytes
 
 # --- the rest ----------------------------------------------------------------
 

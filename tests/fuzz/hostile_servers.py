@@ -18,7 +18,7 @@ import torch
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
-from tests.compat.golden import instances_of, schema
+from tests.compat.golden_bytes import instances_of, schema
 from tests.contract.wire.test_wire_foreign import readers
 from tests.encoded import Written, written
 from tests.fuzz.lines import Descriptors

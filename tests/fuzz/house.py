@@ -7,7 +7,7 @@ outlives the server that it was made with.
 from __future__ import annotations
 
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -27,6 +27,7 @@ from teacher_logits import keys
 from teacher_logits.clock import MonotonicClock
 from teacher_logits.errors import DeadlinePassedError, TeacherLogitsError
 from teacher_logits.v1 import (
+    operator_service_pb2,
     scoring_service_pb2,
     scoring_service_pb2_grpc,
     teacher_logits_service_pb2,
@@ -136,6 +137,12 @@ class House:
             rig.refused(lambda: self.wire.students.CloseSession(request, timeout=PATIENCE_SECONDS))
         except TeacherLogitsError:
             pass  # an input has closed it
+
+    def reclaim(self, name: str) -> None:
+        """Take back what a teacher of ours has left that everybody has left."""
+        request = operator_service_pb2.ReclaimRequest(teacher_id=f"fuzz-{name}")
+        with suppress(TeacherLogitsError):  # nothing is left of it
+            rig.refused(lambda: self.wire.operator.Reclaim(request, timeout=PATIENCE_SECONDS))
 
     def assert_serves(self) -> None:
         """A good request is answered rightly."""

@@ -4,7 +4,7 @@
 
     p  as the method wants it                        s  a stream of requests whatever it wants
     m  with the first 64 bytes as metadata too       d  without a deadline
-    u  of a method that nobody has
+    u  of a method that nobody has                  o  made larger than most RPCs take
 
 RPC is a byte, `code_of` its path or the next one up: an RPC that comes later moves few of them.
 """
@@ -19,7 +19,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
-from tests.compat.golden import instances_of, schema
+from tests.compat.golden_bytes import instances_of, schema
 from tests.fuzz.house import LEASE, PAYLOAD, PUBLISHER, RESERVED, SESSION, House, word_of_status
 from tests.fuzz.surface import PATIENCE_SECONDS, joined, split
 from tests.server.services import registry_rig as rig
@@ -63,6 +63,10 @@ def methods() -> dict[str, Any]:
     }
 
 
+#: A field that no message has, of more bytes than all but four RPCs take.
+_FILLING = b"\xfa\xff\x07" + b"\x80\x80\x08" + bytes(128 * 1024)
+
+
 def _is_unasked(sent: list[bytes], failure: Any) -> bool:
     """Whether a call ended at its own deadline that brought no request: gRPC waits for one."""
     return not sent and failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -95,6 +99,8 @@ class Rpcs:
         mode, raw = data[:1].decode("latin-1"), data[2:]
         path = f"/{_PACKAGE}{raw[:20].hex()}" if mode == "u" else self._path_of(data[1:2])
         method = self._methods.get(path)
+        if mode == "o":
+            raw += _FILLING
         sent = [house.with_ids(each) for each in (split(raw) if mode == "s" else [raw])]
         metadata = [("fuzz-bin", raw[:_METADATA_BYTES])] if mode == "m" else None
         timeout: float | None = PATIENCE_SECONDS

@@ -69,14 +69,14 @@ class Run:
         self.surface.check()
         self._complaints.raise_any()
 
-    def check_growth(self) -> tuple[Usage, Usage]:
+    def check_growth(self, *, more_rss_bytes: int = MORE_RSS_BYTES) -> tuple[Usage, Usage]:
         """Hold that the process holds what it held, but for what comes once; return both."""
         assert self._before is not None
         before, after = self._before, _settled(self._before)
         assert after.descriptors <= before.descriptors + MORE_DESCRIPTORS, (before, after)
         assert after.threads <= before.threads + MORE_THREADS, (before, after)
         assert after.maps <= before.maps + MORE_MAPS, (before, after)
-        assert after.rss_bytes <= before.rss_bytes + MORE_RSS_BYTES, (before, after)
+        assert after.rss_bytes <= before.rss_bytes + more_rss_bytes, (before, after)
         return before, after
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 from google.protobuf.message_factory import GetMessageClass
-from tests.compat.golden import FOLDER, fields_of, instances_of, said, schema
+from tests.compat.golden_bytes import FOLDER, fields_of, instances_of, said, schema
 from tests.compat.schemas import FIRST
 
 NEWEST = schema()
@@ -11,7 +11,7 @@ NEWEST = schema()
 @pytest.mark.parametrize("name", NEWEST)
 def test_a_message_has_golden_bytes_that_are_read_and_written_as_ever(name: str) -> None:
     kept = instances_of(name)
-    assert kept, f"{name} has no golden bytes: python -m tests.compat.golden, and commit its file"
+    assert kept, f"{name} has none: python -m tests.compat.golden_bytes, and commit its file"
     for each in kept:
         message = GetMessageClass(NEWEST[name]).FromString(each.data)
         assert said(message) == each.says

@@ -1,6 +1,6 @@
 """Golden bytes: one filled instance and more of each message of the schema, kept in `golden/`.
 
-    python -m tests.compat.golden
+    python -m tests.compat.golden_bytes
 
 writes those of messages that have none, and adds instances for fields that no instance sets. It
 changes none that is there: those bytes have been promised. A message has as many instances as
