@@ -21,8 +21,8 @@ from tests.fuzz.surfaces import NAMES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-EXAMPLES, INPUTS = 15, 20
-"""Hypothesis draws seeds of the mutations, each for some inputs: 300 inputs a surface."""
+EXAMPLES, INPUTS = 10, 20
+"""Hypothesis draws seeds of the mutations, each for some inputs: 200 inputs a surface."""
 _SLOW = {"jagged"}  # what it imports takes seconds
 
 
