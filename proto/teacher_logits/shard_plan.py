@@ -165,8 +165,8 @@ def _check_box(box: ShardBox) -> None:
                     f"{box.name} has {axis} {run}: give runs of step 1, from 0 or later",
                     facts={"shard": box.name, "axis": axis, "run": str(run)},
                 )
-    runs = sorted(filter(len, box.positions), key=lambda run: (run.start, run.stop))
-    for one, other in pairwise(runs):  # an empty one between them would hide that they overlap
+    in_order = sorted(filter(len, box.positions), key=lambda run: (run.start, run.stop))
+    for one, other in pairwise(in_order):  # an empty one between them would hide that they overlap
         both = _common(one, other)
         if both:
             raise PayloadInvalidError(

@@ -9,7 +9,7 @@ Pure. The rules of admission about vocabulary, capability and provenance, in thi
     column_unavailable        a column, or a value type, that the teacher does not write
     selection_unavailable     entries selected otherwise than the teacher publishes them, sampled at
                               other temperatures than 1, or more of a nucleus than ``top_k``
-    protocol_version          the two sides speak different versions
+    protocol_version          the two sides speak no version in common (``protocol``)
     engine_mismatch           an engine was insisted on, and the teacher has another
     arithmetic_type_mismatch  the same of the arithmetic
 """

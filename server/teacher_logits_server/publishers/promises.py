@@ -14,7 +14,7 @@ Pure. The rules of a publisher's own profile, in the order in which they are nam
                             has and this publisher's lack, or a value type that log-probabilities
                             cannot have
     sharding_unavailable    shards that cannot be put together again (``sharding``)
-    protocol_version        the two sides speak different versions
+    protocol_version        the two sides speak no version in common (``protocol``)
 
 Whether it agrees with the teacher's other publishers is ``publishers``' to say.
 """
