@@ -131,6 +131,8 @@ def _runs(held: Sequence[range], wanted: Sequence[range]) -> Iterator[tuple[rang
     )
     stops = [stop for _, stop, _ in mine]
     for run, start in zip(held, _starts(held), strict=True):
+        if not run:
+            continue
         for first, stop, at in islice(mine, bisect_right(stops, run.start), None):
             if first >= run.stop:
                 break
@@ -163,7 +165,8 @@ def _check_box(box: ShardBox) -> None:
                     f"{box.name} has {axis} {run}: give runs of step 1, from 0 or later",
                     facts={"shard": box.name, "axis": axis, "run": str(run)},
                 )
-    for one, other in pairwise(sorted(box.positions, key=lambda run: (run.start, run.stop))):
+    in_order = sorted(filter(len, box.positions), key=lambda run: (run.start, run.stop))
+    for one, other in pairwise(in_order):  # an empty one between them would hide that they overlap
         both = _common(one, other)
         if both:
             raise PayloadInvalidError(

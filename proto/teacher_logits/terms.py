@@ -57,7 +57,8 @@ class SessionTerms:
     """What the server granted a student rank.
 
     ``ttl`` is a span, since hosts' clocks differ; a session with a broker line has no TTL
-    while the line lasts. ``settlements`` is empty until locality was proven.
+    while the line lasts. ``settlements`` is empty until locality was proven. ``protocol_version``
+    and ``features`` are what both sides speak (``protocol``).
     """
 
     session_id: str
@@ -71,6 +72,8 @@ class SessionTerms:
     max_request_tokens: int
     settlements: tuple[Settlement, ...] = ()
     stream: StreamTerms = StreamTerms()
+    protocol_version: int = 1
+    features: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,5 +30,11 @@ def read_yaml(path: str) -> object:
         OSError, UnicodeDecodeError, yaml.YAMLError: it cannot be read, or has a key twice.
     """
     with open(path, encoding="utf-8") as file:
-        document: object = _Loader(file).get_single_data()
+        try:
+            document: object = _Loader(file).get_single_data()
+        except (ValueError, TypeError, ArithmeticError, LookupError, RecursionError) as error:
+            if isinstance(error, UnicodeDecodeError):
+                raise
+            # The library lets out what Python says of a date, a number or a depth that is none.
+            raise yaml.YAMLError(f"a value is none: {error}") from error
     return document

@@ -167,3 +167,11 @@ def test_what_no_shard_could_have_is_refused() -> None:
     for box in broken:
         with pytest.raises(PayloadInvalidError):
             plan_shards([box], wanted)
+
+
+def test_a_position_in_two_runs_is_found_with_an_empty_run_between_them() -> None:
+    rows, ids = range(2), range(4)
+    shard = ShardBox(rows=rows, positions=(range(2, 34), range(2, 2), range(0, 40)), ids=ids)
+
+    with pytest.raises(PayloadInvalidError, match="positions 2 to 33 in two of its runs"):
+        plan_shards([shard], ShardBox(rows=rows, positions=(range(4),), ids=ids))

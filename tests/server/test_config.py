@@ -409,6 +409,13 @@ class TestFile:
         with pytest.raises(ConfigError, match="--config"):
             self._read(tmp_path, text)
 
+    @pytest.mark.parametrize(
+        "text", ["top_k: 2001-99-99", "top_k: 0b", "? {a: 1}\n: 2", "a: " + "[" * 2000]
+    )
+    def test_what_yaml_cannot_make_a_value_of_is_refused(self, tmp_path: Path, text: str) -> None:
+        with pytest.raises(ConfigError, match="--config"):
+            self._read(tmp_path, text)
+
     def test_a_file_that_is_not_there_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="No such file"):
             cli.read_config(["--config", str(tmp_path / "none.yaml")])

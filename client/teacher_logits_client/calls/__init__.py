@@ -14,7 +14,7 @@ import grpc
 
 from teacher_logits import tracing
 from teacher_logits.errors import ServerUnreachableError
-from teacher_logits.profiles import PROTOCOL_VERSION
+from teacher_logits.protocol import OURS
 from teacher_logits.terms import SERVER_WRITER
 from teacher_logits.v1 import (
     bulk_service_pb2,
@@ -25,6 +25,7 @@ from teacher_logits.v1 import (
 from teacher_logits.wire import student_to_wire, transport_to_wire
 from teacher_logits.wire.objects import holder_from_wire
 from teacher_logits.wire.payloads import lease_from_wire
+from teacher_logits.wire.protocol import spoken_to_wire
 from teacher_logits.wire.session import session_from_wire
 from teacher_logits.wire.transport import probe_from_wire, refusal_to_wire
 from teacher_logits_client.calls.channels import Channels
@@ -100,7 +101,7 @@ class Calls:
             self._service.OpenSession,
             teacher_logits_service_pb2.OpenSessionRequest(
                 request_id=request_id,
-                protocol_version=PROTOCOL_VERSION,
+                **spoken_to_wire(OURS),
                 profile=student_to_wire(profile),
             ),
             what="the opening of a session",

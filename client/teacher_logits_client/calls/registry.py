@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import crc32c
 import grpc
 
-from teacher_logits.profiles import PROTOCOL_VERSION
+from teacher_logits.protocol import OURS
 from teacher_logits.v1 import registry_service_pb2, registry_service_pb2_grpc
 from teacher_logits.wire import sending, teacher_to_wire
+from teacher_logits.wire.protocol import spoken_to_wire
 from teacher_logits.wire.session import session_from_wire
 from teacher_logits.wire.steps import reservation_from_wire
 from teacher_logits.wire.transport import probe_to_wire
@@ -92,7 +93,7 @@ class RegistryCalls:
             self._service.OpenPublisher,
             registry_service_pb2.OpenPublisherRequest(
                 request_id=request_id,
-                protocol_version=PROTOCOL_VERSION,
+                **spoken_to_wire(OURS),
                 profile=message,
                 probe=None if probe is None else probe_to_wire(probe),
                 probe_challenge=challenge,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from teacher_logits.errors import NotAllowedError, TeacherLogitsError, UnknownTeacherError
 from teacher_logits.grid import BatchGrid
-from teacher_logits.profiles import PROTOCOL_VERSION, StudentProfile
+from teacher_logits.profiles import StudentProfile
 from teacher_logits.terms import Verdict as CheckVerdict
 from teacher_logits.transport import Locality, RefusalReason, Transport
 from teacher_logits_client.calls.inspection import inspect_server
@@ -219,7 +219,7 @@ def _handshake(session: Session) -> Finding:
             "top_k": teacher.top_k,
             "max_row_tokens": teacher.max_row_tokens,
             "epoch": session.terms.epoch,
-            "protocol_version": PROTOCOL_VERSION,
+            "protocol_version": session.terms.protocol_version,
         },
     )
 

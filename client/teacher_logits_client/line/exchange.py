@@ -158,7 +158,7 @@ class Exchange(Turns):
         except OSError as error:
             self._ended(f"the broker is gone ({error})")
             return False
-        reply = read_reply(packet) if packet.data else None
+        reply = read_reply(packet)
         if reply is None:
             what = "sent a packet that cannot be read" if packet.data else "hung up"
             self._ended(f"the broker {what}")
@@ -173,7 +173,9 @@ class Exchange(Turns):
         call_id = reply.message.call_id
         with self._lock:
             if call_id in self._replies:
-                self._replies[call_id] = reply
+                first, self._replies[call_id] = self._replies[call_id], reply
+                if first is not None:  # of a broker that answers twice
+                    first.close()
                 return
             on_refusal = self._posts.pop(call_id, None)
         self._dispose(reply)

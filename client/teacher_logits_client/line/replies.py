@@ -56,14 +56,17 @@ class Reply:
 
 
 def read_reply(packet: Packet) -> Reply | None:
-    """Return what a packet says; None where it cannot be read, with its descriptors closed."""
+    """Return what a packet says; None where it says nothing that can be read.
+
+    Then its descriptors are closed: an empty packet, which is no end yet, may have brought some.
+    """
     reply = Reply(line_pb2.LineReply(), packet.descriptors)
     try:
         reply.message.ParseFromString(packet.data)
+        is_read = bool(packet.data) and packet.intact
     except DecodeError:
-        reply.close()
-        return None
-    if not packet.intact:
+        is_read = False
+    if not is_read:
         reply.close()
         return None
     return reply

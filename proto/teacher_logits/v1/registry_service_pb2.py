@@ -28,7 +28,7 @@ from teacher_logits.v1 import profile_pb2 as teacher__logits_dot_v1_dot_profile_
 from teacher_logits.v1 import session_pb2 as teacher__logits_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(teacher_logits/v1/registry_service.proto\x12\x11teacher_logits.v1\x1a\x1eteacher_logits/v1/device.proto\x1a\x1fteacher_logits/v1/payload.proto\x1a\x1fteacher_logits/v1/profile.proto\x1a\x1fteacher_logits/v1/session.proto\"\xc0\x01\n\x14OpenPublisherRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\x05\x12\x32\n\x07profile\x18\x03 \x01(\x0b\x32!.teacher_logits.v1.TeacherProfile\x12-\n\x05probe\x18\x04 \x01(\x0b\x32\x1e.teacher_logits.v1.DeviceProbe\x12\x17\n\x0fprobe_challenge\x18\x05 \x01(\x0c\"h\n\x15OpenPublisherResponse\x12+\n\x07session\x18\x01 \x01(\x0b\x32\x1a.teacher_logits.v1.Session\x12\x13\n\x0b\x62roker_path\x18\x02 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\x0c\"\x96\x01\n\x15ReservePayloadRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12+\n\x07payload\x18\x03 \x01(\x0b\x32\x1a.teacher_logits.v1.Payload\x12\x15\n\rrow_positions\x18\x04 \x03(\x05\x12\x11\n\treal_rows\x18\x05 \x01(\x03\"l\n\x16ReservePayloadResponse\x12\x12\n\npayload_id\x18\x01 \x01(\t\x12\x11\n\tis_repeat\x18\x02 \x01(\x08\x12\x18\n\x10lowest_open_step\x18\x03 \x01(\x03\x12\x11\n\thost_copy\x18\x04 \x01(\x08\"q\n\x13WritePayloadRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\npayload_id\x18\x02 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x03\x12\x0e\n\x06\x63rc32c\x18\x04 \x01(\x07\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c\",\n\x14WritePayloadResponse\x12\x14\n\x0coffset_bytes\x18\x01 \x01(\x03\"\xcb\x01\n\x12SealPayloadRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\npayload_id\x18\x02 \x01(\t\x12)\n\x06\x65xtent\x18\x03 \x01(\x0b\x32\x19.teacher_logits.v1.Extent\x12\x15\n\rbad_row_count\x18\x04 \x01(\x03\x12\x18\n\x0bvalid_count\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x0e\n\x06\x64igest\x18\x06 \x01(\t\x12\x11\n\thost_copy\x18\x07 \x01(\x08\x42\x0e\n\x0c_valid_count\"\x15\n\x13SealPayloadResponse\"?\n\x15\x41\x62\x61ndonPayloadRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\npayload_id\x18\x02 \x01(\t\"+\n\x16\x41\x62\x61ndonPayloadResponse\x12\x11\n\tis_sealed\x18\x01 \x01(\x08\x32\x84\x04\n\x0fRegistryService\x12\x62\n\rOpenPublisher\x12\'.teacher_logits.v1.OpenPublisherRequest\x1a(.teacher_logits.v1.OpenPublisherResponse\x12\x65\n\x0eReservePayload\x12(.teacher_logits.v1.ReservePayloadRequest\x1a).teacher_logits.v1.ReservePayloadResponse\x12\x61\n\x0cWritePayload\x12&.teacher_logits.v1.WritePayloadRequest\x1a\'.teacher_logits.v1.WritePayloadResponse(\x01\x12\\\n\x0bSealPayload\x12%.teacher_logits.v1.SealPayloadRequest\x1a&.teacher_logits.v1.SealPayloadResponse\x12\x65\n\x0e\x41\x62\x61ndonPayload\x12(.teacher_logits.v1.AbandonPayloadRequest\x1a).teacher_logits.v1.AbandonPayloadResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(teacher_logits/v1/registry_service.proto\x12\x11teacher_logits.v1\x1a\x1eteacher_logits/v1/device.proto\x1a\x1fteacher_logits/v1/payload.proto\x1a\x1fteacher_logits/v1/profile.proto\x1a\x1fteacher_logits/v1/session.proto\"\xf3\x01\n\x14OpenPublisherRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\x05\x12\x32\n\x07profile\x18\x03 \x01(\x0b\x32!.teacher_logits.v1.TeacherProfile\x12-\n\x05probe\x18\x04 \x01(\x0b\x32\x1e.teacher_logits.v1.DeviceProbe\x12\x17\n\x0fprobe_challenge\x18\x05 \x01(\x0c\x12\x1f\n\x17newest_protocol_version\x18\x14 \x01(\x05\x12\x10\n\x08\x66\x65\x61tures\x18\x15 \x03(\t\"h\n\x15OpenPublisherResponse\x12+\n\x07session\x18\x01 \x01(\x0b\x32\x1a.teacher_logits.v1.Session\x12\x13\n\x0b\x62roker_path\x18\x02 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\x0c\"\x96\x01\n\x15ReservePayloadRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12+\n\x07payload\x18\x03 \x01(\x0b\x32\x1a.teacher_logits.v1.Payload\x12\x15\n\rrow_positions\x18\x04 \x03(\x05\x12\x11\n\treal_rows\x18\x05 \x01(\x03\"l\n\x16ReservePayloadResponse\x12\x12\n\npayload_id\x18\x01 \x01(\t\x12\x11\n\tis_repeat\x18\x02 \x01(\x08\x12\x18\n\x10lowest_open_step\x18\x03 \x01(\x03\x12\x11\n\thost_copy\x18\x04 \x01(\x08\"q\n\x13WritePayloadRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\npayload_id\x18\x02 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x03\x12\x0e\n\x06\x63rc32c\x18\x04 \x01(\x07\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c\",\n\x14WritePayloadResponse\x12\x14\n\x0coffset_bytes\x18\x01 \x01(\x03\"\xcb\x01\n\x12SealPayloadRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\npayload_id\x18\x02 \x01(\t\x12)\n\x06\x65xtent\x18\x03 \x01(\x0b\x32\x19.teacher_logits.v1.Extent\x12\x15\n\rbad_row_count\x18\x04 \x01(\x03\x12\x18\n\x0bvalid_count\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x0e\n\x06\x64igest\x18\x06 \x01(\t\x12\x11\n\thost_copy\x18\x07 \x01(\x08\x42\x0e\n\x0c_valid_count\"\x15\n\x13SealPayloadResponse\"?\n\x15\x41\x62\x61ndonPayloadRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\npayload_id\x18\x02 \x01(\t\"+\n\x16\x41\x62\x61ndonPayloadResponse\x12\x11\n\tis_sealed\x18\x01 \x01(\x08\x32\x84\x04\n\x0fRegistryService\x12\x62\n\rOpenPublisher\x12\'.teacher_logits.v1.OpenPublisherRequest\x1a(.teacher_logits.v1.OpenPublisherResponse\x12\x65\n\x0eReservePayload\x12(.teacher_logits.v1.ReservePayloadRequest\x1a).teacher_logits.v1.ReservePayloadResponse\x12\x61\n\x0cWritePayload\x12&.teacher_logits.v1.WritePayloadRequest\x1a\'.teacher_logits.v1.WritePayloadResponse(\x01\x12\\\n\x0bSealPayload\x12%.teacher_logits.v1.SealPayloadRequest\x1a&.teacher_logits.v1.SealPayloadResponse\x12\x65\n\x0e\x41\x62\x61ndonPayload\x12(.teacher_logits.v1.AbandonPayloadRequest\x1a).teacher_logits.v1.AbandonPayloadResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,25 +36,25 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'teacher_logits.v1.registry_
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_OPENPUBLISHERREQUEST']._serialized_start=195
-  _globals['_OPENPUBLISHERREQUEST']._serialized_end=387
-  _globals['_OPENPUBLISHERRESPONSE']._serialized_start=389
-  _globals['_OPENPUBLISHERRESPONSE']._serialized_end=493
-  _globals['_RESERVEPAYLOADREQUEST']._serialized_start=496
-  _globals['_RESERVEPAYLOADREQUEST']._serialized_end=646
-  _globals['_RESERVEPAYLOADRESPONSE']._serialized_start=648
-  _globals['_RESERVEPAYLOADRESPONSE']._serialized_end=756
-  _globals['_WRITEPAYLOADREQUEST']._serialized_start=758
-  _globals['_WRITEPAYLOADREQUEST']._serialized_end=871
-  _globals['_WRITEPAYLOADRESPONSE']._serialized_start=873
-  _globals['_WRITEPAYLOADRESPONSE']._serialized_end=917
-  _globals['_SEALPAYLOADREQUEST']._serialized_start=920
-  _globals['_SEALPAYLOADREQUEST']._serialized_end=1123
-  _globals['_SEALPAYLOADRESPONSE']._serialized_start=1125
-  _globals['_SEALPAYLOADRESPONSE']._serialized_end=1146
-  _globals['_ABANDONPAYLOADREQUEST']._serialized_start=1148
-  _globals['_ABANDONPAYLOADREQUEST']._serialized_end=1211
-  _globals['_ABANDONPAYLOADRESPONSE']._serialized_start=1213
-  _globals['_ABANDONPAYLOADRESPONSE']._serialized_end=1256
-  _globals['_REGISTRYSERVICE']._serialized_start=1259
-  _globals['_REGISTRYSERVICE']._serialized_end=1775
+  _globals['_OPENPUBLISHERREQUEST']._serialized_end=438
+  _globals['_OPENPUBLISHERRESPONSE']._serialized_start=440
+  _globals['_OPENPUBLISHERRESPONSE']._serialized_end=544
+  _globals['_RESERVEPAYLOADREQUEST']._serialized_start=547
+  _globals['_RESERVEPAYLOADREQUEST']._serialized_end=697
+  _globals['_RESERVEPAYLOADRESPONSE']._serialized_start=699
+  _globals['_RESERVEPAYLOADRESPONSE']._serialized_end=807
+  _globals['_WRITEPAYLOADREQUEST']._serialized_start=809
+  _globals['_WRITEPAYLOADREQUEST']._serialized_end=922
+  _globals['_WRITEPAYLOADRESPONSE']._serialized_start=924
+  _globals['_WRITEPAYLOADRESPONSE']._serialized_end=968
+  _globals['_SEALPAYLOADREQUEST']._serialized_start=971
+  _globals['_SEALPAYLOADREQUEST']._serialized_end=1174
+  _globals['_SEALPAYLOADRESPONSE']._serialized_start=1176
+  _globals['_SEALPAYLOADRESPONSE']._serialized_end=1197
+  _globals['_ABANDONPAYLOADREQUEST']._serialized_start=1199
+  _globals['_ABANDONPAYLOADREQUEST']._serialized_end=1262
+  _globals['_ABANDONPAYLOADRESPONSE']._serialized_start=1264
+  _globals['_ABANDONPAYLOADRESPONSE']._serialized_end=1307
+  _globals['_REGISTRYSERVICE']._serialized_start=1310
+  _globals['_REGISTRYSERVICE']._serialized_end=1826
 # @@protoc_insertion_point(module_scope)

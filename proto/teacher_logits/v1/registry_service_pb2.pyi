@@ -11,18 +11,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class OpenPublisherRequest(_message.Message):
-    __slots__ = ("request_id", "protocol_version", "profile", "probe", "probe_challenge")
+    __slots__ = ("request_id", "protocol_version", "profile", "probe", "probe_challenge", "newest_protocol_version", "features")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
     PROBE_CHALLENGE_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     protocol_version: int
     profile: _profile_pb2.TeacherProfile
     probe: _device_pb2.DeviceProbe
     probe_challenge: bytes
-    def __init__(self, request_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., profile: _Optional[_Union[_profile_pb2.TeacherProfile, _Mapping]] = ..., probe: _Optional[_Union[_device_pb2.DeviceProbe, _Mapping]] = ..., probe_challenge: _Optional[bytes] = ...) -> None: ...
+    newest_protocol_version: int
+    features: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., profile: _Optional[_Union[_profile_pb2.TeacherProfile, _Mapping]] = ..., probe: _Optional[_Union[_device_pb2.DeviceProbe, _Mapping]] = ..., probe_challenge: _Optional[bytes] = ..., newest_protocol_version: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class OpenPublisherResponse(_message.Message):
     __slots__ = ("session", "broker_path", "nonce")

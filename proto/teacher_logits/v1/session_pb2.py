@@ -28,15 +28,15 @@ from teacher_logits.v1 import tensor_pb2 as teacher__logits_dot_v1_dot_tensor__p
 from teacher_logits.v1 import transport_pb2 as teacher__logits_dot_v1_dot_transport__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fteacher_logits/v1/session.proto\x12\x11teacher_logits.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fteacher_logits/v1/profile.proto\x1a\x1eteacher_logits/v1/tensor.proto\x1a!teacher_logits/v1/transport.proto\"R\n\x05\x43heck\x12\x0c\n\x04name\x18\x01 \x01(\t\x12+\n\x07verdict\x18\x02 \x01(\x0e\x32\x1a.teacher_logits.v1.Verdict\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"~\n\nErrorBound\x12\x10\n\x08relative\x18\x01 \x01(\x01\x12\x10\n\x08of_range\x18\x02 \x01(\x01\x12\x10\n\x08\x61\x62solute\x18\x03 \x01(\x01\x12\x0f\n\x02kl\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x15\n\x08gradient\x18\x05 \x01(\x01H\x01\x88\x01\x01\x42\x05\n\x03_klB\x0b\n\t_gradient\"\x93\x01\n\x0bStreamTerms\x12-\n\x06values\x18\x01 \x01(\x0e\x32\x1d.teacher_logits.v1.ValueCodec\x12\'\n\x03ids\x18\x02 \x01(\x0e\x32\x1a.teacher_logits.v1.IdCodec\x12,\n\x05\x62ound\x18\x03 \x01(\x0b\x32\x1d.teacher_logits.v1.ErrorBound\"\xb4\x03\n\x07Session\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12&\n\x03ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0erenew_interval\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0c\x64\x65\x66\x61ult_wait\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x07teacher\x18\x06 \x01(\x0b\x32!.teacher_logits.v1.TeacherProfile\x12(\n\x06\x63hecks\x18\x07 \x03(\x0b\x32\x18.teacher_logits.v1.Check\x12\x37\n\ntransports\x18\x08 \x03(\x0b\x32#.teacher_logits.v1.SettledTransport\x12\x17\n\x0fvocabulary_size\x18\t \x01(\x05\x12\x1a\n\x12max_request_tokens\x18\n \x01(\x05\x12.\n\x06stream\x18\x10 \x01(\x0b\x32\x1e.teacher_logits.v1.StreamTerms*M\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\x12\n\x0eVERDICT_PASSED\x10\x01\x12\x15\n\x11VERDICT_UNCHECKED\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fteacher_logits/v1/session.proto\x12\x11teacher_logits.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fteacher_logits/v1/profile.proto\x1a\x1eteacher_logits/v1/tensor.proto\x1a!teacher_logits/v1/transport.proto\"R\n\x05\x43heck\x12\x0c\n\x04name\x18\x01 \x01(\t\x12+\n\x07verdict\x18\x02 \x01(\x0e\x32\x1a.teacher_logits.v1.Verdict\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"~\n\nErrorBound\x12\x10\n\x08relative\x18\x01 \x01(\x01\x12\x10\n\x08of_range\x18\x02 \x01(\x01\x12\x10\n\x08\x61\x62solute\x18\x03 \x01(\x01\x12\x0f\n\x02kl\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x15\n\x08gradient\x18\x05 \x01(\x01H\x01\x88\x01\x01\x42\x05\n\x03_klB\x0b\n\t_gradient\"\x93\x01\n\x0bStreamTerms\x12-\n\x06values\x18\x01 \x01(\x0e\x32\x1d.teacher_logits.v1.ValueCodec\x12\'\n\x03ids\x18\x02 \x01(\x0e\x32\x1a.teacher_logits.v1.IdCodec\x12,\n\x05\x62ound\x18\x03 \x01(\x0b\x32\x1d.teacher_logits.v1.ErrorBound\"\xe0\x03\n\x07Session\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12&\n\x03ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0erenew_interval\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0c\x64\x65\x66\x61ult_wait\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x07teacher\x18\x06 \x01(\x0b\x32!.teacher_logits.v1.TeacherProfile\x12(\n\x06\x63hecks\x18\x07 \x03(\x0b\x32\x18.teacher_logits.v1.Check\x12\x37\n\ntransports\x18\x08 \x03(\x0b\x32#.teacher_logits.v1.SettledTransport\x12\x17\n\x0fvocabulary_size\x18\t \x01(\x05\x12\x1a\n\x12max_request_tokens\x18\n \x01(\x05\x12.\n\x06stream\x18\x10 \x01(\x0b\x32\x1e.teacher_logits.v1.StreamTerms\x12\x18\n\x10protocol_version\x18\x14 \x01(\x05\x12\x10\n\x08\x66\x65\x61tures\x18\x15 \x03(\t*M\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\x12\n\x0eVERDICT_PASSED\x10\x01\x12\x15\n\x11VERDICT_UNCHECKED\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'teacher_logits.v1.session_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_VERDICT']._serialized_start=987
-  _globals['_VERDICT']._serialized_end=1064
+  _globals['_VERDICT']._serialized_start=1031
+  _globals['_VERDICT']._serialized_end=1108
   _globals['_CHECK']._serialized_start=186
   _globals['_CHECK']._serialized_end=268
   _globals['_ERRORBOUND']._serialized_start=270
@@ -44,5 +44,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STREAMTERMS']._serialized_start=399
   _globals['_STREAMTERMS']._serialized_end=546
   _globals['_SESSION']._serialized_start=549
-  _globals['_SESSION']._serialized_end=985
+  _globals['_SESSION']._serialized_end=1029
 # @@protoc_insertion_point(module_scope)

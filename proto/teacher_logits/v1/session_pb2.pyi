@@ -57,7 +57,7 @@ class StreamTerms(_message.Message):
     def __init__(self, values: _Optional[_Union[_tensor_pb2.ValueCodec, str]] = ..., ids: _Optional[_Union[_tensor_pb2.IdCodec, str]] = ..., bound: _Optional[_Union[ErrorBound, _Mapping]] = ...) -> None: ...
 
 class Session(_message.Message):
-    __slots__ = ("session_id", "epoch", "ttl", "renew_interval", "default_wait", "teacher", "checks", "transports", "vocabulary_size", "max_request_tokens", "stream")
+    __slots__ = ("session_id", "epoch", "ttl", "renew_interval", "default_wait", "teacher", "checks", "transports", "vocabulary_size", "max_request_tokens", "stream", "protocol_version", "features")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TTL_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +69,8 @@ class Session(_message.Message):
     VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_REQUEST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     epoch: str
     ttl: _duration_pb2.Duration
@@ -80,4 +82,6 @@ class Session(_message.Message):
     vocabulary_size: int
     max_request_tokens: int
     stream: StreamTerms
-    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[str] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., renew_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., default_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., teacher: _Optional[_Union[_profile_pb2.TeacherProfile, _Mapping]] = ..., checks: _Optional[_Iterable[_Union[Check, _Mapping]]] = ..., transports: _Optional[_Iterable[_Union[_transport_pb2.SettledTransport, _Mapping]]] = ..., vocabulary_size: _Optional[int] = ..., max_request_tokens: _Optional[int] = ..., stream: _Optional[_Union[StreamTerms, _Mapping]] = ...) -> None: ...
+    protocol_version: int
+    features: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[str] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., renew_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., default_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., teacher: _Optional[_Union[_profile_pb2.TeacherProfile, _Mapping]] = ..., checks: _Optional[_Iterable[_Union[Check, _Mapping]]] = ..., transports: _Optional[_Iterable[_Union[_transport_pb2.SettledTransport, _Mapping]]] = ..., vocabulary_size: _Optional[int] = ..., max_request_tokens: _Optional[int] = ..., stream: _Optional[_Union[StreamTerms, _Mapping]] = ..., protocol_version: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -30,43 +30,43 @@ from teacher_logits.v1 import session_pb2 as teacher__logits_dot_v1_dot_session_
 from teacher_logits.v1 import transport_pb2 as teacher__logits_dot_v1_dot_transport__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.teacher_logits/v1/teacher_logits_service.proto\x12\x11teacher_logits.v1\x1a\x1eteacher_logits/v1/device.proto\x1a\x1fteacher_logits/v1/payload.proto\x1a\x1fteacher_logits/v1/profile.proto\x1a\x1bteacher_logits/v1/ray.proto\x1a\x1fteacher_logits/v1/session.proto\x1a!teacher_logits/v1/transport.proto\"v\n\x12OpenSessionRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\x05\x12\x32\n\x07profile\x18\x03 \x01(\x0b\x32!.teacher_logits.v1.StudentProfile\"\xcf\x01\n\x13OpenSessionResponse\x12+\n\x07session\x18\x01 \x01(\x0b\x32\x1a.teacher_logits.v1.Session\x12\x13\n\x0b\x62roker_path\x18\x02 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\x0c\x12\x35\n\rdevice_probes\x18\x04 \x03(\x0b\x32\x1e.teacher_logits.v1.DeviceProbe\x12\x30\n\nray_holder\x18\x05 \x01(\x0b\x32\x1c.teacher_logits.v1.RayHolder\"`\n\rLocalityProof\x12/\n\ttransport\x18\x01 \x01(\x0e\x32\x1c.teacher_logits.v1.Transport\x12\x11\n\twriter_id\x18\x02 \x01(\t\x12\x0b\n\x03mac\x18\x03 \x01(\x0c\"\x93\x01\n\x14ProveLocalityRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x30\n\x06proofs\x18\x02 \x03(\x0b\x32 .teacher_logits.v1.LocalityProof\x12\x35\n\x08\x66\x61ilures\x18\x03 \x03(\x0b\x32#.teacher_logits.v1.TransportRefusal\"D\n\x15ProveLocalityResponse\x12+\n\x07session\x18\x01 \x01(\x0b\x32\x1a.teacher_logits.v1.Session\")\n\x13RenewSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"(\n\x14RenewSessionResponse\x12\x10\n\x08\x64raining\x18\x01 \x01(\x08\")\n\x13\x43loseSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x16\n\x14\x43loseSessionResponse\"S\n\x15\x41\x63quirePayloadRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\npayload_id\x18\x03 \x01(\t\"A\n\x16\x41\x63quirePayloadResponse\x12\'\n\x05lease\x18\x01 \x01(\x0b\x32\x18.teacher_logits.v1.Lease\"J\n\x12\x41\x63quireStepRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x03\"B\n\x13\x41\x63quireStepResponse\x12+\n\x05grant\x18\x01 \x01(\x0b\x32\x1c.teacher_logits.v1.StepGrant\"a\n\x15ReleasePayloadRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x0e\n\x06unread\x18\x04 \x01(\x08\"\x18\n\x16ReleasePayloadResponse2\xc6\x05\n\x14TeacherLogitsService\x12\\\n\x0bOpenSession\x12%.teacher_logits.v1.OpenSessionRequest\x1a&.teacher_logits.v1.OpenSessionResponse\x12\x62\n\rProveLocality\x12\'.teacher_logits.v1.ProveLocalityRequest\x1a(.teacher_logits.v1.ProveLocalityResponse\x12_\n\x0cRenewSession\x12&.teacher_logits.v1.RenewSessionRequest\x1a\'.teacher_logits.v1.RenewSessionResponse\x12_\n\x0c\x43loseSession\x12&.teacher_logits.v1.CloseSessionRequest\x1a\'.teacher_logits.v1.CloseSessionResponse\x12\x65\n\x0e\x41\x63quirePayload\x12(.teacher_logits.v1.AcquirePayloadRequest\x1a).teacher_logits.v1.AcquirePayloadResponse\x12\\\n\x0b\x41\x63quireStep\x12%.teacher_logits.v1.AcquireStepRequest\x1a&.teacher_logits.v1.AcquireStepResponse\x12\x65\n\x0eReleasePayload\x12(.teacher_logits.v1.ReleasePayloadRequest\x1a).teacher_logits.v1.ReleasePayloadResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.teacher_logits/v1/teacher_logits_service.proto\x12\x11teacher_logits.v1\x1a\x1eteacher_logits/v1/device.proto\x1a\x1fteacher_logits/v1/payload.proto\x1a\x1fteacher_logits/v1/profile.proto\x1a\x1bteacher_logits/v1/ray.proto\x1a\x1fteacher_logits/v1/session.proto\x1a!teacher_logits/v1/transport.proto\"\xa9\x01\n\x12OpenSessionRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\x05\x12\x32\n\x07profile\x18\x03 \x01(\x0b\x32!.teacher_logits.v1.StudentProfile\x12\x1f\n\x17newest_protocol_version\x18\x14 \x01(\x05\x12\x10\n\x08\x66\x65\x61tures\x18\x15 \x03(\t\"\xcf\x01\n\x13OpenSessionResponse\x12+\n\x07session\x18\x01 \x01(\x0b\x32\x1a.teacher_logits.v1.Session\x12\x13\n\x0b\x62roker_path\x18\x02 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\x0c\x12\x35\n\rdevice_probes\x18\x04 \x03(\x0b\x32\x1e.teacher_logits.v1.DeviceProbe\x12\x30\n\nray_holder\x18\x05 \x01(\x0b\x32\x1c.teacher_logits.v1.RayHolder\"`\n\rLocalityProof\x12/\n\ttransport\x18\x01 \x01(\x0e\x32\x1c.teacher_logits.v1.Transport\x12\x11\n\twriter_id\x18\x02 \x01(\t\x12\x0b\n\x03mac\x18\x03 \x01(\x0c\"\x93\x01\n\x14ProveLocalityRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x30\n\x06proofs\x18\x02 \x03(\x0b\x32 .teacher_logits.v1.LocalityProof\x12\x35\n\x08\x66\x61ilures\x18\x03 \x03(\x0b\x32#.teacher_logits.v1.TransportRefusal\"D\n\x15ProveLocalityResponse\x12+\n\x07session\x18\x01 \x01(\x0b\x32\x1a.teacher_logits.v1.Session\")\n\x13RenewSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"(\n\x14RenewSessionResponse\x12\x10\n\x08\x64raining\x18\x01 \x01(\x08\")\n\x13\x43loseSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x16\n\x14\x43loseSessionResponse\"S\n\x15\x41\x63quirePayloadRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\npayload_id\x18\x03 \x01(\t\"A\n\x16\x41\x63quirePayloadResponse\x12\'\n\x05lease\x18\x01 \x01(\x0b\x32\x18.teacher_logits.v1.Lease\"J\n\x12\x41\x63quireStepRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x03\"B\n\x13\x41\x63quireStepResponse\x12+\n\x05grant\x18\x01 \x01(\x0b\x32\x1c.teacher_logits.v1.StepGrant\"a\n\x15ReleasePayloadRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x0e\n\x06unread\x18\x04 \x01(\x08\"\x18\n\x16ReleasePayloadResponse2\xc6\x05\n\x14TeacherLogitsService\x12\\\n\x0bOpenSession\x12%.teacher_logits.v1.OpenSessionRequest\x1a&.teacher_logits.v1.OpenSessionResponse\x12\x62\n\rProveLocality\x12\'.teacher_logits.v1.ProveLocalityRequest\x1a(.teacher_logits.v1.ProveLocalityResponse\x12_\n\x0cRenewSession\x12&.teacher_logits.v1.RenewSessionRequest\x1a\'.teacher_logits.v1.RenewSessionResponse\x12_\n\x0c\x43loseSession\x12&.teacher_logits.v1.CloseSessionRequest\x1a\'.teacher_logits.v1.CloseSessionResponse\x12\x65\n\x0e\x41\x63quirePayload\x12(.teacher_logits.v1.AcquirePayloadRequest\x1a).teacher_logits.v1.AcquirePayloadResponse\x12\\\n\x0b\x41\x63quireStep\x12%.teacher_logits.v1.AcquireStepRequest\x1a&.teacher_logits.v1.AcquireStepResponse\x12\x65\n\x0eReleasePayload\x12(.teacher_logits.v1.ReleasePayloadRequest\x1a).teacher_logits.v1.ReleasePayloadResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'teacher_logits.v1.teacher_logits_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OPENSESSIONREQUEST']._serialized_start=264
-  _globals['_OPENSESSIONREQUEST']._serialized_end=382
-  _globals['_OPENSESSIONRESPONSE']._serialized_start=385
-  _globals['_OPENSESSIONRESPONSE']._serialized_end=592
-  _globals['_LOCALITYPROOF']._serialized_start=594
-  _globals['_LOCALITYPROOF']._serialized_end=690
-  _globals['_PROVELOCALITYREQUEST']._serialized_start=693
-  _globals['_PROVELOCALITYREQUEST']._serialized_end=840
-  _globals['_PROVELOCALITYRESPONSE']._serialized_start=842
-  _globals['_PROVELOCALITYRESPONSE']._serialized_end=910
-  _globals['_RENEWSESSIONREQUEST']._serialized_start=912
-  _globals['_RENEWSESSIONREQUEST']._serialized_end=953
-  _globals['_RENEWSESSIONRESPONSE']._serialized_start=955
-  _globals['_RENEWSESSIONRESPONSE']._serialized_end=995
-  _globals['_CLOSESESSIONREQUEST']._serialized_start=997
-  _globals['_CLOSESESSIONREQUEST']._serialized_end=1038
-  _globals['_CLOSESESSIONRESPONSE']._serialized_start=1040
-  _globals['_CLOSESESSIONRESPONSE']._serialized_end=1062
-  _globals['_ACQUIREPAYLOADREQUEST']._serialized_start=1064
-  _globals['_ACQUIREPAYLOADREQUEST']._serialized_end=1147
-  _globals['_ACQUIREPAYLOADRESPONSE']._serialized_start=1149
-  _globals['_ACQUIREPAYLOADRESPONSE']._serialized_end=1214
-  _globals['_ACQUIRESTEPREQUEST']._serialized_start=1216
-  _globals['_ACQUIRESTEPREQUEST']._serialized_end=1290
-  _globals['_ACQUIRESTEPRESPONSE']._serialized_start=1292
-  _globals['_ACQUIRESTEPRESPONSE']._serialized_end=1358
-  _globals['_RELEASEPAYLOADREQUEST']._serialized_start=1360
-  _globals['_RELEASEPAYLOADREQUEST']._serialized_end=1457
-  _globals['_RELEASEPAYLOADRESPONSE']._serialized_start=1459
-  _globals['_RELEASEPAYLOADRESPONSE']._serialized_end=1483
-  _globals['_TEACHERLOGITSSERVICE']._serialized_start=1486
-  _globals['_TEACHERLOGITSSERVICE']._serialized_end=2196
+  _globals['_OPENSESSIONREQUEST']._serialized_start=265
+  _globals['_OPENSESSIONREQUEST']._serialized_end=434
+  _globals['_OPENSESSIONRESPONSE']._serialized_start=437
+  _globals['_OPENSESSIONRESPONSE']._serialized_end=644
+  _globals['_LOCALITYPROOF']._serialized_start=646
+  _globals['_LOCALITYPROOF']._serialized_end=742
+  _globals['_PROVELOCALITYREQUEST']._serialized_start=745
+  _globals['_PROVELOCALITYREQUEST']._serialized_end=892
+  _globals['_PROVELOCALITYRESPONSE']._serialized_start=894
+  _globals['_PROVELOCALITYRESPONSE']._serialized_end=962
+  _globals['_RENEWSESSIONREQUEST']._serialized_start=964
+  _globals['_RENEWSESSIONREQUEST']._serialized_end=1005
+  _globals['_RENEWSESSIONRESPONSE']._serialized_start=1007
+  _globals['_RENEWSESSIONRESPONSE']._serialized_end=1047
+  _globals['_CLOSESESSIONREQUEST']._serialized_start=1049
+  _globals['_CLOSESESSIONREQUEST']._serialized_end=1090
+  _globals['_CLOSESESSIONRESPONSE']._serialized_start=1092
+  _globals['_CLOSESESSIONRESPONSE']._serialized_end=1114
+  _globals['_ACQUIREPAYLOADREQUEST']._serialized_start=1116
+  _globals['_ACQUIREPAYLOADREQUEST']._serialized_end=1199
+  _globals['_ACQUIREPAYLOADRESPONSE']._serialized_start=1201
+  _globals['_ACQUIREPAYLOADRESPONSE']._serialized_end=1266
+  _globals['_ACQUIRESTEPREQUEST']._serialized_start=1268
+  _globals['_ACQUIRESTEPREQUEST']._serialized_end=1342
+  _globals['_ACQUIRESTEPRESPONSE']._serialized_start=1344
+  _globals['_ACQUIRESTEPRESPONSE']._serialized_end=1410
+  _globals['_RELEASEPAYLOADREQUEST']._serialized_start=1412
+  _globals['_RELEASEPAYLOADREQUEST']._serialized_end=1509
+  _globals['_RELEASEPAYLOADRESPONSE']._serialized_start=1511
+  _globals['_RELEASEPAYLOADRESPONSE']._serialized_end=1535
+  _globals['_TEACHERLOGITSSERVICE']._serialized_start=1538
+  _globals['_TEACHERLOGITSSERVICE']._serialized_end=2248
 # @@protoc_insertion_point(module_scope)

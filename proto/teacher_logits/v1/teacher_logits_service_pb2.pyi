@@ -13,14 +13,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class OpenSessionRequest(_message.Message):
-    __slots__ = ("request_id", "protocol_version", "profile")
+    __slots__ = ("request_id", "protocol_version", "profile", "newest_protocol_version", "features")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     protocol_version: int
     profile: _profile_pb2.StudentProfile
-    def __init__(self, request_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., profile: _Optional[_Union[_profile_pb2.StudentProfile, _Mapping]] = ...) -> None: ...
+    newest_protocol_version: int
+    features: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., profile: _Optional[_Union[_profile_pb2.StudentProfile, _Mapping]] = ..., newest_protocol_version: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class OpenSessionResponse(_message.Message):
     __slots__ = ("session", "broker_path", "nonce", "device_probes", "ray_holder")

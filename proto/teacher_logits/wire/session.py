@@ -22,6 +22,7 @@ from teacher_logits.wire.streams import (
 from teacher_logits.wire.transport import settlement_from_wire, settlement_to_wire
 
 _AS_IS = StreamTerms()
+_FIRST_VERSION = 1
 _ZERO, _NO_SPAN = timedelta(0), timedelta(-1)
 
 
@@ -71,6 +72,8 @@ def session_to_wire(terms: SessionTerms) -> session_pb2.Session:
         vocabulary_size=terms.vocabulary_size,
         max_request_tokens=terms.max_request_tokens,
         stream=stream_terms_to_wire(terms.stream),
+        protocol_version=terms.protocol_version,
+        features=sorted(terms.features),
     )
 
 
@@ -99,4 +102,6 @@ def session_from_wire(message: session_pb2.Session) -> SessionTerms:
         vocabulary_size=message.vocabulary_size,
         max_request_tokens=message.max_request_tokens,
         stream=stream_terms_from_wire(message.stream) if message.HasField("stream") else _AS_IS,
+        protocol_version=message.protocol_version or _FIRST_VERSION,
+        features=frozenset(message.features),
     )

@@ -9,7 +9,7 @@ Pure. The rules of admission about vocabulary, capability and provenance, in thi
     column_unavailable        a column, or a value type, that the teacher does not write
     selection_unavailable     entries selected otherwise than the teacher publishes them, sampled at
                               other temperatures than 1, or more of a nucleus than ``top_k``
-    protocol_version          the two sides speak different versions
+    protocol_version          the two sides speak no version in common (``protocol``)
     engine_mismatch           an engine was insisted on, and the teacher has another
     arithmetic_type_mismatch  the same of the arithmetic
 """
@@ -23,7 +23,8 @@ from teacher_logits.errors import Violation
 from teacher_logits.grid import is_size
 from teacher_logits.layout import COLUMN_RULES, ColumnKind
 from teacher_logits.payload import MAX_TEMPERATURES
-from teacher_logits.profiles import PROTOCOL_VERSION, VocabularyPolicy
+from teacher_logits.profiles import VocabularyPolicy
+from teacher_logits.protocol import OURS, Spoken, check_protocol
 from teacher_logits.terms import Check, Verdict
 from teacher_logits_server.admission.selecting import (
     check_selection,
@@ -119,7 +120,7 @@ def check_capability(
         *_check_columns(student, teacher, is_published=is_published),
         *_check_value_type(student, teacher, is_published=is_published),
         *check_selection(student, teacher, is_published=is_published),
-        *check_protocol(protocol_version),
+        *check_protocol(Spoken.only(protocol_version), OURS),
     ]
 
 
@@ -248,20 +249,6 @@ def _check_value_type(
         )
         facts = {"value_type": asked.value, "teacher_value_type": has.value}
     return [Violation(rule="column_unavailable", message=message, facts=facts)]
-
-
-def check_protocol(version: int) -> list[Violation]:
-    """Return ``protocol_version`` where the client speaks another than the server."""
-    if version == PROTOCOL_VERSION:
-        return []
-    return [
-        Violation(
-            rule="protocol_version",
-            message=f"the client speaks protocol version {version}, the server "
-            f"{PROTOCOL_VERSION}; use the same release on both sides",
-            facts={"client_version": version, "server_version": PROTOCOL_VERSION},
-        )
-    ]
 
 
 def _tokenizer_check(student: StudentProfile, teacher: TeacherProfile) -> Check:

@@ -105,7 +105,8 @@ def receive(connection: socket.socket, *, takes_descriptors: bool) -> Packet:
         return Packet(data)
     descriptors = _descriptors(beside)
     oversized = bool(flags & socket.MSG_TRUNC)
-    if oversized or len(descriptors) > 1 or flags & socket.MSG_CTRUNC:
+    # An empty one may look like the line's end, behind which nobody asks what it brought.
+    if not data or oversized or len(descriptors) > 1 or flags & socket.MSG_CTRUNC:
         for descriptor in descriptors:
             close_foreign(descriptor)
         return Packet(data, None, Flaw.OVERSIZED if oversized else Flaw.DESCRIPTORS)

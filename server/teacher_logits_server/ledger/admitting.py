@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from teacher_logits import keys
 from teacher_logits.errors import SessionRefusedError
+from teacher_logits.protocol import Agreed
 from teacher_logits.transport import Transport
 from teacher_logits_server.admission import admit
 from teacher_logits_server.admission.holders import Holder, PlaceTaken, standing
@@ -49,11 +50,18 @@ class Admitting(Handshake):
     """Who comes in. For its arguments see ``Handshake``."""
 
     def open_session(
-        self, *, request_id: str, protocol_version: int, profile: StudentProfile, owner: str = ""
+        self,
+        *,
+        request_id: str,
+        protocol_version: int,
+        profile: StudentProfile,
+        features: frozenset[str] = frozenset(),
+        owner: str = "",
     ) -> OpenedSession:
         """Admit a student rank; a call repeated with its request id gets the same session.
 
-        ``owner`` is whose it is, where the server asks for tokens.
+        ``protocol_version`` and ``features`` are what both sides speak (``protocol``); ``owner`` is
+        whose it is, where the server asks for tokens.
 
         Raises:
             SessionRefusedError: with every broken rule.
@@ -72,6 +80,7 @@ class Admitting(Handshake):
             if session is None:
                 session = self._admit(request_id, profile, protocol_version, now)
                 session.owner = owner
+                session.agreed = Agreed(version=protocol_version, features=features)
             return OpenedSession(
                 terms=self._terms(session), nonce=session.nonce, probes=self._probes(session)
             )
@@ -187,6 +196,7 @@ class Admitting(Handshake):
         request_id: str,
         protocol_version: int,
         profile: TeacherProfile,
+        features: frozenset[str] = frozenset(),
         offer: DeviceOffer | None = None,
         owner: str = "",
     ) -> OpenedSession:
@@ -219,6 +229,7 @@ class Admitting(Handshake):
                     now=now,
                 )
                 session.owner = owner
+                session.agreed = Agreed(version=protocol_version, features=features)
                 self._writers.add(session.session_id)
                 entered = self._publishers.enter(session.session_id, profile, offer=offer)
                 self._carry_out(entered)

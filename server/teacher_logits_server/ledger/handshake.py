@@ -202,6 +202,8 @@ class Handshake(Announcing):
             max_request_tokens=limits.max_request_tokens,
             settlements=tuple(session.settlements.values()),
             stream=self._stream_terms(session),
+            protocol_version=session.agreed.version,
+            features=session.agreed.features,
         )
 
     def _teacher_of(self, session: Session) -> TeacherProfile:

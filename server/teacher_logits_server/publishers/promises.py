@@ -14,7 +14,7 @@ Pure. The rules of a publisher's own profile, in the order in which they are nam
                             has and this publisher's lack, or a value type that log-probabilities
                             cannot have
     sharding_unavailable    shards that cannot be put together again (``sharding``)
-    protocol_version        the two sides speak different versions
+    protocol_version        the two sides speak no version in common (``protocol``)
 
 Whether it agrees with the teacher's other publishers is ``publishers``' to say.
 """
@@ -30,11 +30,11 @@ from teacher_logits.keys import STEP_LIMIT
 from teacher_logits.layout import COLUMN_RULES, ColumnKind
 from teacher_logits.payload import MAX_TEMPERATURES, check_payload
 from teacher_logits.profiles import NEEDED_COLUMNS, PUBLISHED_COLUMNS
+from teacher_logits.protocol import OURS, Spoken, check_protocol
 from teacher_logits.shard_parts import part_of, shard_of
 from teacher_logits_server.admission.capability import (
     MAX_TEMPERATURE,
     MIN_TEMPERATURE,
-    check_protocol,
     listed,
 )
 from teacher_logits_server.publishers.sharding import check_sharding
@@ -85,7 +85,7 @@ def check_profile(profile: TeacherProfile, *, protocol_version: int) -> list[Vio
         *_check_head(profile),
         *_check_scores(profile),
         *check_sharding(profile),
-        *check_protocol(protocol_version),
+        *check_protocol(Spoken.only(protocol_version), OURS),
     ]
 
 

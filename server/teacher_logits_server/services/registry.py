@@ -21,18 +21,18 @@ from teacher_logits.errors import (
     DrainingError,
     PoolFullError,
     RequestInvalidError,
-    SessionRefusedError,
     TeacherLogitsError,
 )
+from teacher_logits.protocol import OURS, agree
 from teacher_logits.shard_parts import shard_of
 from teacher_logits.terms import SERVER_WRITER
 from teacher_logits.v1 import registry_service_pb2 as messages
 from teacher_logits.v1 import registry_service_pb2_grpc as stubs
 from teacher_logits.wire import teacher_from_wire
+from teacher_logits.wire.protocol import spoken_from_wire
 from teacher_logits.wire.session import session_to_wire
 from teacher_logits.wire.transport import probe_from_wire
 from teacher_logits_server.access import owner
-from teacher_logits_server.admission.capability import check_protocol
 from teacher_logits_server.services.opening import Opening
 from teacher_logits_server.services.patience import Patience
 from teacher_logits_server.services.session_log import PUBLISHER, log_refused
@@ -83,15 +83,14 @@ class RegistryService(stubs.RegistryServiceServicer):
         context: ServicerContext[messages.OpenPublisherRequest, messages.OpenPublisherResponse],
     ) -> messages.OpenPublisherResponse:
         """Admit a publisher (``opening``), or refuse it with every rule that it breaks."""
-        violations = check_protocol(request.protocol_version)
-        if violations:
-            raise SessionRefusedError(violations)
+        agreed = agree(spoken_from_wire(request), OURS)
         profile = teacher_from_wire(request.profile)
         try:
             admit = partial(
                 self._ledger.open_publisher,
                 request_id=request.request_id,
-                protocol_version=request.protocol_version,
+                protocol_version=agreed.version,
+                features=agreed.features,
                 profile=profile,
                 offer=_offer(request),
                 owner=owner(),

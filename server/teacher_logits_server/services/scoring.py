@@ -106,7 +106,7 @@ class ScoringService(stubs.ScoringServiceServicer):
         margin = min(_ANSWER_MARGIN_SECONDS, remaining / 10)
         wait = min(remaining - margin, self._longest_wait)
         # The job gives up first: it knows whether it waited for room or for the teacher.
-        deadline = self._clock.now() + wait - margin
+        deadline = self._clock.now() + wait - min(margin, wait / 10)
         key = asked.session_id, asked.request_id
         calls = self._calls.setdefault(key, _Calls())
         calls.waiting += 1

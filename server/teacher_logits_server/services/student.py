@@ -21,6 +21,7 @@ from teacher_logits.errors import (
     RequestInvalidError,
     SessionRefusedError,
 )
+from teacher_logits.protocol import OURS, agree
 from teacher_logits.terms import SERVER_WRITER
 from teacher_logits.transport import Transport
 from teacher_logits.v1 import teacher_logits_service_pb2 as messages
@@ -28,11 +29,11 @@ from teacher_logits.v1 import teacher_logits_service_pb2_grpc as stubs
 from teacher_logits.wire import check_count, student_from_wire, transport_from_wire
 from teacher_logits.wire.objects import holder_to_wire
 from teacher_logits.wire.payloads import lease_to_wire
+from teacher_logits.wire.protocol import spoken_from_wire
 from teacher_logits.wire.session import session_to_wire
 from teacher_logits.wire.steps import grant_to_wire
 from teacher_logits.wire.transport import probe_to_wire, refusal_from_wire
 from teacher_logits_server.access import owner
-from teacher_logits_server.admission.capability import check_protocol
 from teacher_logits_server.metrics.instruments import Instruments
 from teacher_logits_server.services.opening import Opening
 from teacher_logits_server.services.session_log import PUBLISHER, log_refused, log_settled, who_asks
@@ -91,15 +92,14 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
         For what it waits see ``opening``.
         """
         # First of all: another release's words are not known here, and its version says why.
-        violations = check_protocol(request.protocol_version)
-        if violations:
-            raise SessionRefusedError(violations)
+        agreed = agree(spoken_from_wire(request), OURS)
         profile = student_from_wire(request.profile)
         try:
             admit = partial(
                 self._ledger.open_session,
                 request_id=request.request_id,
-                protocol_version=request.protocol_version,
+                protocol_version=agreed.version,
+                features=agreed.features,
                 profile=profile,
                 owner=owner(),
             )

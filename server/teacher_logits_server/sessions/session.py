@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 
 from teacher_logits.errors import NotAllowedError
 from teacher_logits.profiles import TeacherProfile
+from teacher_logits.protocol import FIRST_RELEASE
 from teacher_logits_server.requests import Requests
 from teacher_logits_server.settlement.proofs import NOTHING_PROVEN, Line, Proof
 
 if TYPE_CHECKING:
     from teacher_logits.profiles import StudentProfile
+    from teacher_logits.protocol import Agreed
     from teacher_logits.terms import Check
     from teacher_logits.transport import Refusal, Settlement
 
@@ -72,6 +74,7 @@ class Session:
     untold: set[str] = field(default_factory=set)
     #: Whether somebody waits for its seat.
     is_contested: bool = False
+    agreed: Agreed = FIRST_RELEASE
     requests: Requests = field(default_factory=Requests)
 
     def check_caller(self, *, owner: str, secret: str) -> None:

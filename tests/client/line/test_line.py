@@ -28,6 +28,7 @@ from teacher_logits.v1 import line_pb2
 from teacher_logits.wire.errors import to_status
 from teacher_logits.wire.payloads import lease_to_wire
 from teacher_logits_client.line import Line, packets
+from teacher_logits_client.line.replies import Reply
 
 SOON, LONG = 0.05, 30.0
 
@@ -258,6 +259,32 @@ def test_a_lease_that_comes_too_late_is_given_back(tmp_path: Path) -> None:
         call.result(LONG)
 
         assert late == ["l-late"]
+
+
+def test_a_descriptor_beside_an_empty_packet_is_closed(tmp_path: Path) -> None:
+    with a_line(tmp_path) as (line, broker):
+        page, before = a_page(b"slab"), open_descriptors()
+        socket.send_fds(broker.socket, [b""], [page])
+
+        with pytest.raises(ServerUnreachableError):
+            line.get_slab("slab-1", LONG)
+        assert not left_behind(before, open_descriptors)
+
+
+def test_the_descriptor_of_an_answer_that_is_given_twice_is_closed(tmp_path: Path) -> None:
+    with a_line(tmp_path) as (line, broker), ThreadPoolExecutor() as threads:
+        call = threads.submit(line.get_slab, "slab-1", LONG)
+        reply = line_pb2.LineReply(call_id=broker.take().call_id)
+        reply.get_slab.slab_id = "slab-1"
+        page, before = a_page(b"slab"), open_descriptors()
+        with line._lock:  # who waits takes neither before both are there
+            line._replies[reply.call_id] = Reply(reply, [os.dup(page)])
+        line._deliver(Reply(reply, [os.dup(page)]))
+        line.wake()
+        broker.answer(line_pb2.LineReply(call_id=99))
+
+        os.close(call.result(LONG).descriptor)
+        assert not left_behind(before, open_descriptors)
 
 
 def test_a_descriptor_that_comes_too_late_is_closed(tmp_path: Path) -> None:

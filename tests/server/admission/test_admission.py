@@ -497,10 +497,8 @@ class TestCapability:
         (violation,) = verdict(protocol_version=PROTOCOL_VERSION + 1).violations
 
         assert violation.rule == "protocol_version"
-        assert violation.facts == {
-            "client_version": PROTOCOL_VERSION + 1,
-            "server_version": PROTOCOL_VERSION,
-        }
+        assert violation.facts["client_version"] == PROTOCOL_VERSION + 1
+        assert violation.facts["server_version"] == PROTOCOL_VERSION
 
 
 class TestProvenance:

@@ -40,7 +40,7 @@ from teacher_logits.v1 import line_pb2
 from teacher_logits.v1 import teacher_logits_service_pb2 as messages
 from teacher_logits.wire.errors import from_status
 from teacher_logits.wire.payloads import lease_from_wire
-from teacher_logits_server.broker import Broker, leaving
+from teacher_logits_server.broker import Broker, leaving, lines
 from teacher_logits_server.broker.lines import MAX_PACKET_BYTES, Line
 from teacher_logits_server.broker.peers import Peer
 from teacher_logits_server.config import ServerConfig
@@ -650,6 +650,17 @@ class TestHostilePackets:
                 raise_status(student.send(b""))
 
             assert len(rim.ledger.view().sessions) == 1
+
+    def test_a_descriptor_beside_an_empty_packet_is_closed(self) -> None:
+        """It looks like the line's end, where its sender hangs up behind it."""
+        read_end, write_end = os.pipe()
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with here, there, open(read_end, "rb") as pipe:
+            socket.send_fds(there, [b""], [write_end])
+            os.close(write_end)
+
+            assert lines.receive(here, takes_descriptors=True).descriptor is None
+            assert pipe.read() == b""  # nobody holds the other end any more
 
     def test_an_oversized_packet_is_refused_with_the_limit(self, rim: Rim) -> None:
         opened = rim.open_session()

@@ -162,6 +162,16 @@ def test_a_job_is_due_in_time_for_an_answer_before_the_call_s_deadline_or_the_lo
     assert due - 1 <= run(scenario()) < due
 
 
+def test_a_job_has_most_of_a_short_longest_wait() -> None:
+    async def scenario() -> float:
+        desk = Desk(longest_wait=0.1)
+        desk.scorer.on_submit = lambda future: future.set_result(LEASE)
+        await desk.call(30.0)
+        return desk.scorer.jobs[0].deadline
+
+    assert 100.05 < run(scenario()) < 100.1
+
+
 @pytest.mark.parametrize("has_engine", [True, False])
 def test_a_session_of_a_published_teacher_is_told_that_nobody_here_scores(has_engine: bool) -> None:
     async def scenario() -> ObedientScorer:
