@@ -227,6 +227,7 @@ class Server:
                 clock=clock,
                 objects=objects,
                 replicas=core.replicas,
+                node_stores=tuple if core.stores is None else core.stores.view,
             )
         )
         if Transport.STREAM in self._config.transports:
@@ -235,7 +236,9 @@ class Server:
     def _make_bulk(self, core: Core, addresses: Sequence[Address]) -> BulkService:
         paths = [address.path for address in addresses if address.is_unix]
         stall = self._config.default_wait
-        return BulkService(exporter=core.stream, stall=stall, unix_paths=paths)
+        return BulkService(
+            exporter=core.stream, stall=stall, unix_paths=paths, bringing=core.bringing
+        )
 
     async def _tell_health(self) -> None:
         """Say SERVING while every thread works and no drain was asked for."""

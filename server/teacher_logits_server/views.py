@@ -53,7 +53,7 @@ def view_ledger(
 ) -> LedgerView:
     """Describe the tables. Who is silent for two ``renew_seconds`` has missed a renewal."""
     leases = tuple(
-        _view_lease(lease, lending.sealed(lease).extent.size_bytes, now) for lease in lending.leases
+        _view_lease(lease, lending.sealed(lease).size_bytes, now) for lease in lending.leases
     )
     by_session: dict[str, list[LeaseView]] = {}
     for lease in leases:
@@ -120,7 +120,7 @@ def _view_registered(lending: Lending) -> RegisteredView:
     own = lending.own_device.views() if lending.own_device is not None else ()
     return RegisteredView(
         payload_count=len(registered),
-        payload_bytes=sum(sealed.extent.size_bytes for sealed in registered),
+        payload_bytes=sum(sealed.size_bytes for sealed in registered),
         slab_count=usage.slab_count,
         committed_bytes=usage.committed_bytes,
         used_bytes=usage.used_bytes,

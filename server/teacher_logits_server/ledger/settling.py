@@ -22,6 +22,7 @@ from teacher_logits.terms import SERVER_WRITER, StreamTerms
 from teacher_logits.transport import Transport
 from teacher_logits_server.admission.stream_codecs import choose_codec
 from teacher_logits_server.ledger.room import Room
+from teacher_logits_server.lending.registry import Sealed
 from teacher_logits_server.lending.shares import Shares
 from teacher_logits_server.publishers import Publishers
 from teacher_logits_server.publishers.engines import EngineTeachers
@@ -33,11 +34,10 @@ if TYPE_CHECKING:
     from teacher_logits.clock import Clock
     from teacher_logits.encodings import Encoding
     from teacher_logits.errors import Fact
-    from teacher_logits.payload import Payload
+    from teacher_logits.payload import Extent, Payload
     from teacher_logits.transport import Settlement
     from teacher_logits_server.lending import Slots
     from teacher_logits_server.lending.leases import Lease
-    from teacher_logits_server.lending.registry import Sealed
     from teacher_logits_server.limits import Limits
     from teacher_logits_server.publishers.engines import EngineTeacher
     from teacher_logits_server.sessions.session import Session
@@ -171,9 +171,20 @@ class Settling(Room):
         """Say whether what the engine scores for a session lies in device memory."""
         return self._lending.own_device is not None and _opens_device(session, SERVER_WRITER)
 
+    def _sealed(self, payload: Payload, extent: Extent | None, *, host_copy: bool) -> Sealed:
+        """Return what the server's own engine has computed, and where it lies."""
+        on_device = extent is not None and self._lending.has_device_slab(extent.slab_id)
+        return Sealed(
+            payload=payload,
+            extent=extent,
+            on_device=on_device,
+            host_copy=host_copy or not on_device,
+            stays=extent is None,
+        )
+
     def _is_there(self, sealed: Sealed) -> bool:
         """Say whether the writer of device memory, which goes with it, is there."""
-        return not sealed.owner or not self._lending.relays.is_dropped(sealed.extent.slab_id)
+        return not sealed.owner or not self._lending.relays.is_dropped(sealed.room.slab_id)
 
     def _no_copy(self, session: Session, sealed: Sealed) -> HostCopyNeededError | ProducerLostError:
         """Return the error for what lies in device memory alone, for who cannot read it there."""

@@ -95,7 +95,7 @@ class JobQueue:
                 tokens,
                 deadline=job.deadline,
                 size_bytes=plan.size_bytes,
-                pool="device" if plan.on_device else "host",
+                pool=plan.pool,
             )
             work = Work(ticket=ticket, job=job, plan=plan, submitted_at=self._clock.now())
             self._works[ticket] = self._by_key[work.key] = work

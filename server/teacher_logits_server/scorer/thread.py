@@ -21,15 +21,15 @@ import threading
 import weakref
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from teacher_logits import keys
 from teacher_logits.errors import DrainingError, EngineError, PoolFullError, TeacherLogitsError
 from teacher_logits_server.batching import Batching
-from teacher_logits_server.engines.answers import Answer, Part
+from teacher_logits_server.engines.answers import Asked, Part
 from teacher_logits_server.engines.passes import Outcome, is_for, passes_of
-from teacher_logits_server.scorer.jobs import BadRows, ScoreJob, Work, plan_job
-from teacher_logits_server.scorer.places import Places, Slabs
+from teacher_logits_server.scorer.jobs import BadRows, Limits, ScoreJob, Work, plan_job
+from teacher_logits_server.scorer.places import Places, Slabs, Stores
 from teacher_logits_server.scorer.queue import JobQueue, too_late
 
 if TYPE_CHECKING:
@@ -45,22 +45,6 @@ _LOG = logging.getLogger(__name__)
 _LAST_PASS_SECONDS = 30.0
 
 
-class Limits(Protocol):
-    """What the scorer needs of a server's settings; ``config.ServerConfig`` has it."""
-
-    @property
-    def max_request_tokens(self) -> int:
-        """Most tokens of one request, prefixes included."""
-
-    @property
-    def max_batch_tokens(self) -> int:
-        """Most tokens of one pass, padding included."""
-
-    @property
-    def max_waiting_requests(self) -> int:
-        """Most requests that wait."""
-
-
 class Scorer:
     """One engine and its thread.
 
@@ -69,15 +53,25 @@ class Scorer:
         ledger, slabs: where payloads are entered, and where they are written.
         config: settings.
         clock: the clock of the jobs' deadlines.
+        stores: where the engine's payloads are handed out that stay where they are computed.
     """
 
     def __init__(
-        self, *, engine: ServedEngine, ledger: Ledger, slabs: Slabs, config: Limits, clock: Clock
+        self,
+        *,
+        engine: ServedEngine,
+        ledger: Ledger,
+        slabs: Slabs,
+        config: Limits,
+        clock: Clock,
+        stores: Stores | None = None,
     ) -> None:
         self._passes = passes_of(engine)
         self._under_way: dict[Part, Work] = {}
         self._ledger = ledger
-        self._places = Places(ledger=ledger, slabs=slabs)
+        self._places = Places(
+            ledger=ledger, slabs=slabs, promise=self._passes.promise_room, stores=stores
+        )
         self._config = config
         self._clock = clock
         batching = Batching(
@@ -133,7 +127,10 @@ class Scorer:
         if (why := self._passes.refusal) is not None:
             raise why
         plan = plan_job(
-            job, ledger=self._ledger, max_request_tokens=self._config.max_request_tokens
+            job,
+            ledger=self._ledger,
+            max_request_tokens=self._config.max_request_tokens,
+            may_stay=self._passes.may_stay,
         )
         return self._queue.add(job, plan)
 
@@ -176,7 +173,7 @@ class Scorer:
                 self._end(work, why)
         return not turn.closing
 
-    def _seat(self, work: Work) -> Answer | None:
+    def _seat(self, work: Work) -> Asked | None:
         """Return a job's answer over its room; None where it has no room, or has failed."""
         if work.answer is not None:
             return work.answer
@@ -217,8 +214,10 @@ class Scorer:
             self._recover([each for each in parts if is_for(each[0].answer, each[1])], outcome)
             return
         for at, (work, part) in enumerate(parts):
-            if not is_for(work.answer, part):
-                continue  # its room was given back meanwhile
+            if not is_for(work.answer, part):  # its room was given back meanwhile
+                if outcome.scores:
+                    outcome.scores[at].drop()
+                continue
             try:
                 if outcome.scores:
                     outcome.scores[at].copy_to(part)
@@ -252,7 +251,7 @@ class Scorer:
 
     def _publish(self, work: Work) -> None:
         now, job = self._clock.now(), work.job
-        if not self._queue.is_wanted(work) or work.answer is None or work.extent is None:
+        if not self._queue.is_wanted(work) or work.answer is None:
             return  # its room comes back with the next turn
         if now >= job.deadline:
             self._end(work, too_late(work, now, for_room=False))

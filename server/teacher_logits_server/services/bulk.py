@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
     from datetime import timedelta
 
+    from teacher_logits_server.exporters.bringing import Bringing
     from teacher_logits_server.exporters.stream import StreamExporter
 
 SERVICE = "teacher_logits.v1.BulkService"
@@ -35,12 +36,19 @@ class BulkService:
     Args:
         stall: how long a reader may take nothing.
         unix_paths: where this server's Unix sockets are; see ``wide_sockets``.
+        bringing: brings what stays where it was computed, if anything does.
     """
 
     def __init__(
-        self, *, exporter: StreamExporter, stall: timedelta, unix_paths: Collection[str] = ()
+        self,
+        *,
+        exporter: StreamExporter,
+        stall: timedelta,
+        unix_paths: Collection[str] = (),
+        bringing: Bringing | None = None,
     ) -> None:
         self._exporter = exporter
+        self._bringing = bringing
         self._sockets = WideSockets(unix_paths)
         self._stall_seconds = stall.total_seconds()
         self._turn = asyncio.Lock()
@@ -60,6 +68,7 @@ class BulkService:
         context: grpc.aio.ServicerContext[messages.ReadPayloadRequest, bytes],
     ) -> None:
         """Write a payload's chunks, from an offset on."""
+        await self._bring(request, context)
         reading = self._exporter.read(
             request.session_id,
             request.lease_id,
@@ -81,6 +90,21 @@ class BulkService:
         finally:
             self._streams -= 1
             patience.end()
+
+    async def _bring(
+        self,
+        request: messages.ReadPayloadRequest,
+        context: grpc.aio.ServicerContext[messages.ReadPayloadRequest, bytes],
+    ) -> None:
+        """Have a payload in a slab of this server that stays where it was computed."""
+        if self._bringing is None:
+            return
+        left = context.time_remaining()
+        seconds = self._stall_seconds if left is None else min(left, self._stall_seconds)
+        lease = request.session_id, request.lease_id
+        future = self._bringing.start(*lease, seconds=seconds)
+        if future is not None:
+            await asyncio.shield(asyncio.wrap_future(future))  # others may wait for it
 
     async def _next(self, chunks: Iterator[bytes]) -> bytes | None:
         """Cut a chunk when it is this stream's turn; None where there is no more."""

@@ -25,7 +25,13 @@ if TYPE_CHECKING:
     from grpc.aio import ServicerContext
 
     from teacher_logits.clock import Clock
-    from teacher_logits.views import Reclaimed, ReplicaView, SessionView
+    from teacher_logits.views import (
+        NodeStoreView,
+        ObjectStoreView,
+        Reclaimed,
+        ReplicaView,
+        SessionView,
+    )
     from teacher_logits_server.exporters.ray_object import RayObjectExporter
     from teacher_logits_server.ledger import Ledger
     from teacher_logits_server.scorer import Scorer
@@ -42,6 +48,7 @@ class OperatorService(stubs.OperatorServiceServicer):
         scorers: of the server's own teachers, by their ids.
         objects: None where it has joined no Ray cluster.
         replicas: those of their engines, as they are when it is called.
+        node_stores: where what these compute stays, likewise.
     """
 
     def __init__(
@@ -53,12 +60,14 @@ class OperatorService(stubs.OperatorServiceServicer):
         clock: Clock,
         objects: RayObjectExporter | None = None,
         replicas: Callable[[], tuple[ReplicaView, ...]] = tuple,
+        node_stores: Callable[[], tuple[NodeStoreView, ...]] = tuple,
     ) -> None:
         self._ledger = ledger
         self._publishing = publishing
         self._scorers = scorers
         self._clock = clock
         self._objects = objects
+        self._node_stores = node_stores
         self._replicas = replicas
         self._started_at = clock.now()
 
@@ -80,7 +89,7 @@ class OperatorService(stubs.OperatorServiceServicer):
             pool=held.pool,
             steps=held.steps,
             registered=held.registered,
-            object_store=None if self._objects is None else self._objects.view(),
+            object_store=None if self._objects is None else self._view_objects(self._objects),
             queue=sum_of([scorer.queue() for scorer in self._scorers.values()]),
             replicas=self._replicas(),
         )
@@ -122,6 +131,9 @@ class OperatorService(stubs.OperatorServiceServicer):
             "nothing to reclaim was named: give a session id, a lease id, a teacher "
             "id, or all in quarantine"
         )
+
+    def _view_objects(self, objects: RayObjectExporter) -> ObjectStoreView:
+        return replace(objects.view(), nodes=self._node_stores())
 
     def _looked_at(self, sessions: tuple[SessionView, ...]) -> tuple[SessionView, ...]:
         """Return sessions with those marked whose process is stopped."""

@@ -22,8 +22,9 @@ from teacher_logits_server.engines.answers import Answer, Part
 from teacher_logits_server.engines.keepers import Wanted
 from teacher_logits_server.engines.passes import Outcome, PassEngine
 from teacher_logits_server.engines.requests import read_request
-from teacher_logits_server.replicas.actor import Loaded, Refused
+from teacher_logits_server.replicas.actor import Loaded, Refused, Returns
 from teacher_logits_server.replicas.engine import ReplicaEngine
+from teacher_logits_server.replicas.fleet import Sent
 from teacher_logits_server.replicas.instructions import Patience
 from teacher_logits_server.replicas.packing import compute
 from teacher_logits_server.replicas.starting import Started
@@ -31,8 +32,11 @@ from teacher_logits_server.replicas.starting import Started
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from ray import ObjectRef
+
+    from teacher_logits_server.replicas.actor import Scored
     from teacher_logits_server.replicas.fleet import Fleet
-    from teacher_logits_server.replicas.packing import Bytes, PackedPart
+    from teacher_logits_server.replicas.packing import PackedPart
 
 PATIENCE = 30.0
 T = TypeVar("T")
@@ -53,7 +57,7 @@ class Actors:
         self._changed = threading.Condition()
         self.watched: dict[int, Future[None]] = {}
         self.begun: dict[int, Future[Loaded | Refused]] = {}
-        self.asked: list[tuple[int, Sequence[PackedPart], Future[Bytes | str]]] = []
+        self.asked: list[tuple[int, Sequence[PackedPart], Future[Scored]]] = []
         self.ended: list[int] = []
         self.closed = 0
 
@@ -63,12 +67,13 @@ class Actors:
     def watch(self, life: int) -> Future[None]:
         return self._note(self.watched, life)
 
-    def score(self, life: int, parts: Sequence[PackedPart]) -> Future[Bytes | str]:
-        future: Future[Bytes | str] = Future()
+    def score(self, life: int, parts: Sequence[PackedPart]) -> Sent:
+        future: Future[Scored] = Future()
         with self._changed:
             self.asked.append((life, parts, future))
             self._changed.notify_all()
-        return future
+        references = [cast("ObjectRef[object]", part) for part in parts if part.is_stored]
+        return Sent(future=future, stored=tuple(references))
 
     def end(self, life: int) -> None:
         with self._changed:
@@ -92,7 +97,8 @@ class Actors:
 
     def answer(self, at: int) -> None:
         _, parts, future = self.asked[at]
-        future.set_result(compute(TEACHER, parts))
+        computed = compute(TEACHER, parts)
+        future.set_result(Returns(data=computed.returned, statuses=computed.statuses))
 
     def kill(self, life: int) -> None:
         """End a life as Ray tells it: to who watches, and to whom it owes an answer."""
@@ -177,7 +183,7 @@ def test_what_a_replica_answers_can_be_copied_where_it_belongs(rig: Rig) -> None
     [outcome] = rig.await_outcomes(1)
     assert outcome.parts == (part,)
     outcome.scores[0].copy_to(part)
-    assert part.answer.finish(mask=False) == 0
+    assert part.written.finish(mask=False) == 0
 
 
 def test_one_that_ends_is_told_once_and_its_pass_goes_to_another(rig: Rig) -> None:

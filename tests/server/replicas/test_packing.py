@@ -96,7 +96,7 @@ def parts_of(answer: Answer, borders: list[int]) -> list[Part]:
 def by_replica(parts: list[Part]) -> None:
     """Fill parts as a replica does, its buffer read-only as the object store's memory is."""
     packed = [pack(part) for part in parts]
-    data = compute(TEACHER, packed)
+    data = compute(TEACHER, packed).returned
     data.flags.writeable = False
     for part, scores in zip(parts, returned(packed, data), strict=True):
         scores.copy_to(part)
