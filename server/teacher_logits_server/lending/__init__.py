@@ -251,7 +251,9 @@ class Lending:
 
     def unpin(self, sealed: Sealed) -> None:
         """Let go of a pin."""
-        self._apply(sealed, self._registry.unpin(sealed.payload.payload_id))
+        payload_id = sealed.payload.payload_id
+        sealed = self._registry.held(payload_id)  # it may have been brought meanwhile
+        self._apply(sealed, self._registry.unpin(payload_id))
 
     def _apply(self, sealed: Sealed, fate: Fate) -> None:
         if fate is Fate.FREE and sealed.stays:
