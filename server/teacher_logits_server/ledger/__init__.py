@@ -36,6 +36,7 @@ from teacher_logits.errors import (
 from teacher_logits_server.admission.suiting import check_payload_suits
 from teacher_logits_server.ledger.admitting import OpenedSession
 from teacher_logits_server.ledger.reclaiming import Reclaiming
+from teacher_logits_server.ledger.settling import check_can_come
 from teacher_logits_server.lending.rooms import check_on_host, pinned
 from teacher_logits_server.requests import check_same, reused
 from teacher_logits_server.views import LedgerView, view_ledger
@@ -144,6 +145,7 @@ class Ledger(Reclaiming):
 
         Raises:
             PayloadRetiredError: nothing keeps it, or it never was.
+            NoCommonTransportError: it stays where it was computed, and cannot be streamed.
             PayloadInvalidError: it is not what this session settled, or is another teacher's.
             RequestInvalidError: the request id was used for another payload, or given up.
             SessionExpiredError, NotAllowedError: as for ``find_request``.
@@ -166,6 +168,7 @@ class Ledger(Reclaiming):
             )
             if sealed.writer_id not in session.settlements:
                 session.settlements[sealed.writer_id] = self._settle(session, sealed.writer_id)
+            check_can_come(session, sealed)
             return self._lend(session, sealed, request_id=request_id, digest=digest, now=now)
 
     def release(self, session_id: str, lease_id: str, *, unread: bool = False) -> bool:

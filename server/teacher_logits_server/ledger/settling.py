@@ -19,7 +19,7 @@ from teacher_logits.errors import (
 )
 from teacher_logits.grid import rows_of_rank
 from teacher_logits.terms import SERVER_WRITER, StreamTerms
-from teacher_logits.transport import Transport
+from teacher_logits.transport import Locality, Transport
 from teacher_logits_server.admission.stream_codecs import choose_codec
 from teacher_logits_server.ledger.room import Room
 from teacher_logits_server.lending.registry import Sealed
@@ -219,6 +219,26 @@ def reads_objects(session: Session, writer_id: str) -> bool:
     """Say whether a session has a writer's payloads from an object store."""
     settlement = session.settlements.get(writer_id)
     return settlement is not None and settlement.transport is Transport.RAY_OBJECT
+
+
+def check_can_come(session: Session, sealed: Sealed) -> None:
+    """Refuse a payload that stays elsewhere to who reads neither objects nor streams.
+
+    Raises:
+        NoCommonTransportError: naming what the session wants.
+    """
+    if sealed.extent is not None or reads_objects(session, sealed.writer_id):
+        return
+    student = session.student
+    if Transport.STREAM in student.transports and student.locality is Locality.PREFER:
+        return
+    wanted = ", ".join(each.value for each in student.transports)
+    raise NoCommonTransportError(
+        f"payload {sealed.payload.payload_id} lies in the object stores of the nodes that computed "
+        f"it, and the session wants {wanted} with locality {student.locality.value!r}: open one "
+        "that is settled on 'ray_object', or allow 'stream'",
+        facts={"payload_id": sealed.payload.payload_id, "locality": student.locality.value},
+    )
 
 
 def _opens_device(session: Session, writer_id: str) -> bool:

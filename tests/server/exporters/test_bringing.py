@@ -10,7 +10,12 @@ import pytest
 from tests.server.exporters.test_exporters import EPOCH, Store, a_payload, new_store
 
 from teacher_logits import keys
-from teacher_logits.errors import LeaseLostError, PoolFullError, ProducerLostError
+from teacher_logits.errors import (
+    LeaseLostError,
+    NoCommonTransportError,
+    PoolFullError,
+    ProducerLostError,
+)
 from teacher_logits.terms import ObjectTicket, PartTicket, RayHolder, StoredTicket
 from teacher_logits.transport import Transport
 from teacher_logits_server.engines.stored import StoredPart
@@ -19,7 +24,7 @@ from teacher_logits_server.exporters.bringing import Bringing, StoredTickets
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from teacher_logits.payload import Payload
+    from teacher_logits.terms import LeaseTerms
     from teacher_logits_server.engines.stored import StoredRows
 
 PATIENCE = 30.0
@@ -94,8 +99,11 @@ class Rig:
         self.lease_id = lease.lease_id
 
     def open(self, way: Transport) -> str:
-        proven = Transport.RAY_OBJECT if way is Transport.RAY_OBJECT else Transport.LOCAL
-        opened = self.store.open_session(way, proven=proven, secret=CHALLENGE)
+        opened = (
+            self.store.open_session(way, proven=way, secret=CHALLENGE)
+            if way is Transport.RAY_OBJECT
+            else self.store.open_session(way)
+        )
         return opened.terms.session_id
 
     def ask(self) -> StoredTicket | None:
@@ -116,14 +124,18 @@ class Rig:
         with self.ledger.pin(self.session_id, self.lease_id) as pinned:
             return pinned.extent is not None
 
-    def other(self, payload: Payload) -> tuple[str, str]:
-        """A session that streams, and its lease on a payload."""
-        session_id = self.open(Transport.STREAM)
-        lease = self.ledger.acquire(
+    def lease(self, session_id: str) -> LeaseTerms:
+        """Another session's lease on the payload."""
+        return self.ledger.acquire(
             session_id=session_id,
             request_id=keys.new_id("r", EPOCH),
-            payload_id=payload.payload_id,
+            payload_id=self.payload.payload_id,
         )
+
+    def other(self) -> tuple[str, str]:
+        """A session that streams, and its lease."""
+        session_id = self.open(Transport.STREAM)
+        lease = self.lease(session_id)
         assert lease.extent is None
         assert not lease.as_object
         return session_id, lease.lease_id
@@ -131,17 +143,27 @@ class Rig:
 
 @pytest.fixture
 def rig() -> Iterator[Rig]:
-    with new_store(offered=(Transport.RAY_OBJECT, Transport.STREAM)) as store:
+    with new_store(offered=(Transport.LOCAL, Transport.RAY_OBJECT, Transport.STREAM)) as store:
         yield Rig(store)
 
 
 def test_it_takes_no_room_here_and_is_let_go_of_with_its_last_lease(rig: Rig) -> None:
     assert rig.used_bytes() == 0
-    session_id, lease_id = rig.other(rig.payload)
+    session_id, lease_id = rig.other()
     rig.ledger.release(rig.session_id, rig.lease_id)
     assert not rig.stores.dropped
     rig.ledger.release(session_id, lease_id)
     assert rig.stores.dropped == [rig.payload.payload_id]
+
+
+def test_who_reads_neither_objects_nor_streams_is_refused_it_until_it_was_brought(
+    rig: Rig,
+) -> None:
+    session_id = rig.open(Transport.LOCAL)
+    with pytest.raises(NoCommonTransportError, match="allow 'stream'"):
+        rig.lease(session_id)
+    rig.bring()
+    assert rig.lease(session_id).extent is not None
 
 
 def test_one_that_nobody_waits_for_any_more_is_let_go_of(rig: Rig) -> None:
@@ -192,7 +214,7 @@ def test_what_is_lost_with_its_node_is_told_and_takes_no_room(rig: Rig) -> None:
 
 
 def test_it_is_brought_once_however_many_ask(rig: Rig) -> None:
-    session_id, lease_id = rig.other(rig.payload)
+    session_id, lease_id = rig.other()
     rig.stores.may_come.clear()
     first = rig.bringing.start(rig.session_id, rig.lease_id, seconds=PATIENCE)
     assert first is not None

@@ -181,7 +181,8 @@ TestNodes = Nodes.TestCase
 
 @given(st.lists(st.tuples(st.integers(1, 20), st.booleans()), max_size=30))
 def test_what_is_promised_is_never_more_than_there_is(asked: list[tuple[int, bool]]) -> None:
-    rooms, has = StoreRooms(), []
+    rooms = StoreRooms()
+    has: list[int] = []
     rooms.set_budgets({"a": 30, "b": 20})
     for size, gives_back in asked:
         if gives_back and has:
