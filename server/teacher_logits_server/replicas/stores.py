@@ -28,10 +28,11 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from teacher_logits.clock import span_text
 from teacher_logits.errors import DeadlinePassedError, ProducerLostError
-from teacher_logits.terms import ObjectTicket, PartTicket, RayHolder, StoredTicket
+from teacher_logits.terms import ObjectTicket, PartTicket, StoredTicket
 from teacher_logits.views import NodeStoreView
 from teacher_logits_server.exporters.ray_holder import token_of
-from teacher_logits_server.exporters.ray_store import SPILLS_ABOVE, make_holder
+from teacher_logits_server.exporters.ray_store import SPILLS_ABOVE
+from teacher_logits_server.replicas.holders import Holders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from teacher_logits_server.config import ServerConfig
     from teacher_logits_server.engines.passes import PassEngine
     from teacher_logits_server.engines.stored import StoredAnswer, StoredPart
-    from teacher_logits_server.exporters.ray_store import HolderActor
+    from teacher_logits_server.replicas.holders import Holding
     from teacher_logits_server.replicas.stored import StoredObject
 
 _log = logging.getLogger(__name__)
@@ -52,20 +53,13 @@ into the store of its own node, by default half, that comes to what Ray spills a
 
 
 @dataclass(kw_only=True, eq=False)
-class _Holder:
-    terms: RayHolder
-    actor: HolderActor
-    is_gone: bool = False
-
-
-@dataclass(kw_only=True, eq=False)
 class _Object:
     """Some rows of a payload, and who hands them out: once it has said so, and while it lives."""
 
     object_id: str
     part: StoredPart
     reference: ray.ObjectRef[object]
-    holder: _Holder
+    holder: Holding
     is_kept: bool = False
 
 
@@ -85,20 +79,18 @@ class Stores:
     """
 
     def __init__(self, *, namespace: str, epoch: str, budget_bytes: int) -> None:
-        self._namespace, self._epoch = namespace, epoch
+        self._epoch = epoch
         self._budget_bytes = budget_bytes
         self._key = os.urandom(32)
         self._made = count(1)
         self._payloads: dict[str, _Payload] = {}
         self._of_leases: dict[str, str] = {}
-        self._holders: dict[str, _Holder] = {}
-        self._restarts: dict[str, int] = {}
+        self._holders = Holders(
+            namespace=namespace, epoch=epoch, key=self._key, on_gone=lambda: self._tell()
+        )
         self._tell: Callable[[], None] = lambda: None
-        self._is_closed = False
         self._engines: tuple[PassEngine, ...] = ()
         self._lock = threading.Lock()
-        #: Held while a holder is made, so that a node has one.
-        self._making = threading.Lock()
 
     def use(self, engines: Collection[PassEngine]) -> None:
         """Have what these engines compute stay; once. Waits for Ray."""
@@ -120,7 +112,7 @@ class Stores:
             most = self._budget_bytes or int(store * DEFAULT_SHARE)
             found[node["NodeID"]] = min(most, int(store * SPILLS_ABOVE))
         for node_id in found:
-            self._holder_of(node_id)
+            self._holders.of(node_id)
         return found
 
     # Payloads
@@ -135,14 +127,14 @@ class Stores:
                     object_id=f"r-{self._epoch}-{next(self._made)}",
                     part=part,
                     reference=stored.reference,
-                    holder=self._holder_of(stored.node_id),
+                    holder=self._holders.of(stored.node_id),
                 )
             )
         with self._lock:
             self._payloads[payload_id] = made
         for each in made.objects:
             asked = each.holder.actor.keep.remote(each.object_id, [each.reference], [])
-            self._then(asked, partial(self._on_kept, each))
+            asked.future().add_done_callback(partial(self._on_kept, each))
 
     def ticket(self, payload_id: str, lease_id: str) -> StoredTicket | None:
         """Return what a lease's reader shows the holders; None while they have not all of it."""
@@ -235,6 +227,8 @@ class Stores:
             for node, (taken, budget) in engine.store_use().items():
                 used[node] += taken
                 budgets[node] += budget
+        found = {node: self._holders.known(node) for node in budgets}
+        holders = {node: each for node, each in found.items() if each is not None}
         with self._lock:
             objects = [each for payload in self._payloads.values() for each in payload.objects]
             counts = Counter(each.holder.terms.node_id for each in objects)
@@ -244,57 +238,19 @@ class Stores:
                     budget_bytes=budget,
                     used_bytes=used[node],
                     object_count=counts[node],
-                    holder=self._holders[node].terms.name,
-                    holder_restarts=self._restarts[node],
+                    holder=holders[node].terms.name,
+                    holder_restarts=holders[node].restarts,
                 )
                 for node, budget in budgets.items()
+                if node in holders
             )
 
     def close(self) -> None:
         """Hand out nothing more; the holders end with this process's connection, or before."""
-        with self._lock:
-            self._is_closed = True
-            holders = list(self._holders.values())
         self.drop(list(self._payloads))
-        for holder in holders:
-            ray.kill(cast("ray.actor.ActorHandle[object]", holder.actor))
+        self._holders.close()
 
     # Within
-
-    def _holder_of(self, node_id: str) -> _Holder:
-        """Return a node's holder, or start one."""
-        with self._making:
-            with self._lock:
-                found = self._holders.get(node_id)
-                if found is not None and not found.is_gone:
-                    return found
-                again = 0 if found is None else self._restarts[node_id] + 1
-            made = self._make_holder(node_id, again)
-            with self._lock:
-                self._holders[node_id], self._restarts[node_id] = made, again
-        self._then(made.actor.stay.remote(), lambda _: self._on_gone(made))
-        return made
-
-    def _make_holder(self, node_id: str, again: int) -> _Holder:
-        suffix = f"/{again}" if again else ""
-        terms = RayHolder(
-            namespace=self._namespace,
-            name=f"teacher-logits-holder/{self._epoch}/{node_id[:16]}/replicas{suffix}",
-            cluster_address=str(ray.get_runtime_context().gcs_address),
-            node_id=node_id,
-        )
-        actor = make_holder(
-            terms.name,
-            namespace=self._namespace,
-            node_id=node_id,
-            arguments=(os.urandom(32), self._key),
-        )
-        return _Holder(terms=terms, actor=actor)
-
-    def _then(
-        self, asked: ray.ObjectRef[object], callback: Callable[[Future[object]], None]
-    ) -> None:
-        asked.future().add_done_callback(callback)
 
     def _on_kept(self, kept: _Object, future: Future[object]) -> None:
         if future.exception() is None:
@@ -302,13 +258,6 @@ class Stores:
         else:
             kept.holder.is_gone = True
         self._tell()
-
-    def _on_gone(self, holder: _Holder) -> None:
-        holder.is_gone = True
-        if not self._is_closed:
-            facts = {"holder": holder.terms.name, "node": holder.terms.node_id}
-            _log.warning("a holder of replicas' payloads is gone", extra={"facts": facts})
-            self._tell()
 
 
 def make_stores(config: ServerConfig, *, epoch: str, engines: Collection[PassEngine]) -> Stores:

@@ -138,7 +138,8 @@ class ReplicaThread:
         except Exception as error:  # what cannot even be called comes to the same as what fails
             sent = Sent(future=Future())
             sent.future.set_exception(error)
-        sent.future.add_done_callback(partial(self._on_scored, told, packed, sent.stored))
+        stored = list(sent.stored)
+        sent.future.add_done_callback(partial(self._on_scored, told, packed, stored))
 
     def _call(self, call: Callable[[], Future[T]], then: Callable[[Future[T]], None]) -> None:
         """Call a replica; what cannot even be called comes to the same as what fails."""
@@ -161,9 +162,11 @@ class ReplicaThread:
         self,
         sent: Send,
         packed: Sequence[PackedPart],
-        stored: Sequence[ObjectRef[object]],
+        stored: list[ObjectRef[object]],
         future: Future[Scored],
     ) -> None:
+        references = tuple(stored)
+        stored.clear()  # whoever keeps the future keeps no object by it
         if self._closed:
             return
         error = future.exception()
@@ -176,7 +179,7 @@ class ReplicaThread:
         elif isinstance(said, str):
             self._answered(sent, error=RowsFailed(said))
         elif sent.node:
-            rows = partial(self._staying.rows, sent, packed, said.statuses, stored)
+            rows = partial(self._staying.rows, sent, packed, said.statuses, references)
             self._answered(sent, rows)
         else:
             self._answered(sent, partial(returned, packed, said.data))
