@@ -13,7 +13,7 @@ import pytest
 from tests.server.replicas.teacher import Teacher
 
 from teacher_logits.clock import MonotonicClock
-from teacher_logits.errors import EngineError
+from teacher_logits.errors import EngineError, PoolFullError
 from teacher_logits.layout import ElementType, top_k_columns
 from teacher_logits.payload_room import HostRoom
 from teacher_logits.selection_rules import TopK
@@ -22,7 +22,8 @@ from teacher_logits_server.engines.answers import Answer, Part
 from teacher_logits_server.engines.keepers import Wanted
 from teacher_logits_server.engines.passes import Outcome, PassEngine
 from teacher_logits_server.engines.requests import read_request
-from teacher_logits_server.replicas.actor import Loaded, Refused, Returns
+from teacher_logits_server.engines.stored import StoredAnswer
+from teacher_logits_server.replicas.actor import Loaded, Refused, Returns, StoreFull
 from teacher_logits_server.replicas.engine import ReplicaEngine
 from teacher_logits_server.replicas.fleet import Sent
 from teacher_logits_server.replicas.instructions import Patience
@@ -30,7 +31,7 @@ from teacher_logits_server.replicas.packing import compute
 from teacher_logits_server.replicas.starting import Started
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from ray import ObjectRef
 
@@ -273,3 +274,62 @@ def test_closing_it_gives_the_actors_back_once(rig: Rig) -> None:
     rig.engine.close()
     assert rig.actors.closed == 1
     assert not rig.engine.is_alive
+
+
+class NodeStores:
+    """Stores with room for a few rows on each node."""
+
+    def budgets(self, nodes: Collection[str]) -> dict[str, int]:
+        return dict.fromkeys(nodes, 8192)
+
+
+def stays(rig: Rig, row: list[int]) -> Part:
+    """Rows that are to stay, and the room that is promised for them."""
+    model = part_of(row).answer
+    leave = rig.engine.promise_room(2048)
+    answer = StoredAnswer(model.request, columns=model.columns, wanted=model.wanted, leave=leave)
+    return Part(answer=answer, first_row=0, row_count=1)
+
+
+def test_nothing_stays_before_there_are_stores(rig: Rig) -> None:
+    assert not rig.engine.may_stay(1)
+    rig.engine.use_stores(NodeStores(), sharers=2)
+    assert rig.engine.may_stay(4096)
+    assert not rig.engine.may_stay(4097), "another engine has the other half"
+
+
+def test_what_stays_is_a_pass_of_its_own_and_takes_room_until_it_is_dropped(rig: Rig) -> None:
+    rig.engine.use_stores(NodeStores(), sharers=1)
+    staying, coming = stays(rig, [1, 2, 3]), part_of([1, 2, 3])
+    parts = [staying, coming]
+    rig.engine.start(parts, wanted=lambda: True, deadline=rig.clock.now() + 1e6)
+    rig.actors.until(lambda: len(rig.actors.asked) == 2)
+    assert [[p.is_stored for p in packed] for _, packed, _ in rig.actors.asked] == [[False], [True]]
+    [(used, budget)] = rig.engine.store_use().values()
+    assert (0 < used, budget) == (True, 8192)
+    for at in range(2):
+        rig.actors.answer(at)
+    outcomes = {each.parts[0]: each for each in rig.await_outcomes(2)}
+    outcomes[staying].scores[0].copy_to(staying)
+    answer = staying.answer
+    assert isinstance(answer, StoredAnswer)
+    assert answer.finish(mask=False) == 0
+    [part] = answer.parts
+    assert (part.rows, part.positions) == (range(1), range(3))
+    assert rig.engine.store_use()["n0"][0] == used
+    answer.drop()
+    assert rig.engine.store_use()["n0"][0] == 0
+    rig.engine.promise_room(8192)
+
+
+def test_a_store_that_others_have_filled_fails_what_was_to_stay_there(rig: Rig) -> None:
+    rig.engine.use_stores(NodeStores(), sharers=1)
+    staying = stays(rig, [1, 2, 3])
+    rig.engine.start([staying], wanted=lambda: True, deadline=rig.clock.now() + 1e6)
+    rig.actors.until(lambda: len(rig.actors.asked) == 1)
+    _, _, future = rig.actors.asked[0]
+    future.set_result(StoreFull(need_bytes=5, used_bytes=8, most_bytes=10))
+    [outcome] = rig.await_outcomes(1)
+    assert isinstance(outcome.error, PoolFullError)
+    assert (outcome.error.facts["free_bytes"], outcome.final) == (2, True)
+    assert rig.engine.store_use()["n0"][0] == 0
