@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ray.cluster_utils import Cluster
 
-PATIENCE_SECONDS = 45.0
+PATIENCE_SECONDS = 120.0
 #: Runs what comes behind it where an empty folder lies over the one that is named first.
 HIDING = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"')
 

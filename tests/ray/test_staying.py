@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from teacher_logits_server.replicas.stores import Stores
 
 RAY, STREAM = tl.Transport.RAY_OBJECT, tl.Transport.STREAM
+pytestmark = pytest.mark.slow  # two nodes, and replicas on them
+
 Content: TypeAlias = dict[str, str]
 BUDGET_BYTES = 8 << 20
 NOTHING_BYTES = 4096
@@ -108,8 +110,10 @@ def await_that(holds: Callable[[], object]) -> None:
 
 
 def in_store(node_id: str) -> int:
-    """What is in a node's store, by that node's own word."""
+    """What is in a node's store, by that node's own word; nothing where it is gone."""
     [node] = [each for each in ray.nodes() if each["NodeID"] == node_id]
+    if not node["Alive"]:
+        return 0
     stats = node_stats(
         node["NodeManagerAddress"], node["NodeManagerPort"], include_memory_info=False
     ).store_stats
@@ -379,7 +383,6 @@ def test_a_replica_that_is_killed_takes_nothing_along_that_it_had_answered(
         await_that(lambda: all(each.state == "ready" for each in engine.replicas()))
 
 
-@pytest.mark.slow
 def test_a_node_that_is_lost_is_a_producer_that_is_lost_and_gives_its_room_back(
     server: Embedded, client: tl.Client, elsewhere: Node
 ) -> None:

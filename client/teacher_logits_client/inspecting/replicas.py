@@ -28,7 +28,7 @@ def node_store_lines(nodes: Sequence[NodeStoreView]) -> list[str]:
     """Return a line for each node where what replicas compute stays."""
     return [
         f"objects   {size_text(each.used_bytes)} of {size_text(each.budget_bytes)} stay on node "
-        f"{each.node_id[:12]}, {each.object_count} of them handed out; holder {each.holder}"
+        f"{each.node_id[:12]}, in {each.object_count} objects; holder {each.holder}"
         for each in nodes
     ]
 

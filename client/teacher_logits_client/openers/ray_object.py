@@ -94,22 +94,30 @@ class RayObjectOpener:
             ProducerLostError: it lay on a node that is gone, and nowhere else.
             PoolFullError: the store has no room for it, or this process no memory.
         """
-        payload, lease_id = lease.payload, lease.lease_id
-        ticket = self._ask(lease_id, until - time.monotonic())
+        ticket = self._ask(lease.lease_id, until - time.monotonic())
         if isinstance(ticket, StoredTicket):
-            parts = ticket.parts
             try:
-                found = fetch_all([each.ticket for each in parts], lease_id, until=until)
+                found = self._fetch_parts(ticket, lease.lease_id, until)
+                return self._opened(found, ticket.parts, lease.payload)
             except ObjectLostError:
                 if self._may_stream:
                     raise
                 # Asked again, the server brings what is left of it to its own node.
-                ticket = self._ask(lease_id, until - time.monotonic())
+                ticket = self._ask(lease.lease_id, until - time.monotonic())
                 if isinstance(ticket, StoredTicket):
                     raise
-            else:
-                return self._opened(found, parts, payload)
-        return self._whole(fetch(ticket, lease_id, until=until), payload)
+        return self._whole(fetch(ticket, lease.lease_id, until=until), lease.payload)
+
+    def _fetch_parts(self, ticket: StoredTicket, lease_id: str, until: float) -> list[memoryview]:
+        """Return the objects of a payload; where they do not come, leave time for the stream."""
+        tickets = [each.ticket for each in ticket.parts]
+        if not self._may_stream:
+            return fetch_all(tickets, lease_id, until=until)
+        soon = (until - time.monotonic()) / 2
+        try:
+            return fetch_all(tickets, lease_id, until=until - soon)
+        except DeadlinePassedError as error:
+            raise ObjectLostError(error.message, facts=error.facts) from error
 
     def _opened(
         self, found: Sequence[memoryview], parts: Sequence[PartTicket], payload: Payload
