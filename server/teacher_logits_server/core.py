@@ -221,7 +221,8 @@ class Core:
             self.objects.close()
         for scorer in self.scorers.values():
             scorer.stop()
-        if self.stores is not None:
+        if self.stores is not None and self.bringing is not None:
+            self.bringing.close()
             self.stores.close()
         for passes in self.passes.values():
             passes.close()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from teacher_logits.terms import StoredTicket
     from teacher_logits_server.engines.stored import StoredPart
     from teacher_logits_server.ledger import Ledger
+
+
+CLOSE_SECONDS = 5.0
 
 
 class Stores(Protocol):
@@ -90,6 +93,12 @@ class Bringing:
         run = partial(self._run, session_id, lease_id, payload_id, future, until)
         threading.Thread(target=run, name="teacher-logits-bring", daemon=True).start()
         return future
+
+    def close(self) -> None:
+        """Wait for what is being written into slabs, before these are closed; but not for long."""
+        with self._lock:
+            under_way = list(self._under_way.values())
+        wait(under_way, timeout=CLOSE_SECONDS)
 
     def _run(
         self, session_id: str, lease_id: str, payload_id: str, future: Future[None], until: float

@@ -1,7 +1,7 @@
 """The holders of a server's replicas: an actor on each node, which hands out what stays there.
 
-One that dies is replaced when its node is asked for next. Refuses nothing: an actor that Ray cannot
-start on a node that is gone comes to one that has died.
+One that dies is replaced when its node is asked for next; one that Ray cannot start, since its node
+is gone, comes to one that has died.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import ray
+from ray.exceptions import RayError
 
 from teacher_logits.terms import RayHolder
 from teacher_logits_server.exporters.ray_store import make_holder
@@ -76,7 +78,8 @@ class Holders:
         """End them all."""
         self._is_closed = True
         for each in list(self._holders.values()):
-            ray.kill(cast("ActorHandle[Holder]", each.actor))
+            with suppress(ValueError, RayError):  # it is gone already
+                ray.kill(cast("ActorHandle[Holder]", each.actor))
 
     def _make(self, node_id: str, restarts: int) -> Holding:
         again = f"/{restarts}" if restarts else ""

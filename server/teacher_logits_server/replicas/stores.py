@@ -14,7 +14,6 @@ node.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections import Counter
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
     from teacher_logits_server.engines.stored import StoredAnswer, StoredPart
     from teacher_logits_server.replicas.holders import Holding
     from teacher_logits_server.replicas.stored import StoredObject
-
-_log = logging.getLogger(__name__)
 
 DEFAULT_SHARE = 0.3
 """Part of a node's store that is its budget where none is given. With what the server itself puts

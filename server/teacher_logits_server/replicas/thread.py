@@ -120,7 +120,10 @@ class ReplicaThread:
             _log.info("replica is ended", extra={"facts": self._whose | asdict(told)})
             self._fleet.end(told.life)
         elif isinstance(told, Look):
-            self._staying.look(self._nodes())
+            try:
+                self._staying.look(self._nodes())
+            except Exception:  # of Ray's; what there was room for before there is still
+                _log.exception("the stores of the replicas' nodes could not be looked at")
         else:
             _log.info("replica starts anew", extra={"facts": self._whose | asdict(told)})
             loaded = partial(self._on_loaded, told.replica, told.life)
