@@ -54,7 +54,7 @@ def read_challenge(holder: RayHolder, *, until: float) -> bytes | Refusal:
 
 def node_here() -> str:
     """Return this process's node of its Ray cluster; empty where it is of none."""
-    if _not_in_ray() is not None:
+    if "ray" not in sys.modules or _not_in_ray() is not None:
         return ""
     import ray
 
