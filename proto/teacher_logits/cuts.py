@@ -21,7 +21,7 @@ from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import COLUMN_RULES, Column, lay_out
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from teacher_logits.payload import Payload
 
@@ -61,12 +61,8 @@ def cut_rows(
     first = _check(payload, row_positions, first_row, row_count)
     offsets = [0, *accumulate(row_positions)]
     start, stop = offsets[first], offsets[first + row_count]
-    #: (first, count) of the outermost axis, by its letter.
-    runs = {"P": (start, stop - start), "N": (first, row_count), "N+1": (first, row_count + 1)}
-    columns, size_bytes = lay_out(
-        (column.kind, column.element_type, (_run(column, runs)[1], *column.shape[1:]))
-        for column in payload.columns
-    )
+    rows, positions = range(first, first + row_count), range(start, stop)
+    columns, size_bytes, segments = _cut(payload, rows, positions)
     cut = replace(
         payload,
         first_row=first_row,
@@ -76,12 +72,93 @@ def cut_rows(
         size_bytes=size_bytes,
         bad_row_count=min(payload.bad_row_count, row_count),
     )
+    return Cut(payload=cut, segments=segments)
+
+
+def part_segments(
+    payload: Payload, *, rows: range, positions: range
+) -> tuple[int, tuple[Segment, ...]]:
+    """Return the size of some rows as a payload of their own, and where each run of it belongs.
+
+    The way back from a cut: sources count from the start of ``payload``, and are where the bytes
+    of the part go. ``rows`` and ``positions`` are places in it.
+
+    Raises:
+        PayloadInvalidError: the payload has no such rows or positions.
+    """
+    inside = rows.stop <= payload.row_count and positions.stop <= payload.position_count
+    if not inside or rows.start < 0 or positions.start < 0 or not rows:
+        raise PayloadInvalidError(
+            f"payload {payload.payload_id} has {payload.row_count} rows with "
+            f"{payload.position_count} positions, and no rows {rows} with positions {positions}",
+            facts={"row_count": payload.row_count, "position_count": payload.position_count},
+        )
+    _, size_bytes, segments = _cut(payload, rows, positions)
+    return size_bytes, segments
+
+
+def join_parts(
+    payload: Payload,
+    parts: Sequence[tuple[range, range, memoryview]],
+    room: memoryview,
+    *,
+    copy: Callable[[memoryview, memoryview], None],
+) -> None:
+    """Write a payload's bytes into its room, from parts that hold some rows each.
+
+    Args:
+        parts: rows and positions by their places in the payload, in order, and their bytes as a
+            payload of their own.
+        copy: copies bytes from the first to the second, which is as long.
+
+    Raises:
+        PayloadInvalidError: they do not tile the payload, or have other sizes.
+    """
+    at_row, at_position, end = 0, 0, 0
+    for column in payload.columns:
+        room[end : column.offset_bytes] = bytes(column.offset_bytes - end)
+        end = column.end_bytes
+    room[end : payload.size_bytes] = bytes(payload.size_bytes - end)
+    for rows, positions, data in parts:
+        size_bytes, segments = part_segments(payload, rows=rows, positions=positions)
+        if (rows.start, positions.start) != (at_row, at_position) or data.nbytes != size_bytes:
+            raise _not_tiled(payload, rows, data.nbytes)
+        at_row, at_position = rows.stop, positions.stop
+        for run in segments:
+            source, target, count = run.offset_bytes, run.source_offset_bytes, run.size_bytes
+            copy(data[source : source + count], room[target : target + count])
+    if (at_row, at_position) != (payload.row_count, payload.position_count):
+        raise _not_tiled(payload, range(at_row, payload.row_count), 0)
+
+
+def _not_tiled(payload: Payload, rows: range, size_bytes: int) -> PayloadInvalidError:
+    return PayloadInvalidError(
+        f"the parts of payload {payload.payload_id} are not its {payload.row_count} rows: at rows "
+        f"{rows.start} to {rows.stop} there are {size_bytes} bytes",
+        facts={"row_count": payload.row_count, "first_row": rows.start, "size_bytes": size_bytes},
+    )
+
+
+def _cut(
+    payload: Payload, rows: range, positions: range
+) -> tuple[tuple[Column, ...], int, tuple[Segment, ...]]:
+    """Return columns, size and bytes of some rows, by their places in a payload."""
+    #: (first, count) of the outermost axis, by its letter.
+    runs = {
+        "P": (positions.start, len(positions)),
+        "N": (rows.start, len(rows)),
+        "N+1": (rows.start, len(rows) + 1),
+    }
+    columns, size_bytes = lay_out(
+        (column.kind, column.element_type, (_run(column, runs)[1], *column.shape[1:]))
+        for column in payload.columns
+    )
     segments = tuple(
         _segment(source, target, runs)
         for source, target in zip(payload.columns, columns, strict=True)
         if target.size_bytes
     )
-    return Cut(payload=cut, segments=segments)
+    return columns, size_bytes, segments
 
 
 def _check(payload: Payload, row_positions: Sequence[int], first_row: int, row_count: int) -> int:

@@ -73,7 +73,10 @@ NEEDED_COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class NodeHints:
-    """Where a process says it runs. Hints make refusals readable; they admit nobody."""
+    """Where a process says it runs. Hints make refusals readable; they admit nobody.
+
+    By ``ray_node_id`` what is computed for it is computed there, where that costs nothing.
+    """
 
     host_name: str = ""
     boot_id: str = ""
@@ -81,6 +84,7 @@ class NodeHints:
     namespaces: Mapping[str, int] = field(default_factory=dict)
     device_uuids: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
+    ray_node_id: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

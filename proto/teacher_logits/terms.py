@@ -123,6 +123,28 @@ class ObjectTicket:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PartTicket:
+    """The ticket of an object that holds some rows of a payload, laid out as one of their own.
+
+    ``rows`` and ``positions`` are their places in the payload.
+    """
+
+    ticket: ObjectTicket
+    rows: range
+    positions: range
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTicket:
+    """The tickets of a payload that lies in the stores of the nodes where it was computed.
+
+    ``parts`` are in the order of their rows, and tile the payload.
+    """
+
+    parts: tuple[PartTicket, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepGrant:
     """The right to read all that a step holds of a student rank's rows.
 

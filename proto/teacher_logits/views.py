@@ -131,6 +131,22 @@ class QueueView:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NodeStoreView:
+    """Payloads that stay in the store of one node of replicas, ``used_bytes`` of ``budget_bytes``.
+
+    ``holder`` is the actor that hands out references there, the ``holder_restarts``-th after the
+    first; ``object_count`` are those that it has.
+    """
+
+    node_id: str
+    budget_bytes: int
+    used_bytes: int
+    object_count: int
+    holder: str
+    holder_restarts: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class ObjectStoreView:
     """Payloads in a Ray cluster's object store, and the store on the server's node.
 
@@ -138,7 +154,8 @@ class ObjectStoreView:
     ``budget_bytes`` are those of ``object_count`` payloads; ``waiting_count`` wait for room.
     ``store_used_bytes`` and ``spilled_bytes`` are everybody's, as of the last look; spilled ones
     since the store was started. ``holder`` is the actor that hands out references, the
-    ``holder_restarts``-th after the first.
+    ``holder_restarts``-th after the first. ``nodes`` are those with replicas, where what they
+    compute stays; it counts apart.
     """
 
     state: str
@@ -151,6 +168,7 @@ class ObjectStoreView:
     spilled_bytes: int
     holder: str
     holder_restarts: int
+    nodes: tuple[NodeStoreView, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from teacher_logits_server.broker.peers import looked_at
 from teacher_logits_server.engines.describing import described
 from teacher_logits_server.engines.device import engine_device
 from teacher_logits_server.engines.passes import PassEngine
+from teacher_logits_server.exporters.bringing import Bringing, StoredTickets
 from teacher_logits_server.exporters.cuda_ipc import CudaIpcExporter
 from teacher_logits_server.exporters.local import LocalExporter
 from teacher_logits_server.exporters.ray_link import join_cluster
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from teacher_logits_server.engines.served import ServedTeacher
     from teacher_logits_server.exporters import Exporter, SlabExporter
     from teacher_logits_server.exporters.ray_link import RayLink
+    from teacher_logits_server.replicas.stores import Stores
     from teacher_logits_server.views import LedgerView
 
 _log = logging.getLogger(__name__)
@@ -118,9 +120,20 @@ class Core:
         if self.device is not None:
             self.ledger.add_device(own_device(config, self.device))
             self.device.on_freed(self.ledger.memory_freed)
+        self.stores = None if ray is None else self._make_stores(config)
         self.scorers = {each.teacher_id: self._make_scorer(each, clock) for each in teachers}
         self._make_exporters(config, local, ray)
         self.broker = self._make_broker(config, broker_path, clock) if broker_path else None
+
+    def _make_stores(self, config: ServerConfig) -> Stores | None:
+        """Have what replicas compute stay on their nodes, for sessions that read objects."""
+        if not self.passes:
+            return None
+        from teacher_logits_server.replicas.stores import make_stores  # brings Ray
+
+        stores = make_stores(config, epoch=self.ledger.epoch, engines=self.passes.values())
+        self.ledger.on_stored_freed(stores.drop)
+        return stores
 
     def _make_scorer(self, teacher: ServedTeacher, clock: Clock) -> Scorer:
         return Scorer(
@@ -130,6 +143,7 @@ class Core:
             config=teacher.config,
             clock=clock,
             times=self._instruments.passes_of(teacher.teacher_id),
+            stores=self.stores,
         )
 
     def _find_device(
@@ -154,9 +168,18 @@ class Core:
         shared = SharedMemoryExporter(ledger=self.ledger, slabs=both)
         by_handle = CudaIpcExporter(ledger=self.ledger, shared=shared, own=self.slabs)
         self.objects: RayObjectExporter | None = None
+        self.bringing: Bringing | None = None
+        stored: StoredTickets | None = None
+        if self.stores is not None:
+            self.bringing = Bringing(ledger=self.ledger, slabs=self.slabs, stores=self.stores)
+            stored = StoredTickets(stores=self.stores, bringing=self.bringing)
         if ray is not None:
             self.objects = RayObjectExporter(
-                ledger=self.ledger, slabs=both, link=ray, join=partial(join_cluster, config)
+                ledger=self.ledger,
+                slabs=both,
+                link=ray,
+                join=partial(join_cluster, config),
+                stored=stored,
             )
         known: list[Exporter] = [local, by_handle, shared, self.stream]
         known += [self.objects] if self.objects is not None else []
@@ -212,6 +235,9 @@ class Core:
             self.objects.close()
         for scorer in self.scorers.values():
             scorer.stop()
+        if self.stores is not None and self.bringing is not None:
+            self.bringing.close()
+            self.stores.close()
         for passes in self.passes.values():
             passes.close()
         self.slabs.close()

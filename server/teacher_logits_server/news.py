@@ -26,6 +26,8 @@ class News:
     slabs_dropped: list[str] = field(default_factory=list)
     #: Leases on payloads in an object store that have ended.
     objects_let_go: list[str] = field(default_factory=list)
+    #: Payloads that nobody needs any more where they were computed.
+    stored_freed: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(
@@ -35,6 +37,7 @@ class News:
             or self.mail
             or self.slabs_dropped
             or self.objects_let_go
+            or self.stored_freed
         )
 
 
@@ -48,9 +51,12 @@ class Listeners:
     mail: list[Callable[[Collection[str]], None]] = field(default_factory=list)
     slabs_dropped: list[Callable[[Collection[str]], None]] = field(default_factory=list)
     objects_let_go: list[Callable[[Collection[str]], None]] = field(default_factory=list)
+    stored_freed: list[Callable[[Collection[str]], None]] = field(default_factory=list)
 
     def tell(self, news: News) -> None:
-        """Tell everybody what concerns them."""
+        """Tell everybody what concerns them; first of all who gives room back by it."""
+        for let_go in tuple(self.stored_freed) if news.stored_freed else ():
+            let_go(tuple(news.stored_freed))
         for changed, callbacks in (
             (news.room_freed, self.room_freed),
             (news.steps_changed, self.steps_changed),

@@ -41,8 +41,8 @@ class RaySettings:
         0,
         "--ray-budget",
         readers.SIZE,
-        "most bytes of payloads in the object store of this node; 0 is half of it; whoever finds "
-        "no room waits, or is streamed to",
+        "most bytes of payloads in the object store of this node, and of each node with replicas; "
+        "0 is half of it, and three tenths; whoever finds no room waits, or is streamed to",
     )
 
 

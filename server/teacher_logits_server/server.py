@@ -257,6 +257,7 @@ class Server:
                 objects=objects,
                 replicas=core.replicas,
                 metrics=instruments.samples,
+                node_stores=tuple if core.stores is None else core.stores.view,
             )
         )
         if Transport.STREAM in self._config.transports:
@@ -265,13 +266,13 @@ class Server:
     def _make_bulk(self, core: Core, addresses: Sequence[Address]) -> BulkService:
         paths = [address.path for address in addresses if address.is_unix]
         stall = self._config.default_wait
-        most = self._config.max_session_streams
         return BulkService(
             exporter=core.stream,
             stall=stall,
-            max_session_streams=most,
+            max_session_streams=self._config.max_session_streams,
             unix_paths=paths,
             instruments=self._instruments,
+            bringing=core.bringing,
         )
 
     async def _tell_health(self) -> None:

@@ -63,7 +63,7 @@ def view_ledger(
 ) -> LedgerView:
     """Describe the tables. Who is silent for two ``renew_seconds`` has missed a renewal."""
     leases = tuple(
-        _view_lease(lease, lending.sealed(lease).extent.size_bytes, now) for lease in lending.leases
+        _view_lease(lease, lending.sealed(lease).size_bytes, now) for lease in lending.leases
     )
     device_pool = lending.own_device.pool.usage() if lending.own_device is not None else None
     by_session: dict[str, list[LeaseView]] = {}
@@ -136,7 +136,7 @@ def _reserved_bytes(lending: Lending, pool: PoolUsage | None, *, on_device: bool
     sealed = sum(
         each.extent.size_bytes
         for each in lending.payloads()
-        if not each.owner and each.on_device is on_device
+        if each.extent is not None and not each.owner and each.on_device is on_device
     )
     return pool.used_bytes + pool.quarantined_bytes - sealed
 
@@ -147,7 +147,7 @@ def _view_registered(lending: Lending) -> RegisteredView:
     own = lending.own_device.views() if lending.own_device is not None else ()
     return RegisteredView(
         payload_count=len(registered),
-        payload_bytes=sum(sealed.extent.size_bytes for sealed in registered),
+        payload_bytes=sum(sealed.size_bytes for sealed in registered),
         slab_count=usage.slab_count,
         committed_bytes=usage.committed_bytes,
         used_bytes=usage.used_bytes,

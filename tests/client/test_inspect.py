@@ -18,6 +18,7 @@ from teacher_logits.transport import Settlement
 from teacher_logits.views import (
     DeviceSlabView,
     LeaseView,
+    NodeStoreView,
     ObjectStoreView,
     QueueView,
     RegisteredView,
@@ -365,6 +366,17 @@ class TestWhatCallsForAHand:
         assert "objects 5 MiB of 8 MiB in 2 objects, 1 wait for room" in text
         assert "6 MiB of 9 MiB, 1 MiB SPILLED to disk; holder" in text
         assert json.loads(as_json(view))["object_store"]["spilled_bytes"] == 1 << 20
+        node = NodeStoreView(
+            node_id="n0123456789abcdef",
+            budget_bytes=4 << 20,
+            used_bytes=3 << 20,
+            object_count=7,
+            holder="teacher-logits-holder/e/n/replicas",
+            holder_restarts=0,
+        )
+        staying = a_view(object_store=ObjectStoreView(**{**vars(store), "nodes": (node,)}))
+        line = "3 MiB of 4 MiB stay on node n0123456789a, in 7 objects; holder "
+        assert line in " ".join(as_text(staying).split())
         lost = a_view(object_store=ObjectStoreView(**{**vars(store), "state": "lost"}))
         assert "the Ray cluster is gone" in as_text(lost)
         assert "objects" not in as_text(a_view())

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teacher_logits.cuts import Cut, cut_rows
+from teacher_logits.cuts import Cut, cut_rows, join_parts, part_segments
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import ALIGNMENT_BYTES, ColumnKind, ElementType, top_k_columns
 from teacher_logits.payload import Payload, check_payload
@@ -135,3 +135,47 @@ def test_bad_rows_of_a_cut_are_never_more_than_its_rows() -> None:
 def test_positions_that_are_not_the_payload_s_are_refused(positions: list[int]) -> None:
     with pytest.raises(PayloadInvalidError, match="7 positions"):
         cut_rows(payload_of([4, 1, 2]), positions, first_row=FIRST_ROW, row_count=1)
+
+
+def joined(whole: Payload, positions: list[int], edges: list[int], source: bytes) -> bytes:
+    """A payload cut at some rows, and put together again in memory that was used before."""
+    offsets = [0, *accumulate(positions)]
+    parts = []
+    for first, end in pairwise(edges):
+        cut = cut_rows(whole, positions, first_row=FIRST_ROW + first, row_count=end - first)
+        rows, places = range(first, end), range(offsets[first], offsets[end])
+        parts.append((rows, places, memoryview(carried_out(cut, source))))
+    room = bytearray(b"\xff" * whole.size_bytes)
+
+    def copy(found: memoryview, target: memoryview) -> None:
+        target[:] = found
+
+    join_parts(whole, parts, memoryview(room), copy=copy)
+    return bytes(room)
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.sets(st.integers(1, 5)))
+def test_parts_that_tile_a_payload_are_that_payload_again(
+    positions: list[int], borders: set[int]
+) -> None:
+    whole = payload_of(positions)
+    source = bytearray(whole.size_bytes)
+    for column in whole.columns:
+        source[column.offset_bytes : column.end_bytes] = random.Random(0).randbytes(
+            column.size_bytes
+        )
+    edges = sorted({0, len(positions), *(b for b in borders if b < len(positions))})
+    assert joined(whole, positions, edges, bytes(source)) == bytes(source)
+
+
+@pytest.mark.parametrize("edges", [[0, 1], [1, 3], [0, 0, 3]], ids=str)
+def test_parts_that_do_not_tile_a_payload_are_refused(edges: list[int]) -> None:
+    positions = [2, 3, 1]
+    whole = payload_of(positions)
+    with pytest.raises(PayloadInvalidError):
+        joined(whole, positions, edges, bytes(whole.size_bytes))
+
+
+def test_rows_that_a_payload_has_not_are_refused() -> None:
+    with pytest.raises(PayloadInvalidError, match="no rows"):
+        part_segments(payload_of([2, 3]), rows=range(1, 3), positions=range(2, 6))

@@ -116,7 +116,7 @@ class Service:
 
     def payload(self, session_id: str, lease: LeaseTerms) -> dict[ColumnKind, bytes]:
         with self.ledger.pin(session_id, lease.lease_id) as pinned:
-            room = self.slabs.room(pinned.extent)
+            room = self.slabs.room(pinned.room)
             columns = pinned.payload.columns
             return {each.kind: bytes(room[each.offset_bytes : each.end_bytes]) for each in columns}
 

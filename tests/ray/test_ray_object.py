@@ -233,7 +233,7 @@ def test_no_reference_is_in_any_message(server: Embedded) -> None:
     def note_reference(reference: "ray.ObjectRef[object]", **given: float) -> object:
         found = get(reference, **given)
         if isinstance(found, list):
-            references.extend(each.binary() for each in found)
+            references.extend(each.binary() for each in found if isinstance(each, ray.ObjectRef))
         return found
 
     with server.sealed(a_content()) as held, reading(server) as (_, session):

@@ -6,12 +6,8 @@ its own, in which an empty folder lies over the server's.
 """
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -21,6 +17,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tests.client.publishing.a_publisher import ROWS, a_teacher, flat, some_rows
 from tests.ray.learning import PATIENCE_SECONDS, STEPS, Learned, Learning
+from tests.ray.nodes import HIDING, second_node
 
 import teacher_logits_client as tl
 from teacher_logits_client import testing
@@ -29,8 +26,6 @@ from teacher_logits_client.testing import ServerProcess
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
     from ray.cluster_utils import Cluster
-
-_HIDING = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"')
 
 
 @pytest.fixture(scope="module")
@@ -52,32 +47,8 @@ def folder_of(server: ServerProcess) -> str:
 @pytest.fixture(scope="module")
 def elsewhere(cluster: "Cluster", server: ServerProcess) -> Iterator[str]:
     """The id of a node whose workers do not see the server's folder."""
-    known = {node["NodeID"] for node in ray.nodes()}
-    process = subprocess.Popen(
-        [
-            *(*_HIDING, folder_of(server), sys.executable, "-m", "ray.scripts.scripts", "start"),
-            *("--block", f"--address={cluster.address}", "--node-ip-address=127.0.0.1"),
-            *("--num-cpus=2", "--object-store-memory=100000000"),
-        ],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        yield joined(known)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def joined(known: set[str]) -> str:
-    """Wait for a node that was not there before."""
-    until = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < until:
-        if new := {node["NodeID"] for node in ray.nodes() if node["Alive"]} - known:
-            return str(new.pop())
-        threading.Event().wait(0.05)
-    raise AssertionError("no second node came")
+    with second_node(cluster, folder_of(server)) as node:
+        yield node.node_id
 
 
 def student_on(node: str, address: str) -> "ActorHandle[Learning]":
@@ -94,7 +65,7 @@ def test_all_learn_the_same_each_over_its_own_transport(
     here = ray.get_runtime_context().get_node_id()
     stranger = subprocess.Popen(
         [
-            *(*_HIDING, folder_of(server), sys.executable, "-m", "tests.ray.learning"),
+            *(*HIDING, folder_of(server), sys.executable, "-m", "tests.ray.learning"),
             *(server.address, "theirs", "stranger"),
         ],
         stdout=subprocess.PIPE,

@@ -197,7 +197,7 @@ class Service:
 
     def columns(self, session_id: str, lease: LeaseTerms) -> Columns:
         with self.ledger.pin(session_id, lease.lease_id) as pinned:
-            room = bytes(self.slabs.room(pinned.extent))
+            room = bytes(self.slabs.room(pinned.room))
         return column_tensors(bytearray(room), pinned.payload.columns)
 
     def scored(self, session_id: str, rows: Sequence[Sequence[int]], **more: object) -> Columns:

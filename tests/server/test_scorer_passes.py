@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from teacher_logits.terms import LeaseTerms
     from teacher_logits.views import ReplicaView
     from teacher_logits_server.engines.answers import Part
+    from teacher_logits_server.engines.stored import NodeStores
 
 
 class Elsewhere(Teacher):
@@ -66,6 +67,18 @@ class Elsewhere(Teacher):
     def on_change(self, callback: Callable[[], None]) -> None:
         self._tell = callback
 
+    def may_stay(self, size_bytes: int) -> bool:
+        return False
+
+    def promise_room(self, size_bytes: int) -> Callable[[], None]:
+        raise AssertionError
+
+    def use_stores(self, stores: NodeStores, *, sharers: int) -> None:
+        raise AssertionError
+
+    def store_use(self) -> dict[str, tuple[int, int]]:
+        return {}
+
     def replicas(self) -> tuple[ReplicaView, ...]:
         return ()
 
@@ -89,7 +102,7 @@ class Elsewhere(Teacher):
 
     def answer(self, at: int) -> None:
         parts, packed = self.begun[at]
-        scores = returned(packed, compute(Teacher(), packed))
+        scores = returned(packed, compute(Teacher(), packed).returned)
         self.end(Outcome(parts=tuple(parts), scores=scores))
 
     def fail(self, at: int, error: Exception, *, final: bool = False) -> None:

@@ -11,7 +11,7 @@ from teacher_logits.wire.objects import ticket_from_wire
 from teacher_logits.wire.session import duration_to_wire
 
 if TYPE_CHECKING:
-    from teacher_logits.terms import ObjectTicket
+    from teacher_logits.terms import ObjectTicket, StoredTicket
     from teacher_logits_client.calls.channels import Channels
     from teacher_logits_client.calls.registry import Invoke
 
@@ -25,7 +25,7 @@ class ObjectCalls:
 
     def put(
         self, session_id: str, lease_id: str, *, timeout: float, room_wait: float
-    ) -> ObjectTicket:
+    ) -> ObjectTicket | StoredTicket:
         """Have a leased payload in the store; return what the holder is to be shown.
 
         It waits for room there ``room_wait`` seconds at most.
@@ -33,6 +33,7 @@ class ObjectCalls:
         Raises:
             ObjectLostError: the server has no cluster any more, or could not put it.
             PoolFullError: the store had no room for it.
+            ProducerLostError: it lay where it was computed, and is lost with that node.
         """
         reply = self._invoke(
             self._service.PutObject,

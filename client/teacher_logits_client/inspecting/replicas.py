@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from teacher_logits_client.units import size_text
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from teacher_logits.views import ReplicaView
+    from teacher_logits.views import NodeStoreView, ReplicaView
 
 
 def replica_lines(replicas: Sequence[ReplicaView]) -> list[str]:
@@ -19,6 +21,15 @@ def replica_lines(replicas: Sequence[ReplicaView]) -> list[str]:
     return [
         f"replicas  {ready} of {len(replicas)} ready",
         *(_line(each, of_several=of_several) for each in replicas),
+    ]
+
+
+def node_store_lines(nodes: Sequence[NodeStoreView]) -> list[str]:
+    """Return a line for each node where what replicas compute stays."""
+    return [
+        f"objects   {size_text(each.used_bytes)} of {size_text(each.budget_bytes)} stay on node "
+        f"{each.node_id[:12]}, in {each.object_count} objects; holder {each.holder}"
+        for each in nodes
     ]
 
 

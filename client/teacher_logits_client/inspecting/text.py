@@ -9,7 +9,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from teacher_logits.clock import span_text
-from teacher_logits_client.inspecting.replicas import replica_lines
+from teacher_logits_client.inspecting.replicas import node_store_lines, replica_lines
 from teacher_logits_client.terminal_text import harmless
 from teacher_logits_client.units import size_text
 
@@ -193,7 +193,8 @@ def _store_lines(view: ServerView) -> list[str]:
         f"objects   {size_text(store.used_bytes)} of {size_text(store.budget_bytes)} in "
         f"{_count(store.object_count, 'object')}{waiting}; the node's store has "
         f"{size_text(store.store_used_bytes)} of {size_text(store.store_bytes)}{spilled}; "
-        f"holder {store.holder}{again}"
+        f"holder {store.holder}{again}",
+        *node_store_lines(store.nodes),
     ]
 
 

@@ -18,8 +18,11 @@ from teacher_logits.errors import DeadlinePassedError, ObjectLostError
 from teacher_logits.transport import Refusal, RefusalReason, Transport
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ray import ObjectRef
 
+    from teacher_logits.errors import Fact
     from teacher_logits.terms import ObjectTicket, RayHolder
 
 _PROOF_SECONDS = 5.0
@@ -49,6 +52,15 @@ def read_challenge(holder: RayHolder, *, until: float) -> bytes | Refusal:
     return challenge if isinstance(challenge, bytes) else b""
 
 
+def node_here() -> str:
+    """Return this process's node of its Ray cluster; empty where it is of none."""
+    if "ray" not in sys.modules or _not_in_ray() is not None:
+        return ""
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
+
+
 def fetch(ticket: ObjectTicket, lease_id: str, *, until: float) -> memoryview:
     """Return the object of a lease's ticket: bytes that lie in the node's store, read-only.
 
@@ -58,25 +70,47 @@ def fetch(ticket: ObjectTicket, lease_id: str, *, until: float) -> memoryview:
         ObjectLostError: the holder or the object is gone, or the ticket is not good any more.
         DeadlinePassedError: it took too long.
     """
-    facts = {"object_id": ticket.object_id, "holder": ticket.holder.name}
+    return fetch_all([ticket], lease_id, until=until)[0]
+
+
+def fetch_all(tickets: Sequence[ObjectTicket], lease_id: str, *, until: float) -> list[memoryview]:
+    """Return the objects of several tickets, which come side by side; as ``fetch``."""
+    asked = [(each, _ask(each, lease_id, until)) for each in tickets]
+    references = [_taken(each, answer, until) for each, answer in asked]
+    names = ", ".join(each.object_id for each in tickets)
+    found = _get(references, until, what=f"object {names}")
+    return [memoryview(each) for each in found]  # type: ignore[attr-defined]
+
+
+def _ask(ticket: ObjectTicket, lease_id: str, until: float) -> ObjectRef[object]:
+    """Show a ticket to its holder; return what that will answer."""
     try:
         actor = _holders.find(ticket.holder, until)
-        asked = actor.take.remote(ticket.object_id, lease_id, ticket.token)
-        taken = _get(asked, until, what="the reference")
     except ValueError:
         raise ObjectLostError(
             f"holder {ticket.holder.name} is gone: the server starts another for the next lease",
-            facts=facts,
+            facts=_facts(ticket),
         ) from None
+    return actor.take.remote(ticket.object_id, lease_id, ticket.token)
+
+
+def _taken(ticket: ObjectTicket, answer: ObjectRef[object], until: float) -> object:
+    """Return the reference that a holder hands out."""
+    try:
+        taken = _get(answer, until, what="the reference")
     except ObjectLostError:
         _holders.forget(ticket.holder)
         raise
     if not isinstance(taken, list) or not taken:
         raise ObjectLostError(
             f"the holder does not hand out object {ticket.object_id} to this lease: it has ended",
-            facts=facts,
+            facts=_facts(ticket),
         )
-    return memoryview(_get(taken[0], until, what=f"object {ticket.object_id}"))  # type: ignore[arg-type]
+    return taken[0]
+
+
+def _facts(ticket: ObjectTicket) -> dict[str, Fact]:
+    return {"object_id": ticket.object_id, "holder": ticket.holder.name}
 
 
 def copy(found: memoryview, room: memoryview) -> None:
@@ -151,14 +185,14 @@ class _Holders:
 _holders = _Holders()
 
 
-def _get(reference: ObjectRef[object], until: float, *, what: str) -> object:
-    """Return what a reference is of, once it is here."""
+def _get(reference: object, until: float, *, what: str) -> object:
+    """Return what a reference is of, or a list of them, once it is here."""
     import ray
     from ray.exceptions import GetTimeoutError, RayError
 
     left = max(0.0, until - time.monotonic())
     try:
-        found: object = ray.get(reference, timeout=left)
+        found: object = ray.get(reference, timeout=left)  # type: ignore[call-overload]
     except GetTimeoutError:
         raise _late(what, left) from None
     except RayError as error:

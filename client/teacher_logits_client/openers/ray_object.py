@@ -16,14 +16,19 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from teacher_logits.clock import span_text
-from teacher_logits.errors import DeadlinePassedError, ObjectLostError
+from teacher_logits.cuts import join_parts
+from teacher_logits.errors import DeadlinePassedError, ObjectLostError, PayloadInvalidError
+from teacher_logits.terms import StoredTicket
 from teacher_logits.transport import Transport
 from teacher_logits_client.openers.buffered_payload import BufferedPayload
 from teacher_logits_client.openers.host_payload import HostPayload
-from teacher_logits_client.openers.ray_cluster import copy, fetch
+from teacher_logits_client.openers.ray_cluster import copy, fetch, fetch_all
 
 if TYPE_CHECKING:
-    from teacher_logits.terms import LeaseTerms, ObjectTicket
+    from collections.abc import Sequence
+
+    from teacher_logits.payload import Payload
+    from teacher_logits.terms import LeaseTerms, ObjectTicket, PartTicket
     from teacher_logits_client.openers.buffers import BufferPool
 
 
@@ -40,7 +45,9 @@ class PutObject(Protocol):
     It waits for room there ``room_wait`` seconds at most.
     """
 
-    def __call__(self, lease_id: str, *, timeout: float, room_wait: float) -> ObjectTicket:
+    def __call__(
+        self, lease_id: str, *, timeout: float, room_wait: float
+    ) -> ObjectTicket | StoredTicket:
         """Return what the holder is to be shown."""
 
 
@@ -84,14 +91,56 @@ class RayObjectOpener:
 
         Raises:
             ObjectLostError: the server has no cluster any more, or the holder or object is gone.
+            ProducerLostError: it lay on a node that is gone, and nowhere else.
             PoolFullError: the store has no room for it, or this process no memory.
         """
         ticket = self._ask(lease.lease_id, until - time.monotonic())
-        found, size = fetch(ticket, lease.lease_id, until=until), lease.payload.size_bytes
+        if isinstance(ticket, StoredTicket):
+            try:
+                found = self._fetch_parts(ticket, lease.lease_id, until)
+                return self._opened(found, ticket.parts, lease.payload)
+            except ObjectLostError:
+                if self._may_stream:
+                    raise
+                # Asked again, the server brings what is left of it to its own node.
+                ticket = self._ask(lease.lease_id, until - time.monotonic())
+                if isinstance(ticket, StoredTicket):
+                    raise
+        return self._whole(fetch(ticket, lease.lease_id, until=until), lease.payload)
+
+    def _fetch_parts(self, ticket: StoredTicket, lease_id: str, until: float) -> list[memoryview]:
+        """Return the objects of a payload; where they do not come, leave time for the stream."""
+        tickets = [each.ticket for each in ticket.parts]
+        if not self._may_stream:
+            return fetch_all(tickets, lease_id, until=until)
+        soon = (until - time.monotonic()) / 2
+        try:
+            return fetch_all(tickets, lease_id, until=until - soon)
+        except DeadlinePassedError as error:
+            raise ObjectLostError(error.message, facts=error.facts) from error
+
+    def _opened(
+        self, found: Sequence[memoryview], parts: Sequence[PartTicket], payload: Payload
+    ) -> ObjectPayload | BufferedPayload:
+        """Return a payload whose rows lie in one object, or in several."""
+        if len(parts) == 1:
+            return self._whole(found[0], payload)
+        buffer = self._pool.take(payload.size_bytes)
+        pieces = [(p.rows, p.positions, data) for p, data in zip(parts, found, strict=True)]
+        with memoryview(buffer)[: payload.size_bytes] as room:
+            try:
+                join_parts(payload, pieces, room, copy=copy)
+            except PayloadInvalidError as error:
+                raise ObjectLostError(error.message, facts=error.facts) from error
+        return BufferedPayload(buffer, payload.size_bytes, self._pool)
+
+    def _whole(self, found: memoryview, payload: Payload) -> ObjectPayload | BufferedPayload:
+        """Return a payload that is one object."""
+        size = payload.size_bytes
         if found.format != "B" or found.nbytes != size:
             raise ObjectLostError(
-                f"object {ticket.object_id} has {found.nbytes} bytes, and payload "
-                f"{lease.payload.payload_id} has {size}",
+                f"an object of payload {payload.payload_id} has {found.nbytes} bytes, and should "
+                f"have {size}",
                 facts={"size_bytes": size, "object_bytes": found.nbytes},
             )
         if self._as_views:
@@ -101,7 +150,7 @@ class RayObjectOpener:
             copy(found, room)
         return BufferedPayload(buffer, size, self._pool)
 
-    def _ask(self, lease_id: str, left: float) -> ObjectTicket:
+    def _ask(self, lease_id: str, left: float) -> ObjectTicket | StoredTicket:
         """Have the payload put; where that does not come to an end, leave time for the stream."""
         if not self._may_stream:
             return self._put(lease_id, timeout=left, room_wait=left)

@@ -32,6 +32,7 @@ from teacher_logits.errors import (
 from teacher_logits.profiles import NodeHints
 from teacher_logits.transport import RefusalReason, Transport
 from teacher_logits_client.openers.codec_terms import check_settled
+from teacher_logits_client.openers.ray_cluster import node_here
 from teacher_logits_client.sessions.device_evidence import note_exported
 from teacher_logits_client.sessions.evidence import DeviceSide, gather
 
@@ -252,6 +253,7 @@ def node_hints(device_uuids: tuple[str, ...] = ()) -> NodeHints:
         namespaces={name: inode for name in _NAMESPACES if (inode := _namespace(name))},
         device_uuids=device_uuids,
         versions=versions,
+        ray_node_id=node_here(),
     )
 
 

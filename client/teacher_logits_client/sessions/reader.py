@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from teacher_logits.device_memory import DeviceProbe
-    from teacher_logits.terms import LeaseTerms, ObjectTicket, StepGrant
+    from teacher_logits.terms import LeaseTerms, ObjectTicket, StepGrant, StoredTicket
     from teacher_logits.transport import Settlement
     from teacher_logits_client.calls import Calls
     from teacher_logits_client.openers import OpenedPayload
@@ -256,7 +256,7 @@ class Reader:
         read = partial(self._calls.read_payload, self._session_id, lease_id, at)
         return read(timeout=timeout, **more)
 
-    def _put_object(self, lease_id: str, **given: float) -> ObjectTicket:
+    def _put_object(self, lease_id: str, **given: float) -> ObjectTicket | StoredTicket:
         return self._calls.objects.put(self._session_id, lease_id, **given)
 
     def _give_back(self, lease_id: str, request_id: str = "") -> None:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cteacher_logits/v1/grid.proto\x12\x11teacher_logits.v1\"\\\n\tBatchGrid\x12\x19\n\x11global_batch_size\x18\x01 \x01(\x05\x12\x1a\n\x12\x64\x61ta_parallel_size\x18\x02 \x01(\x05\x12\x18\n\x10micro_batch_size\x18\x03 \x01(\x05\"\xb0\x01\n\tModelGrid\x12\x12\n\nnode_count\x18\x01 \x01(\x05\x12\x15\n\rgpus_per_node\x18\x02 \x01(\x05\x12\x1c\n\x14tensor_parallel_size\x18\x03 \x01(\x05\x12\x1d\n\x15\x63ontext_parallel_size\x18\x04 \x01(\x05\x12\x1c\n\x14tensor_parallel_rank\x18\x05 \x01(\x05\x12\x1d\n\x15\x63ontext_parallel_rank\x18\x06 \x01(\x05\"\xb6\x02\n\tNodeHints\x12\x11\n\thost_name\x18\x01 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\x03\x12@\n\nnamespaces\x18\x04 \x03(\x0b\x32,.teacher_logits.v1.NodeHints.NamespacesEntry\x12\x14\n\x0c\x64\x65vice_uuids\x18\x05 \x03(\t\x12<\n\x08versions\x18\x06 \x03(\x0b\x32*.teacher_logits.v1.NodeHints.VersionsEntry\x1a\x31\n\x0fNamespacesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cteacher_logits/v1/grid.proto\x12\x11teacher_logits.v1\"\\\n\tBatchGrid\x12\x19\n\x11global_batch_size\x18\x01 \x01(\x05\x12\x1a\n\x12\x64\x61ta_parallel_size\x18\x02 \x01(\x05\x12\x18\n\x10micro_batch_size\x18\x03 \x01(\x05\"\xb0\x01\n\tModelGrid\x12\x12\n\nnode_count\x18\x01 \x01(\x05\x12\x15\n\rgpus_per_node\x18\x02 \x01(\x05\x12\x1c\n\x14tensor_parallel_size\x18\x03 \x01(\x05\x12\x1d\n\x15\x63ontext_parallel_size\x18\x04 \x01(\x05\x12\x1c\n\x14tensor_parallel_rank\x18\x05 \x01(\x05\x12\x1d\n\x15\x63ontext_parallel_rank\x18\x06 \x01(\x05\"\xcb\x02\n\tNodeHints\x12\x11\n\thost_name\x18\x01 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\x03\x12@\n\nnamespaces\x18\x04 \x03(\x0b\x32,.teacher_logits.v1.NodeHints.NamespacesEntry\x12\x14\n\x0c\x64\x65vice_uuids\x18\x05 \x03(\t\x12<\n\x08versions\x18\x06 \x03(\x0b\x32*.teacher_logits.v1.NodeHints.VersionsEntry\x12\x13\n\x0bray_node_id\x18\x07 \x01(\t\x1a\x31\n\x0fNamespacesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,9 +40,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELGRID']._serialized_start=146
   _globals['_MODELGRID']._serialized_end=322
   _globals['_NODEHINTS']._serialized_start=325
-  _globals['_NODEHINTS']._serialized_end=635
-  _globals['_NODEHINTS_NAMESPACESENTRY']._serialized_start=537
-  _globals['_NODEHINTS_NAMESPACESENTRY']._serialized_end=586
-  _globals['_NODEHINTS_VERSIONSENTRY']._serialized_start=588
-  _globals['_NODEHINTS_VERSIONSENTRY']._serialized_end=635
+  _globals['_NODEHINTS']._serialized_end=656
+  _globals['_NODEHINTS_NAMESPACESENTRY']._serialized_start=558
+  _globals['_NODEHINTS_NAMESPACESENTRY']._serialized_end=607
+  _globals['_NODEHINTS_VERSIONSENTRY']._serialized_start=609
+  _globals['_NODEHINTS_VERSIONSENTRY']._serialized_end=656
 # @@protoc_insertion_point(module_scope)

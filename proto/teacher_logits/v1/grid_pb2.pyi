@@ -33,7 +33,7 @@ class ModelGrid(_message.Message):
     def __init__(self, node_count: _Optional[int] = ..., gpus_per_node: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., context_parallel_size: _Optional[int] = ..., tensor_parallel_rank: _Optional[int] = ..., context_parallel_rank: _Optional[int] = ...) -> None: ...
 
 class NodeHints(_message.Message):
-    __slots__ = ("host_name", "boot_id", "pid", "namespaces", "device_uuids", "versions")
+    __slots__ = ("host_name", "boot_id", "pid", "namespaces", "device_uuids", "versions", "ray_node_id")
     class NamespacesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -54,10 +54,12 @@ class NodeHints(_message.Message):
     NAMESPACES_FIELD_NUMBER: _ClassVar[int]
     DEVICE_UUIDS_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    RAY_NODE_ID_FIELD_NUMBER: _ClassVar[int]
     host_name: str
     boot_id: str
     pid: int
     namespaces: _containers.ScalarMap[str, int]
     device_uuids: _containers.RepeatedScalarFieldContainer[str]
     versions: _containers.ScalarMap[str, str]
-    def __init__(self, host_name: _Optional[str] = ..., boot_id: _Optional[str] = ..., pid: _Optional[int] = ..., namespaces: _Optional[_Mapping[str, int]] = ..., device_uuids: _Optional[_Iterable[str]] = ..., versions: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    ray_node_id: str
+    def __init__(self, host_name: _Optional[str] = ..., boot_id: _Optional[str] = ..., pid: _Optional[int] = ..., namespaces: _Optional[_Mapping[str, int]] = ..., device_uuids: _Optional[_Iterable[str]] = ..., versions: _Optional[_Mapping[str, str]] = ..., ray_node_id: _Optional[str] = ...) -> None: ...

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from teacher_logits.v1 import ray_pb2 as teacher__logits_dot_v1_dot_ray__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&teacher_logits/v1/object_service.proto\x12\x11teacher_logits.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bteacher_logits/v1/ray.proto\"f\n\x10PutObjectRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12,\n\troom_wait\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"c\n\x11PutObjectResponse\x12,\n\x06holder\x18\x01 \x01(\x0b\x32\x1c.teacher_logits.v1.RayHolder\x12\x11\n\tobject_id\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\x0c\x32g\n\rObjectService\x12V\n\tPutObject\x12#.teacher_logits.v1.PutObjectRequest\x1a$.teacher_logits.v1.PutObjectResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&teacher_logits/v1/object_service.proto\x12\x11teacher_logits.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bteacher_logits/v1/ray.proto\"f\n\x10PutObjectRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12,\n\troom_wait\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x91\x01\n\x11PutObjectResponse\x12,\n\x06holder\x18\x01 \x01(\x0b\x32\x1c.teacher_logits.v1.RayHolder\x12\x11\n\tobject_id\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\x0c\x12,\n\x05parts\x18\x04 \x03(\x0b\x32\x1d.teacher_logits.v1.ObjectPart\"\xb2\x01\n\nObjectPart\x12,\n\x06holder\x18\x01 \x01(\x0b\x32\x1c.teacher_logits.v1.RayHolder\x12\x11\n\tobject_id\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\x0c\x12\x11\n\tfirst_row\x18\x04 \x01(\x03\x12\x11\n\trow_count\x18\x05 \x01(\x03\x12\x16\n\x0e\x66irst_position\x18\x06 \x01(\x03\x12\x16\n\x0eposition_count\x18\x07 \x01(\x03\x32g\n\rObjectService\x12V\n\tPutObject\x12#.teacher_logits.v1.PutObjectRequest\x1a$.teacher_logits.v1.PutObjectResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,8 +35,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PUTOBJECTREQUEST']._serialized_start=122
   _globals['_PUTOBJECTREQUEST']._serialized_end=224
-  _globals['_PUTOBJECTRESPONSE']._serialized_start=226
-  _globals['_PUTOBJECTRESPONSE']._serialized_end=325
-  _globals['_OBJECTSERVICE']._serialized_start=327
-  _globals['_OBJECTSERVICE']._serialized_end=430
+  _globals['_PUTOBJECTRESPONSE']._serialized_start=227
+  _globals['_PUTOBJECTRESPONSE']._serialized_end=372
+  _globals['_OBJECTPART']._serialized_start=375
+  _globals['_OBJECTPART']._serialized_end=553
+  _globals['_OBJECTSERVICE']._serialized_start=555
+  _globals['_OBJECTSERVICE']._serialized_end=658
 # @@protoc_insertion_point(module_scope)

@@ -48,7 +48,8 @@ class ObjectServiceServicer(object):
 
     def PutObject(self, request, context):
         """Has a leased payload put into the store, where it is not there yet, and says who hands its
-        reference out. Waits for room in the store's budget.
+        reference out. Waits for room in the store's budget. Called again for a payload that lies where
+        it was computed, it has it brought to the server and put there.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

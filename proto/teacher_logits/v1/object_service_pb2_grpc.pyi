@@ -35,7 +35,8 @@ class ObjectServiceStub:
     def __new__(cls, channel: _aio.Channel) -> ObjectServiceAsyncStub: ...
     PutObject: _grpc.UnaryUnaryMultiCallable[_object_service_pb2.PutObjectRequest, _object_service_pb2.PutObjectResponse]
     """Has a leased payload put into the store, where it is not there yet, and says who hands its
-    reference out. Waits for room in the store's budget.
+    reference out. Waits for room in the store's budget. Called again for a payload that lies where
+    it was computed, it has it brought to the server and put there.
     """
 
 @_typing.type_check_only
@@ -45,7 +46,8 @@ class ObjectServiceAsyncStub(ObjectServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     PutObject: _aio.UnaryUnaryMultiCallable[_object_service_pb2.PutObjectRequest, _object_service_pb2.PutObjectResponse]  # type: ignore[assignment]
     """Has a leased payload put into the store, where it is not there yet, and says who hands its
-    reference out. Waits for room in the store's budget.
+    reference out. Waits for room in the store's budget. Called again for a payload that lies where
+    it was computed, it has it brought to the server and put there.
     """
 
 class ObjectServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -58,7 +60,8 @@ class ObjectServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_object_service_pb2.PutObjectResponse, _abc.Awaitable[_object_service_pb2.PutObjectResponse]]:
         """Has a leased payload put into the store, where it is not there yet, and says who hands its
-        reference out. Waits for room in the store's budget.
+        reference out. Waits for room in the store's budget. Called again for a payload that lies where
+        it was computed, it has it brought to the server and put there.
         """
 
 def add_ObjectServiceServicer_to_server(servicer: ObjectServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -209,7 +209,7 @@ class DeviceSlabState(_message.Message):
     def __init__(self, slab_id: _Optional[str] = ..., writer_id: _Optional[str] = ..., session_id: _Optional[str] = ..., device_uuid: _Optional[str] = ..., size_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., reader_count: _Optional[int] = ...) -> None: ...
 
 class ObjectStoreState(_message.Message):
-    __slots__ = ("state", "budget_bytes", "used_bytes", "object_count", "waiting_count", "store_bytes", "store_used_bytes", "spilled_bytes", "holder", "holder_restarts")
+    __slots__ = ("state", "budget_bytes", "used_bytes", "object_count", "waiting_count", "store_bytes", "store_used_bytes", "spilled_bytes", "holder", "holder_restarts", "nodes")
     STATE_FIELD_NUMBER: _ClassVar[int]
     BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -220,6 +220,7 @@ class ObjectStoreState(_message.Message):
     SPILLED_BYTES_FIELD_NUMBER: _ClassVar[int]
     HOLDER_FIELD_NUMBER: _ClassVar[int]
     HOLDER_RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
     state: str
     budget_bytes: int
     used_bytes: int
@@ -230,7 +231,24 @@ class ObjectStoreState(_message.Message):
     spilled_bytes: int
     holder: str
     holder_restarts: int
-    def __init__(self, state: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., object_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., store_bytes: _Optional[int] = ..., store_used_bytes: _Optional[int] = ..., spilled_bytes: _Optional[int] = ..., holder: _Optional[str] = ..., holder_restarts: _Optional[int] = ...) -> None: ...
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeStoreState]
+    def __init__(self, state: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., object_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., store_bytes: _Optional[int] = ..., store_used_bytes: _Optional[int] = ..., spilled_bytes: _Optional[int] = ..., holder: _Optional[str] = ..., holder_restarts: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStoreState, _Mapping]]] = ...) -> None: ...
+
+class NodeStoreState(_message.Message):
+    __slots__ = ("node_id", "budget_bytes", "used_bytes", "object_count", "holder", "holder_restarts")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OBJECT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    budget_bytes: int
+    used_bytes: int
+    object_count: int
+    holder: str
+    holder_restarts: int
+    def __init__(self, node_id: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., object_count: _Optional[int] = ..., holder: _Optional[str] = ..., holder_restarts: _Optional[int] = ...) -> None: ...
 
 class ReplicaState(_message.Message):
     __slots__ = ("number", "state", "node_id", "host_name", "pid", "outstanding_passes", "outstanding_tokens", "restarts", "reason", "teacher_id")

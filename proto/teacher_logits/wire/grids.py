@@ -49,6 +49,7 @@ def hints_to_wire(hints: NodeHints) -> grid_pb2.NodeHints:
         namespaces=dict(hints.namespaces),
         device_uuids=hints.device_uuids,
         versions=dict(hints.versions),
+        ray_node_id=hints.ray_node_id,
     )
 
 
@@ -61,4 +62,5 @@ def hints_from_wire(message: grid_pb2.NodeHints) -> NodeHints:
         namespaces=dict(message.namespaces),
         device_uuids=tuple(message.device_uuids),
         versions=dict(message.versions),
+        ray_node_id=message.ray_node_id,
     )

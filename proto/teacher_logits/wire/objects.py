@@ -5,9 +5,9 @@ No reference of Ray's is ever in a message: ids and tokens are.
 
 from __future__ import annotations
 
-from teacher_logits.terms import ObjectTicket, RayHolder
+from teacher_logits.terms import ObjectTicket, PartTicket, RayHolder, StoredTicket
 from teacher_logits.v1 import object_service_pb2, operator_service_pb2, ray_pb2
-from teacher_logits.views import ObjectStoreView
+from teacher_logits.views import NodeStoreView, ObjectStoreView
 
 
 def holder_to_wire(holder: RayHolder) -> ray_pb2.RayHolder:
@@ -30,19 +30,48 @@ def holder_from_wire(message: ray_pb2.RayHolder) -> RayHolder:
     )
 
 
-def ticket_to_wire(ticket: ObjectTicket) -> object_service_pb2.PutObjectResponse:
+def ticket_to_wire(ticket: ObjectTicket | StoredTicket) -> object_service_pb2.PutObjectResponse:
     """Return the message of a lease's ticket."""
+    if isinstance(ticket, StoredTicket):
+        return object_service_pb2.PutObjectResponse(parts=map(_part_to_wire, ticket.parts))
     return object_service_pb2.PutObjectResponse(
         holder=holder_to_wire(ticket.holder), object_id=ticket.object_id, token=ticket.token
     )
 
 
-def ticket_from_wire(message: object_service_pb2.PutObjectResponse) -> ObjectTicket:
+def ticket_from_wire(message: object_service_pb2.PutObjectResponse) -> ObjectTicket | StoredTicket:
     """Return the ticket of a message."""
+    if message.parts:
+        return StoredTicket(parts=tuple(map(_part_from_wire, message.parts)))
     return ObjectTicket(
         holder=holder_from_wire(message.holder),
         object_id=message.object_id,
         token=message.token,
+    )
+
+
+def _part_to_wire(part: PartTicket) -> object_service_pb2.ObjectPart:
+    return object_service_pb2.ObjectPart(
+        holder=holder_to_wire(part.ticket.holder),
+        object_id=part.ticket.object_id,
+        token=part.ticket.token,
+        first_row=part.rows.start,
+        row_count=len(part.rows),
+        first_position=part.positions.start,
+        position_count=len(part.positions),
+    )
+
+
+def _part_from_wire(message: object_service_pb2.ObjectPart) -> PartTicket:
+    first_row, first_position = message.first_row, message.first_position
+    return PartTicket(
+        ticket=ObjectTicket(
+            holder=holder_from_wire(message.holder),
+            object_id=message.object_id,
+            token=message.token,
+        ),
+        rows=range(first_row, first_row + message.row_count),
+        positions=range(first_position, first_position + message.position_count),
     )
 
 
@@ -59,6 +88,17 @@ def store_to_wire(view: ObjectStoreView) -> operator_service_pb2.ObjectStoreStat
         spilled_bytes=view.spilled_bytes,
         holder=view.holder,
         holder_restarts=view.holder_restarts,
+        nodes=[
+            operator_service_pb2.NodeStoreState(
+                node_id=each.node_id,
+                budget_bytes=each.budget_bytes,
+                used_bytes=each.used_bytes,
+                object_count=each.object_count,
+                holder=each.holder,
+                holder_restarts=each.holder_restarts,
+            )
+            for each in view.nodes
+        ],
     )
 
 
@@ -75,4 +115,15 @@ def store_from_wire(message: operator_service_pb2.ObjectStoreState) -> ObjectSto
         spilled_bytes=message.spilled_bytes,
         holder=message.holder,
         holder_restarts=message.holder_restarts,
+        nodes=tuple(
+            NodeStoreView(
+                node_id=each.node_id,
+                budget_bytes=each.budget_bytes,
+                used_bytes=each.used_bytes,
+                object_count=each.object_count,
+                holder=each.holder,
+                holder_restarts=each.holder_restarts,
+            )
+            for each in message.nodes
+        ),
     )

@@ -35,7 +35,48 @@ _BAD = {
 }
 
 
-class Answer:
+class Asked:
+    """A request's columns, wherever they are to lie: what is wanted of its rows, and its layout."""
+
+    def __init__(self, request: Request, *, columns: Sequence[Column], wanted: Wanted) -> None:
+        """``columns`` are those that ``layout`` places for the rule of ``wanted``."""
+        self.request = request
+        self.columns = tuple(columns)
+        self.wanted = wanted
+
+    def check(self, status: torch.Tensor, *, mask: bool) -> tuple[torch.Tensor, list[int]]:
+        """Return the status of each row, by that of each position (uint8 [P]), and the bad rows.
+
+        Raises:
+            PayloadInvalidError: without ``mask``, of the first bad row.
+        """
+        offsets = torch.tensor(self.request.position_starts)
+        statuses = row_statuses(status, offsets)
+        bad: list[int] = (statuses != RowStatus.OK).nonzero().flatten().tolist()
+        if bad and not mask:
+            raise self._refuse(bad[0], RowStatus(int(statuses[bad[0]])), len(bad), status)
+        return statuses, bad
+
+    def _refuse(
+        self, row: int, status: RowStatus, bad_rows: int, of_positions: torch.Tensor
+    ) -> PayloadInvalidError:
+        start, end = self.request.position_starts[row : row + 2]
+        at = int((of_positions[start:end] == status).nonzero()[0])
+        position = self.request.windows[row][0] + at
+        return PayloadInvalidError(
+            f"the teacher's logits of row {row} hold {_BAD[status]} at position {position} "
+            f"({bad_rows} of {self.request.row_count} rows are bad): leave the row out, or score "
+            "with bad_rows mask, which masks such rows and names them in row_status",
+            facts={
+                "row": row,
+                "position": position,
+                "row_status": int(status),
+                "bad_rows": bad_rows,
+            },
+        )
+
+
+class Answer(Asked):
     """The columns of one request, in room that stays the caller's.
 
     ``keeper`` fills the columns that an engine fills; row after row, position after position.
@@ -51,9 +92,7 @@ class Answer:
         those over rows are on the host, and what is computed from these too.
         ``columns`` are those that ``layout`` places for the rule of ``wanted``.
         """
-        self.request = request
-        self.columns = tuple(columns)
-        self.wanted = wanted
+        super().__init__(request, columns=columns, wanted=wanted)
         self._room = room
         self._tensors = room.tensors(columns)
         self.keeper = make_keeper(self._tensors, request, wanted)
@@ -92,44 +131,38 @@ class Answer:
             PayloadInvalidError: without ``mask``, of the first bad row.
             DeviceError: the device of the room failed at what it was given.
         """
-        offsets = self._tensors[ColumnKind.ROW_OFFSETS]
-        status = self.keeper.status.cpu()
-        statuses = row_statuses(status, offsets)
+        statuses, bad = self.check(self.keeper.status.cpu(), mask=mask)
         self._tensors[ColumnKind.ROW_STATUS].copy_(statuses)
-        bad = (statuses != RowStatus.OK).nonzero().flatten().tolist()
-        if bad and not mask:
-            raise self._refuse(bad[0], RowStatus(int(statuses[bad[0]])), len(bad), status)
+        starts = self.request.position_starts
         for row in bad:
-            self.keeper.blank(slice(int(offsets[row]), int(offsets[row + 1])))
+            self.keeper.blank(slice(starts[row], starts[row + 1]))
         self._room.settle()
         return len(bad)
-
-    def _refuse(
-        self, row: int, status: RowStatus, bad_rows: int, of_positions: torch.Tensor
-    ) -> PayloadInvalidError:
-        start, end = self.request.position_starts[row : row + 2]
-        at = int((of_positions[start:end] == status).nonzero()[0])
-        position = self.request.windows[row][0] + at
-        return PayloadInvalidError(
-            f"the teacher's logits of row {row} hold {_BAD[status]} at position {position} "
-            f"({bad_rows} of {self.request.row_count} rows are bad): leave the row out, or score "
-            "with bad_rows mask, which masks such rows and names them in row_status",
-            facts={
-                "row": row,
-                "position": position,
-                "row_status": int(status),
-                "bad_rows": bad_rows,
-            },
-        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Part:
     """Some rows of an answer, to be computed in one pass."""
 
-    answer: Answer
+    answer: Asked
     first_row: int
     row_count: int
+
+    @property
+    def written(self) -> Answer:
+        """The answer, where its rows are written here.
+
+        Raises:
+            ValueError: they are to stay where they are computed.
+        """
+        if not isinstance(self.answer, Answer):
+            raise ValueError("these rows are written where they are computed, and not here")
+        return self.answer
+
+    @property
+    def rows(self) -> range:
+        """Which rows of the answer they are."""
+        return range(self.first_row, self.first_row + self.row_count)
 
     @property
     def positions(self) -> range:
@@ -183,7 +216,7 @@ def fill(engine: Engine, parts: Sequence[Part], *, wanted: Callable[[], bool]) -
 
 def _spans(parts: Sequence[Part]) -> Iterator[tuple[Answer, range]]:
     for part in parts:
-        yield part.answer, part.positions
+        yield part.written, part.positions
 
 
 def _check_chunk(chunk: torch.Tensor, head_rows: int, missing: int) -> None:

@@ -27,20 +27,24 @@ if TYPE_CHECKING:
     from teacher_logits.terms import Check
     from teacher_logits.views import ReplicaView
     from teacher_logits_server.engines import Engine, EngineProfile
-    from teacher_logits_server.engines.answers import Answer, Part
+    from teacher_logits_server.engines.answers import Asked, Part
+    from teacher_logits_server.engines.stored import NodeStores
 
     ServedEngine: TypeAlias = "Engine | PassEngine"
 
 
 class Scores(Protocol):
-    """What was computed elsewhere for one part."""
+    """What was computed elsewhere for one part: its columns, or where they stay."""
 
     def copy_to(self, part: Part) -> None:
-        """Write it where the part's rows belong.
+        """Write it where the part's rows belong, or have their answer keep what stays.
 
         Raises:
             ValueError: it is not what was asked for.
         """
+
+    def drop(self) -> None:
+        """Let go of what nobody wants."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -83,6 +87,16 @@ class Passes(Protocol):
     def on_change(self, callback: Callable[[], None]) -> None:
         """Have ``callback`` called, on any thread, when there are outcomes or more room."""
 
+    def may_stay(self, size_bytes: int) -> bool:
+        """Say whether a payload of so many bytes may stay where it is computed (``stored``)."""
+
+    def promise_room(self, size_bytes: int) -> Callable[[], None]:
+        """Promise room for one that stays; return what gives it back, to be called once.
+
+        Raises:
+            PoolFullError: there is none now.
+        """
+
 
 @runtime_checkable
 class PassEngine(Passes, Protocol):
@@ -102,6 +116,15 @@ class PassEngine(Passes, Protocol):
 
     def replicas(self) -> tuple[ReplicaView, ...]:
         """Describe where it computes."""
+
+    def use_stores(self, stores: NodeStores, *, sharers: int) -> None:
+        """Have what sessions read as objects stay where it is computed; once, before the first.
+
+        So many engines have a part each of what the stores have room for. Waits for them.
+        """
+
+    def store_use(self) -> dict[str, tuple[int, int]]:
+        """Return of each node the bytes that stay there, and how many may."""
 
     def close(self) -> None:
         """Give everything back. What was started and is not over is lost."""
@@ -144,6 +167,18 @@ class OneAtATime:
     def on_change(self, callback: Callable[[], None]) -> None:
         """Do nothing: whoever asks for outcomes is the one that computes them."""
 
+    def may_stay(self, size_bytes: int) -> bool:
+        """See ``Passes``; what is computed here is written here."""
+        return False
+
+    def promise_room(self, size_bytes: int) -> Callable[[], None]:
+        """See ``Passes``.
+
+        Raises:
+            ValueError: nothing stays anywhere.
+        """
+        raise ValueError("what this engine computes stays nowhere")
+
 
 def passes_of(engine: ServedEngine) -> Passes:
     """Return what the scorer gives an engine's passes to."""
@@ -162,6 +197,6 @@ def closed_on_failure(*engines: ServedEngine) -> Iterator[None]:
         raise
 
 
-def is_for(answer: Answer | None, part: Part) -> bool:
+def is_for(answer: Asked | None, part: Part) -> bool:
     """Say whether a part belongs to an answer that still has its room."""
     return answer is not None and part.answer is answer

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import NotAllowedError, ObjectLostError, PoolFullError
+from teacher_logits.errors import (
+    DeadlinePassedError,
+    NotAllowedError,
+    ObjectLostError,
+    PoolFullError,
+)
 from teacher_logits_server.exporters.ray_channel import number, text
 
 if TYPE_CHECKING:
@@ -26,6 +31,14 @@ def not_settled(lease_id: str) -> NotAllowedError:
         f"lease {lease_id} was not settled on ray_object: its session has not proven to be of the "
         "server's Ray cluster",
         facts={"lease_id": lease_id},
+    )
+
+
+def not_there(lease_id: str, waited: float) -> DeadlinePassedError:
+    """Return the error for a ticket that did not come in time."""
+    return DeadlinePassedError(
+        f"the payload of lease {lease_id} was not in the object store after {waited:.3g} s",
+        facts={"lease_id": lease_id, "waited_seconds": waited},
     )
 
 

@@ -1,7 +1,8 @@
 """The holder: the named Ray actor that hands out references to a server's payloads.
 
 It runs in a worker of the cluster and keeps nothing but references; the objects are owned by the
-server's own Ray process (``ray_process``), and end with that, not with the holder. Who can call it
+server's own Ray process (``ray_process``) or, of what its replicas have computed, by the server
+itself (``replicas.stores``), and end with that, not with the holder. Who can call it
 is of the cluster, and proves that by its challenge. A reference goes to whoever shows the token
 that the server gave a lease for it, until that lease is revoked or the object dropped.
 """
@@ -56,6 +57,10 @@ class Holder:
         with self._lock:
             self._references.pop(object_id, None)
             self._revoked.pop(object_id, None)
+
+    def stay(self) -> None:
+        """Never return: its end is how who has made this one learns that it is gone."""
+        threading.Event().wait()
 
     def take(self, object_id: str, lease_id: str, token: bytes) -> list[object]:
         """Return an object's reference in a list, which is empty for a token that is not good."""

@@ -6,10 +6,11 @@
            <=== reference ================================
 
 The first reader has it put, all share it, and it is let go of when the last one's lease ends. The
-bytes lie in a slab until they are put, and the payload is pinned for that. References travel from
-the holder in Ray's own messages, and in none of ours. What is out and what waits is decided in
-``object_table``; nobody here waits for Ray (``ray_link``). Where the cluster is lost, readers are
-streamed to, and it is joined anew as soon as there is one.
+bytes lie in a slab until they are put, and the payload is pinned for that; what stays where it was
+computed has tickets of its own (``bringing``). References travel from the holder in Ray's own
+messages, and in none of ours. What is out and what waits is decided in ``object_table``; nobody
+here waits for Ray (``ray_link``). Where the cluster is lost, readers are streamed to, and it is
+joined anew as soon as there is one.
 """
 
 from __future__ import annotations
@@ -20,11 +21,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import (
-    ConfigError,
-    DeadlinePassedError,
-    TeacherLogitsError,
-)
+from teacher_logits.errors import ConfigError, TeacherLogitsError
 from teacher_logits.slab import CONTROL_BYTES
 from teacher_logits.terms import ObjectTicket
 from teacher_logits.transport import Transport
@@ -33,10 +30,13 @@ from teacher_logits_server.exporters import object_errors
 from teacher_logits_server.exporters.object_table import Drop, ObjectTable, Put, Undo
 from teacher_logits_server.exporters.ray_channel import number, text
 from teacher_logits_server.exporters.ray_holder import token_of
+from teacher_logits_server.exporters.shared_memory import descriptor_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    from teacher_logits.terms import StoredTicket
+    from teacher_logits_server.exporters.bringing import StoredTickets
     from teacher_logits_server.exporters.ray_channel import Message
     from teacher_logits_server.exporters.ray_link import RayLink
     from teacher_logits_server.exporters.shared_memory import Descriptors
@@ -60,6 +60,7 @@ class RayObjectExporter:
         slabs: where slabs are looked for, one behind the other.
         link: the Ray process, which is the exporter's from here on.
         join: makes another, or raises a ``ConfigError``.
+        stored: has the tickets of what stays where it was computed, if anything does.
     """
 
     transport = Transport.RAY_OBJECT
@@ -71,10 +72,12 @@ class RayObjectExporter:
         slabs: Sequence[Descriptors],
         link: RayLink,
         join: Callable[[], RayLink],
+        stored: StoredTickets | None = None,
     ) -> None:
         self._ledger = ledger
         self._slabs = slabs
         self._join = join
+        self._stored = stored
         self._use(link)
         self._pins: dict[str, ExitStack] = {}
         self._is_lost = False
@@ -112,8 +115,12 @@ class RayObjectExporter:
     def on_change(self, callback: Callable[[], None]) -> None:
         """Have ``callback`` called when a ticket may have come, or room; it should only wake."""
         self._tell = callback
+        if self._stored is not None:
+            self._stored.on_change(callback)
 
-    def ticket(self, session_id: str, lease_id: str, *, seconds: float) -> ObjectTicket | None:
+    def ticket(
+        self, session_id: str, lease_id: str, *, seconds: float
+    ) -> ObjectTicket | StoredTicket | None:
         """Return what a lease's reader shows the holder; None while its payload is being put.
 
         ``seconds`` is how long the put may wait for room that others have in the store.
@@ -121,6 +128,7 @@ class RayObjectExporter:
         Raises:
             ObjectLostError: the cluster is gone, or the payload could not be put.
             PoolFullError: it is larger than the budget, or the store stayed full.
+            ProducerLostError: it is lost with the node that computed it.
             NotAllowedError: the lease is read another way.
             TeacherLogitsError: whatever the ledger says of the session and the lease.
         """
@@ -129,6 +137,9 @@ class RayObjectExporter:
             if not pinned.as_object:
                 raise object_errors.not_settled(lease_id)
             payload = pinned.payload
+            if pinned.extent is None and self._stored is not None:
+                asked = session_id, lease_id, payload.payload_id
+                return self._stored.ticket(*asked, seconds=seconds)
             with self._lock:
                 if self._is_lost:
                     raise object_errors.cluster_lost()
@@ -159,10 +170,7 @@ class RayObjectExporter:
             size_bytes = self._table.waits(lease_id)
             if size_bytes is not None:
                 return self._table.full(size_bytes)
-        return DeadlinePassedError(
-            f"the payload of lease {lease_id} was not in the object store after {waited:.3g} s",
-            facts={"lease_id": lease_id, "waited_seconds": waited},
-        )
+        return object_errors.not_there(lease_id, waited)
 
     def view(self) -> ObjectStoreView:
         """Describe the objects and the store at this instant."""
@@ -193,9 +201,9 @@ class RayObjectExporter:
 
     def _put(self, work: Put, pinned: Pinned, seconds: float) -> bool:
         """Send a payload's slab to be put; return whether it is on its way."""
-        extent = pinned.extent
+        extent = pinned.room
         try:
-            descriptor = self._descriptor(extent.slab_id)
+            descriptor = descriptor_of(self._slabs, extent.slab_id)
         except OSError as error:
             said = f"the server cannot pass its slab: {error.strerror}"
             self._table.put_failed(work.object_id, object_errors.not_put(work.object_id, said))
@@ -212,14 +220,6 @@ class RayObjectExporter:
             milliseconds=int(seconds * 1000 * _STORE_SHARE),
         )
         return True
-
-    def _descriptor(self, slab_id: str) -> int:
-        for slabs in self._slabs:
-            try:
-                return slabs.copy(slab_id)[0]
-            except KeyError:
-                continue
-        raise KeyError(slab_id)  # a pinned extent's slab is in one of them
 
     def _send(self, undo: Undo) -> None:
         if isinstance(undo, Drop):
@@ -254,13 +254,15 @@ class RayObjectExporter:
         self._tell()
 
     def _note_store(self, used: int, spilled: int) -> None:
-        facts = {"spilled_bytes": spilled, "store_used_bytes": used}
         if spilled > self._spilled:
+            facts = {"spilled_bytes": spilled, "store_used_bytes": used}
             _log.warning("the object store spills to disk", extra={"facts": facts})
         self._store_used, self._spilled = used, spilled
 
     def _let_go(self, lease_ids: Collection[str]) -> None:
         """Learn that leases have ended: their objects go with the last of them."""
+        if self._stored is not None:
+            self._stored.let_go(lease_ids)
         with self._lock:
             for each in self._table.let_go(lease_ids):
                 self._send(each)

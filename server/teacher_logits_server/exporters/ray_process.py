@@ -53,7 +53,6 @@ LOOK_SECONDS = 1.0
 MOST_BLIND_LOOKS = 5
 """Looks at the node's raylet that may fail one after the other: Ray itself does not end a driver
 whose raylet is gone, and nothing can be put any more."""
-ROOM_POLL_SECONDS = 0.05
 _POPULATE_READ = 22  # MADV_POPULATE_READ, which Python 3.10 has no name for
 
 
@@ -141,19 +140,10 @@ class RayProcess:
                 os.close(descriptor)
 
     def _await_room(self, message: Message) -> dict[str, int]:
-        """Wait until the store has room below its threshold; return the numbers where it has not.
-
-        The threshold is for all that is in the store, whoever put it there.
-        """
+        """Wait for room below the store's threshold; return the numbers where there is none."""
         size = number(message, "size")
-        until = time.monotonic() + number(message, "milliseconds") / 1000
-        while True:
-            used = self._store.lacks(size)
-            if used is None:
-                return {}
-            if time.monotonic() >= until:
-                return {"need": size, "used": used, "most": self._store.most_bytes}
-            time.sleep(ROOM_POLL_SECONDS)
+        used = self._store.await_room(size, seconds=number(message, "milliseconds") / 1000)
+        return {} if used is None else {"need": size, "used": used, "most": self._store.most_bytes}
 
     def _drop(self, object_id: str) -> None:
         with self._lock:

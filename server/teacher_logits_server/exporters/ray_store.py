@@ -17,8 +17,9 @@ SPILLS_ABOVE = 0.8
 _SMALL_BYTES = 1 << 20
 """Objects up to this size are let in by a look that is not quite new."""
 _LOOK_LASTS_SECONDS = 0.25
-HOLDER_CALLS = 16
-"""Calls that a holder answers at a time."""
+_ROOM_POLL_SECONDS = 0.05
+HOLDER_CALLS = 17
+"""Calls that a holder answers at a time; one of them may be ``stay``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,7 @@ class HolderActor(Protocol):
     keep: Method
     revoke: Method
     drop: Method
+    stay: Method
 
 
 class StoreUnknown(Exception):
@@ -96,6 +98,16 @@ class Store:
             return None
         used = self.look().used_bytes
         return used if used + size_bytes > self.most_bytes else None
+
+    def await_room(self, size_bytes: int, *, seconds: float) -> int | None:
+        """Wait until so many bytes more do not have it spill; as ``lacks`` where that takes longer.
+
+        The threshold is for all that is in the store, whoever put it there.
+        """
+        until = time.monotonic() + seconds
+        while (used := self.lacks(size_bytes)) is not None and time.monotonic() < until:
+            time.sleep(_ROOM_POLL_SECONDS)
+        return used
 
     def note_put(self, size_bytes: int) -> None:
         """Count what was put since the last look."""

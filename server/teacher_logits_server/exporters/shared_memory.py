@@ -89,6 +89,20 @@ class SharedMemoryExporter:
         return PassedSlab(descriptor=descriptor, size_bytes=size_bytes)
 
 
+def descriptor_of(slabs: Sequence[Descriptors], slab_id: str) -> int:
+    """Return a copy of the descriptor of a slab that is in one of these; the caller closes it.
+
+    Raises:
+        OSError: this process has no descriptors left.
+    """
+    for each in slabs:
+        try:
+            return each.copy(slab_id)[0]
+        except KeyError:
+            continue
+    raise KeyError(slab_id)
+
+
 def _no_slab(slab_id: str) -> NotAllowedError:
     return NotAllowedError(
         f"there is no slab {slab_id[:128]!r} to open; leases name the slabs that there are",

@@ -91,7 +91,7 @@ class StreamExporter:
                     f"{payload.payload_id}, which has {size}",
                     facts={"offset_bytes": offset_bytes, "size_bytes": size},
                 )
-            with self._room(pinned.extent) as room:
+            with self._room(pinned.room) as room:
                 if encoding is None:
                     yield self._chunks(pinned, room, offset_bytes)
                 else:

@@ -36,7 +36,7 @@ from teacher_logits.errors import (
 from teacher_logits_server.admission.suiting import check_payload_suits
 from teacher_logits_server.ledger.admitting import OpenedSession
 from teacher_logits_server.ledger.reclaiming import Reclaiming
-from teacher_logits_server.lending.registry import Sealed
+from teacher_logits_server.ledger.settling import check_can_come
 from teacher_logits_server.lending.rooms import check_on_host, pinned
 from teacher_logits_server.requests import check_same, reused
 from teacher_logits_server.views import LedgerView, view_ledger
@@ -63,13 +63,14 @@ class Ledger(Reclaiming):
         session_id: str,
         request_id: str,
         payload: Payload,
-        extent: Extent,
+        extent: Extent | None,
         digest: bytes = b"",
         host_copy: bool = False,
     ) -> LeaseTerms:
         """Seal a payload and lease it to the session that asked, in one step.
 
-        The extent is the ledger's from here on, whatever happens but ``HostCopyNeededError``.
+        Without an ``extent`` it stays where it was computed (``on_stored_freed``). The room is the
+        ledger's from here on, whatever happens but ``HostCopyNeededError``.
         Where the request was answered meanwhile, that lease is returned. ``digest`` as for
         ``note_request``; ``host_copy``: what lies in device memory is in the slab's twin as well.
 
@@ -81,6 +82,7 @@ class Ledger(Reclaiming):
                 likewise.
         """
         with self._step() as now:
+            sealed = self._sealed(payload, extent, host_copy=host_copy)
             try:
                 session = self._sessions.settled(session_id, now=now)
                 session.requests.check_wanted(request_id)
@@ -88,14 +90,11 @@ class Ledger(Reclaiming):
                 if lease is not None:
                     check_same(request_id, lease.digest, digest)
             except TeacherLogitsError:
-                self._lending.give_back(extent)
+                self._lending.discard(sealed)
                 raise
             if lease is not None:
-                self._lending.give_back(extent)
+                self._lending.discard(sealed)
                 return self._lease_terms(lease, self._lending.sealed(lease))
-            on_device = self._lending.has_device_slab(extent.slab_id)
-            has_copy = host_copy or not on_device
-            sealed = Sealed(payload=payload, extent=extent, on_device=on_device, host_copy=has_copy)
             self._reads_device(session, sealed)
             self._lending.seal(sealed)
             return self._lend(session, sealed, request_id=request_id, digest=digest, now=now)
@@ -147,6 +146,7 @@ class Ledger(Reclaiming):
 
         Raises:
             PayloadRetiredError: nothing keeps it, or it never was.
+            NoCommonTransportError: it stays where it was computed, and cannot be streamed.
             PayloadInvalidError: it is not what this session settled, or is another teacher's.
             RequestInvalidError: the request id was used for another payload, or given up.
             SessionExpiredError, NotAllowedError: as for ``find_request``.
@@ -170,6 +170,7 @@ class Ledger(Reclaiming):
             )
             if sealed.writer_id not in session.settlements:
                 session.settlements[sealed.writer_id] = self._settle(session, sealed.writer_id)
+            check_can_come(session, sealed)
             return self._lend(session, sealed, request_id=request_id, digest=digest, now=now)
 
     def release(self, session_id: str, lease_id: str, *, unread: bool = False) -> bool:

@@ -80,14 +80,14 @@ class Announcing(Ending):
                     lease_id=self._new_lease_id(),
                     payload=sealed.payload,
                     writer_id=sealed.writer_id,
-                    extent=sealed.extent,
+                    extent=sealed.room,
                 )
                 for sealed, _ in found
             ),
             real_rows=step.real_rows,
             global_count=step.global_count,
             settlements=tuple(settlements.values()),
-            awaited=tuple(sealed.extent for sealed, _ in parts),
+            awaited=tuple(sealed.room for sealed, _ in parts),
         )
         self._announced.add(session.session_id, terms)
         return terms

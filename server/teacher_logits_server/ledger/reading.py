@@ -13,11 +13,14 @@ from teacher_logits import keys
 from teacher_logits.errors import NotAllowedError, TeacherLogitsError
 from teacher_logits.shard_parts import shard_of
 from teacher_logits.terms import SERVER_WRITER, StepFailure, StepGrant, WritersCame
+from teacher_logits.transport import Transport
 from teacher_logits_server.ledger.sealing import Sealing
+from teacher_logits_server.ledger.settling import reads_objects
 from teacher_logits_server.requests import reused
 from teacher_logits_server.sessions.session import Phase
 
 if TYPE_CHECKING:
+    from teacher_logits.payload import Extent
     from teacher_logits.terms import Mail
     from teacher_logits_server.publishers import Published
     from teacher_logits_server.sessions.session import Session
@@ -166,6 +169,20 @@ class Reading(Sealing):
         """Say whether what is scored for a session is to lie in the engine's device memory."""
         with self._step() as now:
             return self._opens_own_device(self._living(session_id, now))
+
+    def reads_objects(self, session_id: str) -> bool:
+        """Say whether what is scored for a session may stay in the stores of a Ray cluster."""
+        with self._step() as now:
+            session = self._living(session_id, now)
+            return Transport.RAY_OBJECT in self._offered and reads_objects(session, SERVER_WRITER)
+
+    def bring(self, payload_id: str, extent: Extent) -> None:
+        """Learn that a payload which stays elsewhere was copied into a slab, once.
+
+        Whoever says so has it pinned, so that it is held.
+        """
+        with self._step():
+            self._lending.bring(payload_id, extent)
 
     def passes_own_device(self, session_id: str, slab_id: str) -> bool:
         """Say whether a session is to have the device part of one of the server's own slabs."""

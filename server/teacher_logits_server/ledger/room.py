@@ -73,6 +73,7 @@ class Room:
         news = self._news
         news.room_freed = self._lending.take_freed()
         news.slabs_dropped = self._lending.relays.take_dropped()
+        news.stored_freed = self._lending.take_freed_stored()
         if not news:
             return None
         self._news = News()
@@ -125,6 +126,14 @@ class Room:
         """Have ``callback`` called with leases on payloads in an object store that have ended."""
         with self._step():
             self._listeners.objects_let_go.append(callback)
+
+    def on_stored_freed(self, callback: Callable[[Collection[str]], None]) -> None:
+        """Have ``callback`` called with payloads that nobody needs any more where they stay.
+
+        Before those who wait for room are, which it may give back.
+        """
+        with self._step():
+            self._listeners.stored_freed.append(callback)
 
     def check_fits(self, size_bytes: int, *, on_device: bool = False, teacher_id: str = "") -> None:
         """Refuse a payload that can never fit.

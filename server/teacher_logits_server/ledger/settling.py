@@ -19,9 +19,10 @@ from teacher_logits.errors import (
 )
 from teacher_logits.grid import rows_of_rank
 from teacher_logits.terms import SERVER_WRITER, StreamTerms
-from teacher_logits.transport import Transport
+from teacher_logits.transport import Locality, Transport
 from teacher_logits_server.admission.stream_codecs import choose_codec
 from teacher_logits_server.ledger.room import Room
+from teacher_logits_server.lending.registry import Sealed
 from teacher_logits_server.lending.shares import Shares
 from teacher_logits_server.publishers import Publishers
 from teacher_logits_server.publishers.engines import EngineTeachers
@@ -33,11 +34,10 @@ if TYPE_CHECKING:
     from teacher_logits.clock import Clock
     from teacher_logits.encodings import Encoding
     from teacher_logits.errors import Fact
-    from teacher_logits.payload import Payload
+    from teacher_logits.payload import Extent, Payload
     from teacher_logits.transport import Settlement
     from teacher_logits_server.lending import Slots
     from teacher_logits_server.lending.leases import Lease
-    from teacher_logits_server.lending.registry import Sealed
     from teacher_logits_server.limits import Limits
     from teacher_logits_server.publishers.engines import EngineTeacher
     from teacher_logits_server.sessions.session import Session
@@ -171,9 +171,20 @@ class Settling(Room):
         """Say whether what the engine scores for a session lies in device memory."""
         return self._lending.own_device is not None and _opens_device(session, SERVER_WRITER)
 
+    def _sealed(self, payload: Payload, extent: Extent | None, *, host_copy: bool) -> Sealed:
+        """Return what the server's own engine has computed, and where it lies."""
+        on_device = extent is not None and self._lending.has_device_slab(extent.slab_id)
+        return Sealed(
+            payload=payload,
+            extent=extent,
+            on_device=on_device,
+            host_copy=host_copy or not on_device,
+            stays=extent is None,
+        )
+
     def _is_there(self, sealed: Sealed) -> bool:
         """Say whether the writer of device memory, which goes with it, is there."""
-        return not sealed.owner or not self._lending.relays.is_dropped(sealed.extent.slab_id)
+        return not sealed.owner or not self._lending.relays.is_dropped(sealed.room.slab_id)
 
     def _no_copy(self, session: Session, sealed: Sealed) -> HostCopyNeededError | ProducerLostError:
         """Return the error for what lies in device memory alone, for who cannot read it there."""
@@ -208,6 +219,26 @@ def reads_objects(session: Session, writer_id: str) -> bool:
     """Say whether a session has a writer's payloads from an object store."""
     settlement = session.settlements.get(writer_id)
     return settlement is not None and settlement.transport is Transport.RAY_OBJECT
+
+
+def check_can_come(session: Session, sealed: Sealed) -> None:
+    """Refuse a payload that stays elsewhere to who reads neither objects nor streams.
+
+    Raises:
+        NoCommonTransportError: naming what the session wants.
+    """
+    if sealed.extent is not None or reads_objects(session, sealed.writer_id):
+        return
+    student = session.student
+    if Transport.STREAM in student.transports and student.locality is Locality.PREFER:
+        return
+    wanted = ", ".join(each.value for each in student.transports)
+    raise NoCommonTransportError(
+        f"payload {sealed.payload.payload_id} lies in the object stores of the nodes that computed "
+        f"it, and the session wants {wanted} with locality {student.locality.value!r}: open one "
+        "that is settled on 'ray_object', or allow 'stream'",
+        facts={"payload_id": sealed.payload.payload_id, "locality": student.locality.value},
+    )
 
 
 def _opens_device(session: Session, writer_id: str) -> bool:

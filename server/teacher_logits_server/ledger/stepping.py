@@ -211,7 +211,7 @@ class Stepping(Settling):
             payload_id=sealed.payload.payload_id,
             granted_at=now,
             rows=rows,
-            streams=not session.shares(sealed.writer_id),
+            streams=not session.shares(sealed.writer_id) or sealed.extent is None,
             as_object=reads_objects(session, sealed.writer_id),
             on_device=self._reads_device(session, sealed),
             codec=self._stream_terms(session).codec,

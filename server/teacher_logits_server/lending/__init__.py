@@ -20,14 +20,13 @@ of the budget is in quarantine.
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
 from teacher_logits.errors import PoolFullError
 from teacher_logits.pool import Growth, Pool, PoolUsage
+from teacher_logits_server.lending.full import RETRY_AFTER, check_quarantine
 from teacher_logits_server.lending.holdings import Held, Holdings
 from teacher_logits_server.lending.leases import Doubt, Lease, Leases
-from teacher_logits_server.lending.quarantine import check_quarantine
 from teacher_logits_server.lending.registry import Fate, Registry, Sealed
 from teacher_logits_server.lending.relays import Relays
 from teacher_logits_server.lending.runs import runs_of
@@ -37,9 +36,6 @@ if TYPE_CHECKING:
     from teacher_logits.payload import Extent
     from teacher_logits_server.caps import Cap
     from teacher_logits_server.lending.own_device import OwnDevice
-
-RETRY_AFTER = timedelta(seconds=1)
-"""Hint to whoever found the pool full: about one training step."""
 
 
 class Slots(Protocol):
@@ -74,6 +70,7 @@ class Lending:
         self._freed = False
         self._freed_bytes = 0
         self._freed_foreign: list[tuple[str, str]] = []
+        self._freed_stored: list[str] = []
         self.leases = Leases()
         self.relays = Relays(slab_cap)
         #: Device memory of the engines', where they have some.
@@ -111,7 +108,7 @@ class Lending:
             self.shares.check(teacher_id, size_bytes, retry_after=RETRY_AFTER)
         if session_id and is_shared:
             self.holdings.check(pool, session_id, size_bytes, retry_after=RETRY_AFTER)
-        check_quarantine(pool, size_bytes, most=self._max_quarantine, retry_after=RETRY_AFTER)
+        check_quarantine(pool, size_bytes, most=self._max_quarantine)
         try:
             answer = pool.reserve(size_bytes)
         except PoolFullError as error:
@@ -202,12 +199,17 @@ class Lending:
         """Let readers into an extent; a publisher lets them into its own by itself."""
         self._registry.seal(sealed)
         if sealed.on_device and sealed.owner:
-            runs = runs_of(sealed.extent, sealed.payload, host_copy=sealed.host_copy)
-            self.relays.take(sealed.extent, runs=runs)
+            runs = runs_of(sealed.room, sealed.payload, host_copy=sealed.host_copy)
+            self.relays.take(sealed.room, runs=runs)
         elif sealed.owner:
-            self.relays.take(sealed.extent)
-        else:
+            self.relays.take(sealed.room)
+        elif sealed.extent is not None:
             self._slots.mark(sealed.extent, sealed.extent.generation)
+
+    def bring(self, payload_id: str, extent: Extent) -> None:
+        """Let readers into the copy of a payload that stays elsewhere."""
+        self._registry.bring(payload_id, extent)
+        self._slots.mark(extent, extent.generation)
 
     def payloads(self) -> list[Sealed]:
         """Return the payloads that are held."""
@@ -234,7 +236,7 @@ class Lending:
 
         It will not in the slab of a publisher that is gone: what is read there stays as it is.
         """
-        return not sealed.owner or not self.relays.is_dropped(sealed.extent.slab_id)
+        return not sealed.owner or not self.relays.is_dropped(sealed.room.slab_id)
 
     def retire(self, payload_id: str) -> None:
         """Give no new lease on a registered payload."""
@@ -276,20 +278,38 @@ class Lending:
 
     def unpin(self, sealed: Sealed) -> None:
         """Let go of a pin."""
-        self._apply(sealed, self._registry.unpin(sealed.payload.payload_id))
+        payload_id = sealed.payload.payload_id
+        sealed = self._registry.held(payload_id)  # it may have been brought meanwhile
+        self._apply(sealed, self._registry.unpin(payload_id))
 
     def _apply(self, sealed: Sealed, fate: Fate) -> None:
-        extent = sealed.extent
-        if fate is Fate.FREE and sealed.owner:
-            self.relays.free(extent)
+        if fate is Fate.FREE and sealed.stays:
+            self.discard(sealed)
+        elif fate is Fate.FREE and sealed.owner:
+            self.relays.free(sealed.room)
             self._freed_foreign.append((sealed.owner, sealed.payload.payload_id))
-            self._freed_bytes += extent.size_bytes
+            self._freed_bytes += sealed.size_bytes
         elif fate is Fate.FREE:
-            self.give_back(extent)
+            self.give_back(sealed.room)
         elif fate is Fate.QUARANTINED and sealed.owner:
-            self.relays.quarantine(extent)
-        elif fate is Fate.QUARANTINED:
-            self._pool_for(self.has_device_slab(extent.slab_id)).quarantine(extent)
+            self.relays.quarantine(sealed.room)
+        elif fate is Fate.QUARANTINED and sealed.extent is not None:
+            pool = self._pool_for(self.has_device_slab(sealed.extent.slab_id))
+            pool.quarantine(sealed.extent)
+
+    def discard(self, sealed: Sealed) -> None:
+        """Free what a payload of the server's own takes that nobody reads: here, or elsewhere."""
+        if sealed.extent is not None:
+            self.give_back(sealed.extent)
+        if sealed.stays:
+            self._freed = True
+            self._freed_bytes += 0 if sealed.extent else sealed.size_bytes
+            self._freed_stored.append(sealed.payload.payload_id)
+
+    def take_freed_stored(self) -> list[str]:
+        """Return the payloads that nobody needs any more where they were computed."""
+        freed, self._freed_stored = self._freed_stored, []
+        return freed
 
     def _pool_for(self, on_device: bool) -> Pool:
         if not on_device:

@@ -15,7 +15,7 @@ all that is left.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import PayloadRetiredError
@@ -42,16 +42,34 @@ class Sealed:
     ``row_positions`` counts the positions of each row of a registered payload; it is empty for
     a scored one. ``writer_id`` says whose slab the extent is in, and ``owner`` is the session
     of a publisher that writes slabs of its own. ``on_device``: its columns over positions lie in
-    device memory; then ``host_copy`` says whether the slab has copies of them.
+    device memory; then ``host_copy`` says whether the slab has copies of them. ``stays``: it lies
+    in the object stores where it was computed; then there is an ``extent`` once it was brought.
     """
 
     payload: Payload
-    extent: Extent
+    extent: Extent | None
     row_positions: tuple[int, ...] = ()
     writer_id: str = SERVER_WRITER
     owner: str = ""
     on_device: bool = False
     host_copy: bool = True
+    stays: bool = False
+
+    @property
+    def room(self) -> Extent:
+        """Where it lies in a slab.
+
+        Raises:
+            ValueError: it stays where it was computed, and was not brought.
+        """
+        if self.extent is None:
+            raise ValueError(f"payload {self.payload.payload_id} lies in no slab")
+        return self.extent
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that it takes where it lies."""
+        return self.payload.size_bytes if self.extent is None else self.extent.size_bytes
 
     @property
     def is_registered(self) -> bool:
@@ -84,6 +102,12 @@ class Registry:
         if payload_id in self._holds:
             raise ValueError(f"payload {payload_id} is sealed already")
         self._holds[payload_id] = _Holds(sealed=sealed, step=sealed.is_registered)
+
+    def bring(self, payload_id: str, extent: Extent) -> Sealed:
+        """Learn that a payload which stays elsewhere lies in a slab too."""
+        holds = self._holds[payload_id]
+        holds.sealed = replace(holds.sealed, extent=extent)
+        return holds.sealed
 
     def open_payload(self, payload_id: str) -> Sealed:
         """Return a payload that gives new leases.

@@ -13,7 +13,7 @@ from teacher_logits.errors import HostCopyNeededError, PoolFullError, RequestInv
 from teacher_logits.layout import round_up
 from teacher_logits.pool import PAGE_BYTES
 from teacher_logits.terms import SERVER_WRITER
-from teacher_logits_server.lending import RETRY_AFTER
+from teacher_logits_server.lending.full import RETRY_AFTER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,15 +101,22 @@ class Pinned:
     ``segments`` are the bytes of ``payload``; their sources count from the extent's start. What
     none of them covers is padding, and zero. ``writer_id`` says whose slab the extent is in.
     ``encoding``: how it is streamed, where that is not as its own bytes. ``as_object``: its reader
-    has it from an object store.
+    has it from an object store. ``extent`` is None while it lies where it was computed alone.
     """
 
     payload: Payload
-    extent: Extent
+    extent: Extent | None
     writer_id: str
     segments: tuple[Segment, ...]
     encoding: Encoding | None = None
     as_object: bool = False
+
+    @property
+    def room(self) -> Extent:
+        """Where it lies in a slab; ValueError where it does not yet."""
+        if self.extent is None:
+            raise ValueError(f"payload {self.payload.payload_id} lies in no slab")
+        return self.extent
 
 
 def pinned(sealed: Sealed, cut: Cut | None = None) -> Pinned:

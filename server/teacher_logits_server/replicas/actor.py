@@ -1,8 +1,10 @@
 """What runs in a replica: one engine, loaded and probed as a server's own would be.
 
 It computes one pass at a time, in the order in which they come. What it raises for rows is told
-as text, which the server logs; it goes on after that. ``stay`` is a call that never returns: its
-end is how the server learns that the replica is gone, though nothing was asked of it.
+as text, which the server logs; it goes on after that. Rows that stay here are objects of its node's
+store, a return value each, and what goes to the server is said beside them. ``stay`` is a call that
+never returns: its end is how the server learns that the replica is gone, though nothing was asked
+of it.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import socket
 import threading
 import traceback
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import ray
 
@@ -20,10 +22,11 @@ from teacher_logits.errors import ConfigError, EngineError, TeacherLogitsError
 from teacher_logits_server.engines import check_settings, make_engine, words_of
 from teacher_logits_server.engines.passes import PassEngine
 from teacher_logits_server.engines.probe import probe_engine
+from teacher_logits_server.exporters.ray_store import Store
 from teacher_logits_server.flags import settings_of
 from teacher_logits_server.ray_settings import of_no_teacher
 from teacher_logits_server.replica_settings import ReplicaSettings
-from teacher_logits_server.replicas.packing import compute
+from teacher_logits_server.replicas.packing import compute, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
     from teacher_logits_server.engines import Engine, EngineProfile
     from teacher_logits_server.replicas.packing import Bytes, PackedPart
 
+ROOM_SECONDS = 2.0
+"""How long rows that were computed wait for room in the store, and whatever comes behind them."""
 WATCH = "watch"
 """The group of calls that ``stay`` runs in, beside the passes."""
 
@@ -56,11 +61,32 @@ class Refused:
     host_name: str
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Returns:
+    """What a pass has for the server: see ``packing.Computed``."""
+
+    data: Bytes
+    statuses: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreFull:
+    """The node's store has no room for what was to stay there, whoever has filled it."""
+
+    need_bytes: int
+    used_bytes: int
+    most_bytes: int
+
+
+Scored: TypeAlias = "Returns | StoreFull | str"
+
+
 class ReplicaActor:
     """One replica; an actor's class."""
 
     def __init__(self) -> None:
         self._engine: Engine | None = None
+        self._store: Store | None = None
 
     def load(self, config: ServerConfig) -> Loaded | Refused:
         """Load and probe the teacher."""
@@ -89,14 +115,35 @@ class ReplicaActor:
             pid=os.getpid(),
         )
 
-    def score(self, parts: Sequence[PackedPart]) -> Bytes | str:
-        """Compute a pass; return its columns, or what was raised instead."""
+    def score(self, parts: Sequence[PackedPart]) -> Scored | tuple[Scored | Bytes | None, ...]:
+        """Compute a pass, or return what was raised instead.
+
+        Behind what goes to the server come the rows that stay, an object for each such part.
+        """
+        staying = sum(part.is_stored for part in parts)
+        scored, stored = self._score(parts)
+        return (scored, *stored, *[None] * (staying - len(stored))) if staying else scored
+
+    def _score(self, parts: Sequence[PackedPart]) -> tuple[Scored, tuple[Bytes, ...]]:
         if self._engine is None:
-            return "the replica has loaded no teacher"
+            return "the replica has loaded no teacher", ()
         try:
-            return compute(self._engine, parts)
+            computed = compute(self._engine, parts)
+            if computed.stored and (full := self._await_room(size_of(parts, is_stored=True))):
+                return full, ()
         except Exception:
-            return traceback.format_exc()
+            return traceback.format_exc(), ()
+        return Returns(data=computed.returned, statuses=computed.statuses), computed.stored
+
+    def _await_room(self, size_bytes: int) -> StoreFull | None:
+        """Wait until this node's store has room below its threshold, but not for long."""
+        if self._store is None:
+            self._store = Store()
+        used = self._store.await_room(size_bytes, seconds=ROOM_SECONDS)
+        if used is None:
+            self._store.note_put(size_bytes)
+            return None
+        return StoreFull(need_bytes=size_bytes, used_bytes=used, most_bytes=self._store.most_bytes)
 
     @ray.method(concurrency_group=WATCH)
     def stay(self) -> None:

@@ -16,7 +16,9 @@ another, so that what a former life still says is told apart.
                   down
 
 Promises: a pass goes to the ready replica with the fewest tokens outstanding, which has at most
-``PASSES_A_REPLICA``. A piece is sent at most twice, and is over once: answered, failed or dropped;
+``PASSES_A_REPLICA``; of equals, to one on a node where it is read. One whose rows stay there takes
+room of that node: where no node has it, it waits, and so do those behind it that stay, while
+others go by. A piece is sent at most twice, and is over once: answered, failed or dropped;
 what a replica still says of one that was given to another is not used. Since it is retried alone,
 rows that end a replica take no others with them. What is not over when all replicas are down fails
 with their reason.
@@ -25,15 +27,16 @@ with their reason.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
 
-from teacher_logits_server.replicas.instructions import Drop, Fail, Kill, Send, Start
+from teacher_logits_server.replicas.instructions import Drop, Fail, Kill, Look, Send, Start
 from teacher_logits_server.replicas.lives import Replica, State
+from teacher_logits_server.replicas.rooms import StoreRooms
+from teacher_logits_server.replicas.work import Pass, Work
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from teacher_logits_server.replicas.instructions import Instruction, Patience, Piece
 
@@ -41,65 +44,20 @@ PASSES_A_REPLICA = 2
 """One that is computed, and one behind it so that the replica never waits."""
 
 
-@dataclass(kw_only=True, eq=False)
-class _Pass:
-    """``over``: its deadline came while it was sent, and whoever waited has been told."""
-
-    pieces: tuple[Piece, ...]
-    deadline: float
-    lost: int = 0
-    over: bool = False
-
-    @property
-    def tokens(self) -> int:
-        return sum(piece.tokens for piece in self.pieces)
-
-
-@dataclass(kw_only=True, eq=False)
-class _Work:
-    """What one replica has to do: passes by attempt, in the order in which they were sent.
-
-    It computes the first of them, since ``began``.
-    """
-
-    passes: dict[int, _Pass] = field(default_factory=dict)
-    began: float = 0.0
-
-    def send(self, attempt: int, given: _Pass, now: float) -> None:
-        if not self.passes:
-            self.began = now
-        self.passes[attempt] = given
-
-    def take(self, attempt: int, now: float) -> _Pass:
-        self.began = now
-        return self.passes.pop(attempt)
-
-    def due(self, patience: float) -> float | None:
-        """When the first pass should be answered: one that began in time, at its deadline."""
-        first = next(iter(self.passes.values()), None)
-        if first is None:
-            return None
-        return first.deadline if first.deadline > self.began else self.began + patience
-
-    @property
-    def tokens(self) -> int:
-        return sum(each.tokens for each in self.passes.values())
-
-    @property
-    def has_retry(self) -> bool:
-        return any(each.lost for each in self.passes.values())
-
-
 class Dispatch:
     """The passes of one engine, over replicas that are all ready when it is made."""
 
-    def __init__(self, *, replica_count: int, patience: Patience) -> None:
+    def __init__(
+        self, *, replica_count: int, patience: Patience, rooms: StoreRooms | None = None
+    ) -> None:
+        self.rooms = rooms or StoreRooms()
+        self._nodes = [""] * replica_count
         self._lives = [
             Replica(number, first_pause=patience.pause) for number in range(replica_count)
         ]
-        self._work = [_Work() for _ in range(replica_count)]
+        self._work = [Work() for _ in range(replica_count)]
         self._patience = patience
-        self._waiting: deque[_Pass] = deque()
+        self._waiting: deque[Pass] = deque()
         self._attempts = count()
         self._life_numbers = count(replica_count)
 
@@ -109,7 +67,7 @@ class Dispatch:
     def room(self) -> int:
         """How many passes would be sent at once if they were added now."""
         free = sum(PASSES_A_REPLICA - len(self._work[at].passes) for at in self._open())
-        return max(0, free - len(self._waiting))
+        return max(0, free - sum(not each.lacks_room for each in self._waiting))
 
     @property
     def refusal(self) -> str | None:
@@ -144,21 +102,40 @@ class Dispatch:
 
     # Events
 
-    def add(self, pieces: Sequence[Piece], *, deadline: float, now: float) -> list[Instruction]:
-        """Take a pass in."""
-        self._waiting.append(_Pass(pieces=tuple(pieces), deadline=deadline))
+    def lies_on(self, replica: int, node: str) -> None:
+        """Note on which node a replica's life is."""
+        self._nodes[replica] = node
+
+    def opened(self, budgets: Mapping[str, int], *, now: float) -> list[Instruction]:
+        """Learn how much may stay on each of the replicas' nodes."""
+        self.rooms.set_budgets(budgets)
         return self._place(now)
 
-    def answered(self, attempt: int, *, now: float) -> tuple[bool, list[Instruction]]:
+    def freed(self, node: str, size_bytes: int, *, now: float) -> list[Instruction]:
+        """Take back room of a node that an answer was given with."""
+        self.rooms.give_back(node, size_bytes)
+        return self._place(now)
+
+    def add(self, pieces: Sequence[Piece], *, deadline: float, now: float) -> list[Instruction]:
+        """Take a pass in."""
+        self._waiting.append(Pass(pieces=tuple(pieces), deadline=deadline))
+        return self._place(now)
+
+    def answered(
+        self, attempt: int, *, now: float, has_rows: bool = True
+    ) -> tuple[bool, list[Instruction]]:
         """Note that an attempt was answered; return whether the answer is to be used.
 
-        It is not where the pass was given to somebody else, or given up.
+        It is not where the pass was given to somebody else, or given up. Where it is, and it
+        ``has_rows``, the room that they take is the caller's (``freed``).
         """
         for life, work in zip(self._lives, self._work, strict=True):
             if attempt in work.passes:
-                over = work.take(attempt, now).over
+                answered = work.take(attempt, now)
                 life.has_answered()
-                return not over, self._place(now)
+                if answered.over or not has_rows:
+                    self._give_back(answered)
+                return not answered.over, self._place(now)
             if life.heard(attempt, now):
                 return False, self._place(now)
         return False, []
@@ -168,7 +145,7 @@ class Dispatch:
         if not self._lives[replica].is_in(life):
             return []
         lost = self._work[replica].passes.values()
-        self._work[replica] = _Work()
+        self._work[replica] = Work()
         self._lives[replica].died(reason, now)
         return [*self._lose(lost, reason), *self._begin(now), *self._place(now)]
 
@@ -177,7 +154,7 @@ class Dispatch:
         if not self._lives[replica].is_in(life):
             return []
         self._lives[replica].started()
-        return self._place(now)
+        return [Look(), *self._place(now)]
 
     def start_failed(
         self, replica: int, life: int, *, reason: str, now: float
@@ -213,21 +190,22 @@ class Dispatch:
         due = work.due(self._patience.answer)
         if due is not None and due <= now:
             replica.hangs(work.passes, now)
-            self._work[replica.number] = _Work()
+            self._work[replica.number] = Work()
             instructions += self._lose(work.passes.values(), "the replica does not answer")
         return instructions
 
-    def _lose(self, passes: Iterable[_Pass], reason: str) -> list[Instruction]:
+    def _lose(self, passes: Iterable[Pass], reason: str) -> list[Instruction]:
         """Put lost passes in front, each piece alone; fail those that were lost before."""
         instructions: list[Instruction] = []
-        retries: list[_Pass] = []
+        retries: list[Pass] = []
         for each in passes:
+            self._give_back(each)
             if each.over:
                 continue
             if each.lost:
                 instructions.append(Fail(pieces=each.pieces, reason=reason, lost=each.lost + 1))
             else:
-                retries += [_Pass(pieces=(p,), deadline=each.deadline, lost=1) for p in each.pieces]
+                retries += [Pass(pieces=(p,), deadline=each.deadline, lost=1) for p in each.pieces]
         self._waiting.extendleft(reversed(retries))
         return instructions
 
@@ -251,14 +229,43 @@ class Dispatch:
                 Fail(pieces=each.pieces, reason=reason, lost=each.lost) for each in self._waiting
             ]
             self._waiting.clear()
+        stay: deque[Pass] = deque()
         while self._waiting and (places := self._places_for(self._waiting[0])):
             given = self._waiting.popleft()
-            at = min(places, key=lambda number: (self._work[number].tokens, number))
-            attempt = next(self._attempts)
-            self._work[at].send(attempt, given, now)
-            life = self._lives[at].life
-            instructions.append(Send(attempt=attempt, replica=at, life=life, pieces=given.pieces))
+            # In their order: a large one would wait for ever behind small ones.
+            behind = bool(given.stored_bytes) and any(each.stored_bytes for each in stay)
+            at = None if behind else self._choose(given, places)
+            given.lacks_room = at is None
+            if at is None:
+                stay.append(given)
+                continue
+            instructions.append(self._send(given, at, now))
+        self._waiting.extendleft(reversed(stay))
         return instructions
+
+    def _choose(self, given: Pass, places: Sequence[int]) -> int | None:
+        """Return the replica for a pass; None where no node has room for what stays of it."""
+        near = {piece.near for piece in given.pieces if piece.stored_bytes and piece.near}
+        found = [at for at in places if self.rooms.fits(self._nodes[at], given.stored_bytes)]
+
+        def cost(at: int) -> tuple[int, bool, int]:
+            return self._work[at].tokens, self._nodes[at] not in near, at
+
+        return min(found, key=cost, default=None)
+
+    def _send(self, given: Pass, at: int, now: float) -> Send:
+        attempt, life = next(self._attempts), self._lives[at].life
+        if given.stored_bytes:
+            given.node = self._nodes[at]
+            self.rooms.take(given.node, given.stored_bytes)
+        self._work[at].send(attempt, given, now)
+        return Send(attempt=attempt, replica=at, life=life, pieces=given.pieces, node=given.node)
+
+    def _give_back(self, given: Pass) -> None:
+        """Give the room of a pass back that comes to nothing where it was sent."""
+        if given.node:
+            self.rooms.give_back(given.node, given.stored_bytes)
+            given.node = ""
 
     def _open(self) -> list[int]:
         """Return the replicas that take another pass."""
@@ -270,7 +277,7 @@ class Dispatch:
             and not work.has_retry
         ]
 
-    def _places_for(self, given: _Pass) -> list[int]:
+    def _places_for(self, given: Pass) -> list[int]:
         """Return where a pass may go: a retry has its replica for itself."""
         places = self._open()
         return [at for at in places if not self._work[at].passes] if given.lost else places

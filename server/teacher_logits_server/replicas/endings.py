@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import EngineError
+from teacher_logits.errors import EngineError, PoolFullError
 from teacher_logits_server.engines import EngineProfile
 
 if TYPE_CHECKING:
     from teacher_logits.errors import TeacherLogitsError
-    from teacher_logits_server.replicas.actor import Refused
+    from teacher_logits_server.replicas.actor import Refused, StoreFull
     from teacher_logits_server.replicas.instructions import Fail
 
 
@@ -61,4 +62,21 @@ def lost_rows(told: Fail) -> EngineError:
         f"the teacher's replicas ended {told.lost} times while they had these rows (at last: "
         f"{told.reason}): they may be what ends it; send fewer or shorter rows a request",
         facts={"lost": told.lost, "reason": told.reason},
+    )
+
+
+def store_full(full: StoreFull, *, node: str) -> PoolFullError:
+    """Return the error of rows that were to stay on a node whose store others have filled."""
+    return PoolFullError(
+        f"{full.need_bytes} bytes were to stay in the object store of node {node[:12]}, which has "
+        f"{full.used_bytes} in use by everybody and would spill to disk above {full.most_bytes}: "
+        "free some of it, start the node with a larger store, or allow 'shared_memory' or 'stream'",
+        facts={
+            "need_bytes": full.need_bytes,
+            "free_bytes": max(0, full.most_bytes - full.used_bytes),
+            "used_bytes": full.used_bytes,
+            "most_bytes": full.most_bytes,
+            "node": node,
+        },
+        retry_after=timedelta(seconds=1),
     )

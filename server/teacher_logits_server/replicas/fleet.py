@@ -11,6 +11,7 @@ is told by its future, on a thread of Ray's.
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 import ray
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
     from teacher_logits_server.config import ServerConfig
-    from teacher_logits_server.replicas.actor import Loaded, Refused
+    from teacher_logits_server.replicas.actor import Loaded, Refused, Scored
     from teacher_logits_server.replicas.cluster import Connection
-    from teacher_logits_server.replicas.packing import Bytes, PackedPart
+    from teacher_logits_server.replicas.packing import PackedPart
 
     class Method(Protocol):
         """A method of an actor, called where that is."""
@@ -38,11 +39,23 @@ if TYPE_CHECKING:
         def remote(self, *given: object) -> ray.ObjectRef[object]:
             """Call it."""
 
+    class ManyReturns(Protocol):
+        """A method whose values are an object each."""
+
+        def remote(self, *given: object) -> list[ray.ObjectRef[object]]:
+            """Call it."""
+
+    class ScoreMethod(Method, Protocol):
+        """One that has as many return values as it is told."""
+
+        def options(self, *, num_returns: int) -> ManyReturns:
+            """Return it with so many, two or more."""
+
     class Handle(Protocol):
         """A ``ReplicaActor`` somewhere."""
 
         load: Method
-        score: Method
+        score: ScoreMethod
         stay: Method
 
     class ActorClass(Protocol):
@@ -59,6 +72,18 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sent:
+    """A pass that is being computed.
+
+    ``stored`` are the references of its rows that stay, in the order of their parts: the objects
+    are this process's own, and lie in the store of the replica's node.
+    """
+
+    future: Future[Scored]
+    stored: tuple[ray.ObjectRef[object], ...] = ()
 
 
 class Fleet:
@@ -94,13 +119,17 @@ class Fleet:
         """Return a future that fails when a life ends."""
         return _future(self._actors[life].stay.remote())
 
-    def score(self, life: int, parts: Sequence[PackedPart]) -> Future[Bytes | str]:
+    def score(self, life: int, parts: Sequence[PackedPart]) -> Sent:
         """Have a pass computed.
 
         Raises:
             KeyError: that life has ended.
         """
-        return _future(self._actors[life].score.remote(list(parts)))
+        method, staying = self._actors[life].score, sum(part.is_stored for part in parts)
+        if not staying:
+            return Sent(future=_future(method.remote(list(parts))))
+        first, *rest = method.options(num_returns=1 + staying).remote(list(parts))
+        return Sent(future=_future(first), stored=tuple(rest))
 
     def end(self, life: int) -> None:
         """End a life, if it has not ended."""

@@ -8,20 +8,30 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """Rows of one request: the caller's number for them, and the tokens they cost."""
+    """Rows of one request: the caller's number for them, and the tokens they cost.
+
+    ``stored_bytes`` of them stay on the node that computes them, and ``near`` is the node of who
+    reads those; empty where it is not known.
+    """
 
     key: int
     tokens: int
+    stored_bytes: int = 0
+    near: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Send:
-    """Have a life of a replica compute a pass; its answer is told by ``attempt``."""
+    """Have a life of a replica compute a pass; its answer is told by ``attempt``.
+
+    ``node`` is where room was taken for what stays of it; empty where nothing does.
+    """
 
     attempt: int
     replica: int
     life: int
     pieces: tuple[Piece, ...]
+    node: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +66,12 @@ class Start:
     life: int
 
 
-Instruction: TypeAlias = Send | Fail | Drop | Kill | Start
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """Look at the stores of the replicas' nodes: a new life may be on another one."""
+
+
+Instruction: TypeAlias = Send | Fail | Drop | Kill | Start | Look
 
 
 @dataclass(frozen=True, kw_only=True)

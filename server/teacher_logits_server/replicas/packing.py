@@ -2,6 +2,7 @@
 
     part of an answer -> PackedPart --Ray--> the same rows as an answer of its own, computed there
     its columns <- Returned <--Ray-- one flat buffer: of each part its columns, then the status
+    its status  <- StoredObject <----        and its columns stay there, as rows of their payload
 
 Both ends lay the buffer out by the same numbers, so that nothing but bytes comes back. Ids and
 columns are numpy arrays, which Ray carries out of band: the receiver sees the object store's own
@@ -33,6 +34,8 @@ from teacher_logits.tensors import column_tensors
 from teacher_logits_server.engines.answers import Answer, Part, fill
 from teacher_logits_server.engines.keepers import Wanted
 from teacher_logits_server.engines.requests import read_request
+from teacher_logits_server.engines.stored import StoredAnswer
+from teacher_logits_server.replicas.instructions import Piece
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,6 +53,8 @@ class PackedPart:
 
     ``columns`` are kinds, element types and shapes, as those of the whole answer but for the
     number of rows and positions. ``chosen_ids`` int32 [P,M] are those of ``ClientIds``.
+    ``is_stored``: their payload stays where it is computed, and ``first_position`` is where their
+    positions begin in it.
     """
 
     token_ids: Ids
@@ -62,6 +67,8 @@ class PackedPart:
     vocabulary_size: int
     chosen_ids: Ids | None
     columns: tuple[tuple[ColumnKind, ElementType, tuple[int, ...]], ...]
+    is_stored: bool = False
+    first_position: int = 0
 
     @property
     def position_count(self) -> int:
@@ -74,9 +81,19 @@ class PackedPart:
         return columns, size, size + round_up(self.position_count, ALIGNMENT_BYTES)
 
 
+def piece_of(part: Part, *, key: int) -> Piece:
+    """Return what the dispatch table is to know of a part."""
+    answer = part.answer
+    if not isinstance(answer, StoredAnswer):
+        return Piece(key=key, tokens=part.token_count)
+    _, size = lay_out(_specs(part))
+    return Piece(key=key, tokens=part.token_count, stored_bytes=size, near=answer.near)
+
+
 def pack(part: Part) -> PackedPart:
     """Pack a part; its arrays view the request."""
     answer, request = part.answer, part.answer.request
+    is_stored = isinstance(answer, StoredAnswer)
     first, end = part.first_row, part.first_row + part.row_count
     rows, prefixes = request.row_starts[first : end + 1], request.prefix_starts[first : end + 1]
     positions = part.positions
@@ -91,33 +108,75 @@ def pack(part: Part) -> PackedPart:
         temperatures=answer.wanted.temperatures,
         vocabulary_size=answer.wanted.vocabulary_size,
         chosen_ids=None if chosen is None else chosen[positions.start : positions.stop].numpy(),
-        columns=tuple(
-            (each.kind, each.element_type, _shape(each, part.row_count, len(positions)))
-            for each in answer.columns
-        ),
+        columns=_specs(part),
+        is_stored=is_stored,
+        first_position=positions.start if is_stored else 0,
     )
 
 
-def compute(engine: Engine, parts: Sequence[PackedPart]) -> Bytes:
-    """Run an engine over a pass, and return its columns as one buffer.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Computed:
+    """A pass that was computed.
+
+    ``returned`` has the parts that go to the server, one behind the other, each with the status of
+    its positions; ``stored`` those that stay, each as some rows of its payload, and ``statuses``
+    of those what there is to say of their positions.
+    """
+
+    returned: Bytes
+    stored: tuple[Bytes, ...] = ()
+    statuses: tuple[bytes, ...] = ()
+
+
+def compute(engine: Engine, parts: Sequence[PackedPart]) -> Computed:
+    """Run an engine over a pass, and return its columns.
 
     Raises:
         Exception: whatever the engine raises.
     """
-    sizes = [part.lay_out()[2] for part in parts]
-    buffer: Bytes = numpy.zeros(sum(sizes), numpy.uint8)
-    unpacked, start = [], 0
-    for part, size in zip(parts, sizes, strict=True):
-        unpacked.append(_unpack(part, buffer[start : start + size].data))
-        start += size
-    fill(engine, unpacked, wanted=lambda: True)
+    buffer: Bytes = numpy.zeros(size_of(parts, is_stored=False), numpy.uint8)
+    filled: list[tuple[PackedPart, Part, Bytes]] = []
     start = 0
-    for given, filled, size in zip(parts, unpacked, sizes, strict=True):
-        _, at, _ = given.lay_out()
-        status = filled.answer.keeper.status.numpy()
-        buffer[start + at : start + at + len(status)] = status
-        start += size
-    return buffer
+    for part in parts:
+        _, stored_size, size = part.lay_out()
+        if part.is_stored:
+            room: Bytes = numpy.zeros(stored_size, numpy.uint8)
+        else:
+            room, start = buffer[start : start + size], start + size
+        filled.append((part, _unpack(part, room.data), room))
+    fill(engine, [each for _, each, _ in filled], wanted=lambda: True)
+    stored, statuses = [], []
+    for given, part_here, room in filled:
+        answer = part_here.written
+        if given.is_stored:
+            stored.append(room)
+            statuses.append(_finish(answer, given, room))
+        else:
+            status = answer.keeper.status.numpy()
+            _, at, _ = given.lay_out()
+            room[at : at + len(status)] = status
+    return Computed(returned=buffer, stored=tuple(stored), statuses=tuple(statuses))
+
+
+def size_of(parts: Sequence[PackedPart], *, is_stored: bool) -> int:
+    """Return the bytes of a pass's parts that stay, or that go to the server."""
+    own = [part.lay_out() for part in parts if part.is_stored is is_stored]
+    return sum(stored if is_stored else size for _, stored, size in own)
+
+
+def _finish(answer: Answer, given: PackedPart, room: Bytes) -> bytes:
+    """Complete rows that stay; return their positions' statuses, nothing where all are fine.
+
+    Bad rows are masked here, where their bytes are: who does not want them so is refused them.
+    """
+    answer.finish(mask=True)
+    columns, _, _ = given.lay_out()
+    offsets = column_tensors(
+        room.data, [each for each in columns if each.kind is ColumnKind.ROW_OFFSETS]
+    )
+    offsets[ColumnKind.ROW_OFFSETS] += given.first_position
+    status = answer.keeper.status.numpy()
+    return status.tobytes() if status.any() else b""
 
 
 def _unpack(part: PackedPart, room: memoryview) -> Part:
@@ -160,11 +219,14 @@ class Returned:
             self._data.data, [each for each in columns if is_on_device(each.kind)]
         )
         status = torch.tensor(self._data[at : at + self._packed.position_count])
-        part.answer.take(part.positions, tensors, status)
+        part.written.take(part.positions, tensors, status)
+
+    def drop(self) -> None:
+        """See ``engines.passes.Scores``: it goes with who has it."""
 
 
 def returned(parts: Sequence[PackedPart], data: Bytes) -> tuple[Returned, ...]:
-    """Cut a buffer that came back into the parts of its pass."""
+    """Cut a buffer that came back into the parts of its pass that are in it."""
     made, start = [], 0
     for part in parts:
         size = part.lay_out()[2]
@@ -175,6 +237,15 @@ def returned(parts: Sequence[PackedPart], data: Bytes) -> tuple[Returned, ...]:
 
 def _lengths(starts: Sequence[int]) -> tuple[int, ...]:
     return tuple(end - start for start, end in pairwise(starts))
+
+
+def _specs(part: Part) -> tuple[tuple[ColumnKind, ElementType, tuple[int, ...]], ...]:
+    """Return kind, type and shape of a part's columns."""
+    rows, positions = part.row_count, len(part.positions)
+    return tuple(
+        (each.kind, each.element_type, _shape(each, rows, positions))
+        for each in part.answer.columns
+    )
 
 
 def _shape(column: Column, rows: int, positions: int) -> tuple[int, ...]:

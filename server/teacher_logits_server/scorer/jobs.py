@@ -25,6 +25,7 @@ from teacher_logits_server.engines.keepers import Wanted
 from teacher_logits_server.engines.requests import Request, check_request, read_request
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from concurrent.futures import Future
 
     from opentelemetry.trace import Span
@@ -35,7 +36,12 @@ if TYPE_CHECKING:
     from teacher_logits.selection_rules import SelectionRule
     from teacher_logits.terms import LeaseTerms, SessionTerms
     from teacher_logits_server.engines.answers import Answer
+    from teacher_logits_server.engines.stored import StoredAnswer
     from teacher_logits_server.ledger import Ledger
+
+
+HOST, DEVICE, STORES = "host", "device", "stores"
+"""Where jobs want room: of a pool of the server's own, or of the nodes of a Ray cluster."""
 
 
 class BadRows(enum.Enum):
@@ -73,7 +79,11 @@ class ScoreJob:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
-    """What a job takes: rows, what is kept, its payload's columns, whose it is, of which pool."""
+    """What a job takes: rows, what is kept, its payload's columns, whose it is, of which pool.
+
+    ``stays``: it takes none, but the stores of the nodes that compute it; ``near`` is the node that
+    its reader says it is on.
+    """
 
     request: Request
     top_k: int
@@ -82,6 +92,13 @@ class Plan:
     size_bytes: int
     teacher: TeacherProfile
     on_device: bool = False
+    stays: bool = False
+    near: str = ""
+
+    @property
+    def pool(self) -> str:
+        """Whose room it waits for, where it has to."""
+        return DEVICE if self.on_device else STORES if self.stays else HOST
 
     def payload(self, *, payload_id: str, bad_rows: int) -> Payload:
         """Describe the payload that the job has become."""
@@ -113,7 +130,7 @@ class Work:
     submitted_at: float
     futures: list[Future[LeaseTerms]] = field(default_factory=list)
     extent: Extent | None = None
-    answer: Answer | None = None
+    answer: Answer | StoredAnswer | None = None
     rows_done: int = 0
     room_error: PoolFullError | None = None
 
@@ -123,8 +140,17 @@ class Work:
         return self.job.session_id, self.job.request_id
 
 
-def plan_job(job: ScoreJob, *, ledger: Ledger, max_request_tokens: int) -> Plan:
+def plan_job(
+    job: ScoreJob,
+    *,
+    ledger: Ledger,
+    max_request_tokens: int,
+    may_stay: Callable[[int], bool] = lambda size_bytes: False,
+) -> Plan:
     """Hold a job against its session, the teacher and the pool.
+
+    ``may_stay`` says whether a payload of a size may stay where it is computed: it does where its
+    session reads objects.
 
     Raises:
         PayloadInvalidError: by row, with the numbers, the rule and the way out.
@@ -150,7 +176,9 @@ def plan_job(job: ScoreJob, *, ledger: Ledger, max_request_tokens: int) -> Plan:
     wanted = _wanted(job, profile, request, terms=terms)
     columns, size_bytes = _columns(request, wanted, top_k=top_k, profile=profile)
     on_device = ledger.scores_on_device(job.session_id)
-    ledger.check_fits(size_bytes, on_device=on_device, teacher_id=terms.teacher.teacher_id)
+    stays = ledger.reads_objects(job.session_id) and may_stay(size_bytes)
+    if not stays:
+        ledger.check_fits(size_bytes, on_device=on_device, teacher_id=terms.teacher.teacher_id)
     return Plan(
         request=request,
         top_k=top_k,
@@ -159,6 +187,8 @@ def plan_job(job: ScoreJob, *, ledger: Ledger, max_request_tokens: int) -> Plan:
         size_bytes=size_bytes,
         teacher=terms.teacher,
         on_device=on_device,
+        stays=stays,
+        near=profile.hints.ray_node_id,
     )
 
 

@@ -1,6 +1,8 @@
 """Places: where a job's payload is written, and how it becomes the ledger's.
 
     session reads device memory   room in the engine's device memory
+    session reads objects, and
+      replicas compute            none here: the stores of their nodes
     any other session             room in host memory
 
 A job has one place. Where its reader's device breaks while it is computed, the payload is copied
@@ -20,14 +22,20 @@ from teacher_logits.device_memory import DeviceError
 from teacher_logits.errors import EngineError, HostCopyNeededError
 from teacher_logits.payload_room import DeviceRoom, HostRoom
 from teacher_logits_server.engines.answers import Answer
+from teacher_logits_server.engines.stored import StoredAnswer
 from teacher_logits_server.lending.rooms import PayloadRoom
+from teacher_logits_server.room_turns import NothingHeld
+from teacher_logits_server.scorer.jobs import DEVICE, STORES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
     from teacher_logits.devices.slab import DeviceSlab
     from teacher_logits.payload import Extent, Payload
     from teacher_logits.payload_room import WriterRoom
     from teacher_logits.terms import LeaseTerms
     from teacher_logits_server.ledger import Ledger
+    from teacher_logits_server.room_turns import Held
     from teacher_logits_server.scorer.jobs import Work
 
 
@@ -51,14 +59,43 @@ class Slabs(Protocol):
         """Return a slab of device memory."""
 
 
-class Places:
-    """The places of one scorer's payloads. For its thread alone."""
+class Stores(Protocol):
+    """Where payloads are handed out that stay where they were computed; ``replicas.stores``."""
 
-    def __init__(self, *, ledger: Ledger, slabs: Slabs) -> None:
+    def put(self, payload_id: str, answer: StoredAnswer) -> None:
+        """Hand a payload out until it is dropped."""
+
+    def drop(self, payload_ids: Collection[str]) -> None:
+        """Let go of payloads; what is gone is fine."""
+
+
+class Places:
+    """The places of one scorer's payloads. For its thread alone.
+
+    Args:
+        promise: promises room to a payload that stays; see ``Passes.promise_room``.
+    """
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        slabs: Slabs,
+        promise: Callable[[int], Callable[[], None]],
+        stores: Stores | None = None,
+    ) -> None:
         self._ledger = ledger
         self._slabs = slabs
+        self._promise = promise
+        self._stores = stores
 
-    def take(self, work: Work) -> Answer:
+    def room_held(self, pool: str) -> Held:
+        """Return what each session has of a pool; of what stays elsewhere nothing is counted."""
+        if pool == STORES:
+            return NothingHeld()
+        return self._ledger.room_held(on_device=pool == DEVICE)
+
+    def take(self, work: Work) -> Answer | StoredAnswer:
         """Reserve a job's room, and lay its answer over that.
 
         Raises:
@@ -67,6 +104,15 @@ class Places:
         """
         plan = work.plan
         self._ledger.profile(work.job.session_id)  # it may have ended since
+        if plan.stays:
+            work.answer = StoredAnswer(
+                plan.request,
+                columns=plan.columns,
+                wanted=plan.wanted,
+                near=plan.near,
+                leave=self._promise(plan.size_bytes),
+            )
+            return work.answer
         if plan.on_device:
             session_id = work.job.session_id
             work.extent = self._slabs.room_on_device(
@@ -82,7 +128,7 @@ class Places:
         )
         return work.answer
 
-    def finish(self, answer: Answer, *, mask: bool) -> int:
+    def finish(self, answer: Answer | StoredAnswer, *, mask: bool) -> int:
         """Complete an answer; return how many of its rows are bad.
 
         Raises:
@@ -105,8 +151,11 @@ class Places:
             TeacherLogitsError: as ``Ledger.publish``, which has the room by then; or there is no
                 host memory for a copy, and the room is the job's still.
         """
-        extent, work.extent, work.answer = work.extent, None, None
-        if extent is None:
+        extent, answer = work.extent, work.answer
+        work.extent = work.answer = None
+        if isinstance(answer, StoredAnswer) and self._stores is not None:
+            self._stores.put(payload.payload_id, answer)  # the ledger says when it is to be dropped
+        elif extent is None:
             raise ValueError("a payload that lies nowhere cannot be handed over")
         try:
             return self._ledger.publish(
@@ -118,6 +167,8 @@ class Places:
                 host_copy=host_copy,
             )
         except HostCopyNeededError:
+            if extent is None:
+                raise
             work.extent = extent
             slab = self._slabs.find_on_device(extent.slab_id)
             slab.copy_to_twin(extent, payload.columns)
@@ -125,7 +176,10 @@ class Places:
 
     def give_back(self, work: Work) -> None:
         """Give a job's room back, if it has some."""
-        extent, work.extent, work.answer = work.extent, None, None
+        extent, answer = work.extent, work.answer
+        work.extent = work.answer = None
+        if isinstance(answer, StoredAnswer):
+            answer.drop()
         if extent is not None:
             self._ledger.give_back(extent)
 

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from teacher_logits_server.batching import Batching, Piece
     from teacher_logits_server.scorer.jobs import Plan
 
-HOST, DEVICE = "host", "device"
-"""The pools that jobs want room of."""
-
 LeaseFuture = Future[LeaseTerms]
 
 
@@ -104,7 +101,7 @@ class JobQueue:
                 deadline=job.deadline,
                 session_id=job.session_id,
                 size_bytes=plan.size_bytes,
-                pool=DEVICE if plan.on_device else HOST,
+                pool=plan.pool,
             )
             work = Work(ticket=ticket, job=job, plan=plan, submitted_at=self._clock.now())
             self._works[ticket] = self._by_key[work.key] = work

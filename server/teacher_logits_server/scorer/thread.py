@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING
 from teacher_logits import keys
 from teacher_logits.errors import DrainingError, EngineError, PoolFullError, TeacherLogitsError
 from teacher_logits_server.batching import Batching
-from teacher_logits_server.engines.answers import Answer, Part
+from teacher_logits_server.engines.answers import Asked, Part
 from teacher_logits_server.engines.passes import Outcome, is_for, passes_of
 from teacher_logits_server.scorer.at_exit import stop_at_exit
 from teacher_logits_server.scorer.jobs import BadRows, ScoreJob, Work, plan_job
-from teacher_logits_server.scorer.places import Places, Slabs
-from teacher_logits_server.scorer.queue import DEVICE, JobQueue, too_late
+from teacher_logits_server.scorer.places import Places, Slabs, Stores
+from teacher_logits_server.scorer.queue import JobQueue, too_late
 from teacher_logits_server.scorer.watch import PassWatch
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class Scorer:
         config: settings.
         clock: the clock of the jobs' deadlines.
         times: what its passes are measured in.
+        stores: where the engine's payloads are handed out that stay where they are computed.
     """
 
     def __init__(
@@ -64,18 +65,21 @@ class Scorer:
         config: ScorerLimits,
         clock: Clock,
         times: PassTimes | None = None,
+        stores: Stores | None = None,
     ) -> None:
         self._passes = passes_of(engine)
         self._under_way: dict[Part, Work] = {}
         self._ledger = ledger
-        self._places = Places(ledger=ledger, slabs=slabs)
+        self._places = Places(
+            ledger=ledger, slabs=slabs, promise=self._passes.promise_room, stores=stores
+        )
         self._config = config
         self._clock = clock
         batching = Batching(
             max_batch_tokens=config.max_batch_tokens,
             max_waiting_requests=config.max_waiting_requests,
             max_session_requests=config.max_session_requests,
-            held=lambda pool: ledger.room_held(on_device=pool == DEVICE),
+            held=self._places.room_held,
         )
         self._queue = JobQueue(batching=batching, clock=clock)
         self._watch = PassWatch(times, max_batch_tokens=config.max_batch_tokens)
@@ -128,7 +132,10 @@ class Scorer:
             raise why
         self._queue.check_room(job.session_id)
         plan = plan_job(
-            job, ledger=self._ledger, max_request_tokens=self._config.max_request_tokens
+            job,
+            ledger=self._ledger,
+            max_request_tokens=self._config.max_request_tokens,
+            may_stay=self._passes.may_stay,
         )
         return self._queue.add(job, plan)
 
@@ -172,7 +179,7 @@ class Scorer:
                 self._end(work, why)
         return not turn.closing
 
-    def _seat(self, work: Work) -> Answer | None:
+    def _seat(self, work: Work) -> Asked | None:
         """Return a job's answer over its room; None where it has no room, or has failed."""
         if work.answer is not None:
             return work.answer
@@ -214,8 +221,10 @@ class Scorer:
             self._recover([each for each in parts if is_for(each[0].answer, each[1])], outcome)
             return
         for at, (work, part) in enumerate(parts):
-            if not is_for(work.answer, part):
-                continue  # its room was given back meanwhile
+            if not is_for(work.answer, part):  # its room was given back meanwhile
+                if outcome.scores:
+                    outcome.scores[at].drop()
+                continue
             try:
                 if outcome.scores:
                     outcome.scores[at].copy_to(part)
@@ -249,7 +258,7 @@ class Scorer:
 
     def _publish(self, work: Work) -> None:
         now, job = self._clock.now(), work.job
-        if not self._queue.is_wanted(work) or work.answer is None or work.extent is None:
+        if not self._queue.is_wanted(work) or work.answer is None:
             return  # its room comes back with the next turn
         if now >= job.deadline:
             self._end(work, too_late(work, now, for_room=False))

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
     from datetime import timedelta
 
+    from teacher_logits_server.exporters.bringing import Bringing
     from teacher_logits_server.exporters.stream import StreamExporter
 
 SERVICE = "teacher_logits.v1.BulkService"
@@ -42,6 +43,7 @@ class BulkService:
         max_session_streams: how many streams one session may have at a time.
         unix_paths: where this server's Unix sockets are; see ``wide_sockets``.
         instruments: what its streams and their bytes are counted in.
+        bringing: brings what stays where it was computed, if anything does.
     """
 
     def __init__(
@@ -52,9 +54,11 @@ class BulkService:
         max_session_streams: int,
         unix_paths: Collection[str] = (),
         instruments: Instruments | None = None,
+        bringing: Bringing | None = None,
     ) -> None:
         self._instruments = instruments or Instruments()
         self._exporter = exporter
+        self._bringing = bringing
         self._sockets = WideSockets(unix_paths)
         self._stall_seconds = stall.total_seconds()
         self._turns = Turns()
@@ -83,6 +87,7 @@ class BulkService:
         """Write a payload's chunks, from an offset on."""
         session_id = request.session_id
         self._cap.check(self._streams[session_id])
+        await self._bring(request, context)
         reading = self._exporter.read(
             session_id,
             request.lease_id,
@@ -110,6 +115,21 @@ class BulkService:
                 del self._streams[session_id]
                 self._turns.forget(session_id)
             patience.end()
+
+    async def _bring(
+        self,
+        request: messages.ReadPayloadRequest,
+        context: grpc.aio.ServicerContext[messages.ReadPayloadRequest, bytes],
+    ) -> None:
+        """Have a payload in a slab of this server that stays where it was computed."""
+        if self._bringing is None:
+            return
+        left = context.time_remaining()
+        seconds = self._stall_seconds if left is None else min(left, self._stall_seconds)
+        lease = request.session_id, request.lease_id
+        future = self._bringing.start(*lease, seconds=seconds)
+        if future is not None:
+            await asyncio.shield(asyncio.wrap_future(future))  # others may wait for it
 
     async def _next(self, chunks: Iterator[bytes], session_id: str) -> bytes | None:
         """Cut a chunk when it is this stream's turn; None where there is no more."""

@@ -16,7 +16,8 @@ import grpc
 
 from teacher_logits.errors import LimitReachedError
 from teacher_logits_server.caps import Cap
-from teacher_logits_server.access.roles import HEALTH, abort
+from teacher_logits_server.interceptors import abort
+from teacher_logits_server.metrics.instruments import HEALTH
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

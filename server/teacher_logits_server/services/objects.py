@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from grpc.aio import ServicerContext
 
-    from teacher_logits.terms import ObjectTicket
+    from teacher_logits.terms import ObjectTicket, StoredTicket
     from teacher_logits_server.exporters.ray_object import RayObjectExporter
     from teacher_logits_server.services.waiting import Waiting
 
@@ -46,9 +46,9 @@ class ObjectService(stubs.ObjectServiceServicer):
         if request.HasField("room_wait"):
             wait = duration_from_wire(request.room_wait, field="room_wait")
             room_seconds = min(seconds, wait.total_seconds())
-        found: ObjectTicket | None = None
+        found: ObjectTicket | StoredTicket | None = None
 
-        async def look() -> ObjectTicket | None:
+        async def look() -> ObjectTicket | StoredTicket | None:
             return self._exporter.ticket(session_id, lease_id, seconds=room_seconds)
 
         async def has_room() -> bool | None:
@@ -58,9 +58,9 @@ class ObjectService(stubs.ObjectServiceServicer):
 
         try:
             await self._until(has_room, session_id, lease_id, room_seconds)
+            left = self._waiting.seconds_for(context)
             if found is None:
-                patience = self._waiting.seconds_for(context)
-                found = await self._until(look, session_id, lease_id, patience)
+                return ticket_to_wire(await self._until(look, session_id, lease_id, left))
         finally:
             self._exporter.give_up(lease_id)
         return ticket_to_wire(found)

@@ -7,7 +7,7 @@ the beginning of the process that the broker proved.
 from __future__ import annotations
 
 import logging
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,13 @@ if TYPE_CHECKING:
     from grpc.aio import ServicerContext
 
     from teacher_logits.clock import Clock
-    from teacher_logits.views import MetricView, Reclaimed, ReplicaView
+    from teacher_logits.views import (
+        MetricView,
+        NodeStoreView,
+        ObjectStoreView,
+        Reclaimed,
+        ReplicaView,
+    )
     from teacher_logits_server.exporters.ray_object import RayObjectExporter
     from teacher_logits_server.ledger import Ledger
     from teacher_logits_server.scorer import Scorer
@@ -43,6 +49,7 @@ class OperatorService(stubs.OperatorServiceServicer):
         objects: None where it has joined no Ray cluster.
         replicas: those of their engines, as they are when it is called.
         metrics: what the server has counted, likewise.
+        node_stores: where what these compute stays, likewise.
     """
 
     def __init__(
@@ -55,12 +62,14 @@ class OperatorService(stubs.OperatorServiceServicer):
         objects: RayObjectExporter | None = None,
         replicas: Callable[[], tuple[ReplicaView, ...]] = tuple,
         metrics: Callable[[], tuple[MetricView, ...]] = tuple,
+        node_stores: Callable[[], tuple[NodeStoreView, ...]] = tuple,
     ) -> None:
         self._ledger = ledger
         self._publishing = publishing
         self._scorers = scorers
         self._clock = clock
         self._objects = objects
+        self._node_stores = node_stores
         self._replicas = replicas
         self._metrics = metrics
         self._started_at = clock.now()
@@ -83,7 +92,7 @@ class OperatorService(stubs.OperatorServiceServicer):
             pool=held.pool,
             steps=held.steps,
             registered=held.registered,
-            object_store=None if self._objects is None else self._objects.view(),
+            object_store=None if self._objects is None else self._view_objects(self._objects),
             queue=sum_of([scorer.queue() for scorer in self._scorers.values()]),
             replicas=self._replicas(),
             metrics=self._metrics(),
@@ -126,6 +135,9 @@ class OperatorService(stubs.OperatorServiceServicer):
             "nothing to reclaim was named: give a session id, a lease id, a teacher "
             "id, or all in quarantine"
         )
+
+    def _view_objects(self, objects: RayObjectExporter) -> ObjectStoreView:
+        return replace(objects.view(), nodes=self._node_stores())
 
 
 def sum_of(queues: Sequence[QueueView]) -> QueueView:

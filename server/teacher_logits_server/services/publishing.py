@@ -246,7 +246,7 @@ class PublisherCalls:
     def _digest(self, pinned: Pinned) -> str:
         """Return the digest of a payload, by its bytes."""
         slabs = self._slabs if pinned.writer_id == SERVER_WRITER else self._foreign
-        with slabs.room(pinned.extent) as room:
+        with slabs.room(pinned.room) as room:
             return payload_digest(_columns(pinned, room))
 
 

@@ -71,6 +71,7 @@ hints = st.builds(
     namespaces=st.dictionaries(text, st.integers(0, 2**64 - 1), max_size=3),
     device_uuids=st.lists(text, max_size=3).map(tuple),
     versions=st.dictionaries(text, text, max_size=3),
+    ray_node_id=text,
 )
 teachers = st.builds(
     TeacherProfile,

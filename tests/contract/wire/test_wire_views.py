@@ -17,6 +17,7 @@ from teacher_logits.views import (
     DeviceSlabView,
     LeaseView,
     MetricView,
+    NodeStoreView,
     ObjectStoreView,
     QueueView,
     Reclaimed,
@@ -139,6 +140,16 @@ FULL = ServerView(
         spilled_bytes=7,
         holder="holder",
         holder_restarts=8,
+        nodes=(
+            NodeStoreView(
+                node_id="n0",
+                budget_bytes=1,
+                used_bytes=2,
+                object_count=3,
+                holder="of n0",
+                holder_restarts=4,
+            ),
+        ),
     ),
     replicas=(
         ReplicaView(

@@ -126,7 +126,7 @@ class Served:
         )
         lease = self.scorer.submit(job).result(PATIENCE)
         with self.ledger.pin(session_id, lease.lease_id) as pinned:
-            room = bytearray(self.slabs.room(pinned.extent))
+            room = bytearray(self.slabs.room(pinned.room))
         return column_tensors(room, pinned.payload.columns)
 
 

@@ -16,7 +16,7 @@ from teacher_logits.errors import (
     ObjectLostError,
     PoolFullError,
 )
-from teacher_logits.terms import RayHolder
+from teacher_logits.terms import ObjectTicket, RayHolder
 from teacher_logits.transport import Transport
 from teacher_logits_server.exporters.ray_link import Joined
 from teacher_logits_server.exporters.ray_object import RayObjectExporter
@@ -132,11 +132,11 @@ def test_a_lease_has_its_ticket_once_its_payload_is_there(rig: Rig) -> None:
     lease_id = rig.lend()
     object_id = rig.put(lease_id)
     ticket = rig.exporter.ticket(rig.session_id, lease_id, seconds=1.0)
-    assert ticket is not None
+    assert isinstance(ticket, ObjectTicket)
     assert (ticket.object_id, ticket.holder.name) == (object_id, "holder")
     rig.link.hear({"op": "holder", "name": "another", "restarts": 1})
     ticket = rig.exporter.ticket(rig.session_id, lease_id, seconds=1.0)
-    assert ticket is not None
+    assert isinstance(ticket, ObjectTicket)
     assert ticket.holder.name == "another"
     assert rig.exporter.view().holder_restarts == 1
 

@@ -1049,7 +1049,7 @@ def test_threads_share_the_ledger_without_losing_room() -> None:
                     extent=extent,
                 )
                 with house.ledger.pin(session, lease.lease_id) as pinned:
-                    assert house.slots.lets_in(pinned.extent)
+                    assert house.slots.lets_in(pinned.room)
                 house.ledger.release(session, lease.lease_id)
         except (AssertionError, TeacherLogitsError) as error:
             failures.append(error)

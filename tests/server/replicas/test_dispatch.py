@@ -256,7 +256,7 @@ class Rig:
                 self.lives.pop(each.replica, None)
                 self.starting.pop(each.replica, None)
                 self.silence(each.replica)
-            else:
+            elif isinstance(each, Start):
                 assert each.replica not in self.lives
                 self.starting[each.replica] = each.life
 

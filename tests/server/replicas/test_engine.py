@@ -13,7 +13,7 @@ import pytest
 from tests.server.replicas.teacher import Teacher
 
 from teacher_logits.clock import MonotonicClock
-from teacher_logits.errors import EngineError
+from teacher_logits.errors import EngineError, PoolFullError
 from teacher_logits.layout import ElementType, top_k_columns
 from teacher_logits.payload_room import HostRoom
 from teacher_logits.selection_rules import TopK
@@ -22,17 +22,22 @@ from teacher_logits_server.engines.answers import Answer, Part
 from teacher_logits_server.engines.keepers import Wanted
 from teacher_logits_server.engines.passes import Outcome, PassEngine
 from teacher_logits_server.engines.requests import read_request
-from teacher_logits_server.replicas.actor import Loaded, Refused
+from teacher_logits_server.engines.stored import StoredAnswer
+from teacher_logits_server.replicas.actor import Loaded, Refused, Returns, StoreFull
 from teacher_logits_server.replicas.engine import ReplicaEngine
+from teacher_logits_server.replicas.fleet import Sent
 from teacher_logits_server.replicas.instructions import Patience
 from teacher_logits_server.replicas.packing import compute
 from teacher_logits_server.replicas.starting import Started
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
+    from ray import ObjectRef
+
+    from teacher_logits_server.replicas.actor import Scored
     from teacher_logits_server.replicas.fleet import Fleet
-    from teacher_logits_server.replicas.packing import Bytes, PackedPart
+    from teacher_logits_server.replicas.packing import PackedPart
 
 PATIENCE = 30.0
 T = TypeVar("T")
@@ -53,7 +58,7 @@ class Actors:
         self._changed = threading.Condition()
         self.watched: dict[int, Future[None]] = {}
         self.begun: dict[int, Future[Loaded | Refused]] = {}
-        self.asked: list[tuple[int, Sequence[PackedPart], Future[Bytes | str]]] = []
+        self.asked: list[tuple[int, Sequence[PackedPart], Future[Scored]]] = []
         self.ended: list[int] = []
         self.closed = 0
 
@@ -63,12 +68,13 @@ class Actors:
     def watch(self, life: int) -> Future[None]:
         return self._note(self.watched, life)
 
-    def score(self, life: int, parts: Sequence[PackedPart]) -> Future[Bytes | str]:
-        future: Future[Bytes | str] = Future()
+    def score(self, life: int, parts: Sequence[PackedPart]) -> Sent:
+        future: Future[Scored] = Future()
         with self._changed:
             self.asked.append((life, parts, future))
             self._changed.notify_all()
-        return future
+        references = [cast("ObjectRef[object]", part) for part in parts if part.is_stored]
+        return Sent(future=future, stored=tuple(references))
 
     def end(self, life: int) -> None:
         with self._changed:
@@ -92,7 +98,8 @@ class Actors:
 
     def answer(self, at: int) -> None:
         _, parts, future = self.asked[at]
-        future.set_result(compute(TEACHER, parts))
+        computed = compute(TEACHER, parts)
+        future.set_result(Returns(data=computed.returned, statuses=computed.statuses))
 
     def kill(self, life: int) -> None:
         """End a life as Ray tells it: to who watches, and to whom it owes an answer."""
@@ -177,7 +184,7 @@ def test_what_a_replica_answers_can_be_copied_where_it_belongs(rig: Rig) -> None
     [outcome] = rig.await_outcomes(1)
     assert outcome.parts == (part,)
     outcome.scores[0].copy_to(part)
-    assert part.answer.finish(mask=False) == 0
+    assert part.written.finish(mask=False) == 0
 
 
 def test_one_that_ends_is_told_once_and_its_pass_goes_to_another(rig: Rig) -> None:
@@ -267,3 +274,62 @@ def test_closing_it_gives_the_actors_back_once(rig: Rig) -> None:
     rig.engine.close()
     assert rig.actors.closed == 1
     assert not rig.engine.is_alive
+
+
+class NodeStores:
+    """Stores with room for a few rows on each node."""
+
+    def budgets(self, nodes: Collection[str]) -> dict[str, int]:
+        return dict.fromkeys(nodes, 8192)
+
+
+def stays(rig: Rig, row: list[int]) -> Part:
+    """Rows that are to stay, and the room that is promised for them."""
+    model = part_of(row).answer
+    leave = rig.engine.promise_room(2048)
+    answer = StoredAnswer(model.request, columns=model.columns, wanted=model.wanted, leave=leave)
+    return Part(answer=answer, first_row=0, row_count=1)
+
+
+def test_nothing_stays_before_there_are_stores(rig: Rig) -> None:
+    assert not rig.engine.may_stay(1)
+    rig.engine.use_stores(NodeStores(), sharers=2)
+    assert rig.engine.may_stay(4096)
+    assert not rig.engine.may_stay(4097), "another engine has the other half"
+
+
+def test_what_stays_is_a_pass_of_its_own_and_takes_room_until_it_is_dropped(rig: Rig) -> None:
+    rig.engine.use_stores(NodeStores(), sharers=1)
+    staying, coming = stays(rig, [1, 2, 3]), part_of([1, 2, 3])
+    parts = [staying, coming]
+    rig.engine.start(parts, wanted=lambda: True, deadline=rig.clock.now() + 1e6)
+    rig.actors.until(lambda: len(rig.actors.asked) == 2)
+    assert [[p.is_stored for p in packed] for _, packed, _ in rig.actors.asked] == [[False], [True]]
+    [(used, budget)] = rig.engine.store_use().values()
+    assert (0 < used, budget) == (True, 8192)
+    for at in range(2):
+        rig.actors.answer(at)
+    outcomes = {each.parts[0]: each for each in rig.await_outcomes(2)}
+    outcomes[staying].scores[0].copy_to(staying)
+    answer = staying.answer
+    assert isinstance(answer, StoredAnswer)
+    assert answer.finish(mask=False) == 0
+    [part] = answer.parts
+    assert (part.rows, part.positions) == (range(1), range(3))
+    assert rig.engine.store_use()["n0"][0] == used
+    answer.drop()
+    assert rig.engine.store_use()["n0"][0] == 0
+    rig.engine.promise_room(8192)
+
+
+def test_a_store_that_others_have_filled_fails_what_was_to_stay_there(rig: Rig) -> None:
+    rig.engine.use_stores(NodeStores(), sharers=1)
+    staying = stays(rig, [1, 2, 3])
+    rig.engine.start([staying], wanted=lambda: True, deadline=rig.clock.now() + 1e6)
+    rig.actors.until(lambda: len(rig.actors.asked) == 1)
+    _, _, future = rig.actors.asked[0]
+    future.set_result(StoreFull(need_bytes=5, used_bytes=8, most_bytes=10))
+    [outcome] = rig.await_outcomes(1)
+    assert isinstance(outcome.error, PoolFullError)
+    assert (outcome.error.facts["free_bytes"], outcome.final) == (2, True)
+    assert rig.engine.store_use()["n0"][0] == 0

@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.server.replicas.teacher import MOST, VOCABULARY, Teacher
 
+from teacher_logits.cuts import join_parts
+from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.layout import (
     Column,
     ElementType,
@@ -20,12 +22,14 @@ from teacher_logits.layout import (
     scored_id_columns,
     top_k_columns,
 )
+from teacher_logits.payload import Payload
 from teacher_logits.payload_room import HostRoom
 from teacher_logits.selection_rules import ClientIds, Nucleus, Sampled, TopK
-from teacher_logits_server.engines.answers import Answer, Part, fill
+from teacher_logits_server.engines.answers import Answer, Asked, Part, fill
 from teacher_logits_server.engines.keepers import Wanted
 from teacher_logits_server.engines.requests import Request, read_request
-from teacher_logits_server.replicas.packing import compute, pack, returned
+from teacher_logits_server.engines.stored import StoredAnswer
+from teacher_logits_server.replicas.packing import compute, pack, piece_of, returned
 
 TEACHER = Teacher(Path())
 K = 5
@@ -86,7 +90,7 @@ def answer_of(
     return made, room
 
 
-def parts_of(answer: Answer, borders: list[int]) -> list[Part]:
+def parts_of(answer: Asked, borders: list[int]) -> list[Part]:
     """An answer's rows in parts."""
     rows = answer.request.row_count
     edges = sorted({0, rows, *(border for border in borders if border < rows)})
@@ -96,7 +100,7 @@ def parts_of(answer: Answer, borders: list[int]) -> list[Part]:
 def by_replica(parts: list[Part]) -> None:
     """Fill parts as a replica does, its buffer read-only as the object store's memory is."""
     packed = [pack(part) for part in parts]
-    data = compute(TEACHER, packed)
+    data = compute(TEACHER, packed).returned
     data.flags.writeable = False
     for part, scores in zip(parts, returned(packed, data), strict=True):
         scores.copy_to(part)
@@ -144,3 +148,97 @@ def test_bytes_that_are_not_what_was_asked_for_are_refused() -> None:
     [scores] = returned([pack(part)], numpy.zeros(3, numpy.uint8))
     with pytest.raises(ValueError, match="returned 3 bytes"):
         scores.copy_to(part)
+
+
+class Rows:
+    """Rows that a replica keeps."""
+
+    def __init__(self, data: memoryview, status: bytes) -> None:
+        self.data, self.status, self.dropped = data, status, 0
+
+    def drop(self) -> None:
+        self.dropped += 1
+
+
+def stored_by_replica(answer: StoredAnswer, borders: list[int]) -> list[Rows]:
+    """Fill an answer's parts as a replica does whose rows stay there."""
+    parts = parts_of(answer, borders)
+    computed = compute(TEACHER, [pack(part) for part in parts])
+    assert not computed.returned.size
+    rows = [
+        Rows(data.data, status)
+        for data, status in zip(computed.stored, computed.statuses, strict=True)
+    ]
+    for part, own in zip(parts, rows, strict=True):
+        assert piece_of(part, key=0).stored_bytes == own.data.nbytes
+        answer.take_stored(part, own)
+    return rows
+
+
+@given(asked(), rules, value_types, st.lists(st.integers(1, 3), max_size=2), st.booleans())
+def test_what_stays_with_replicas_is_put_together_what_this_process_would_have_written(
+    request: Request,
+    rule: TopK | Nucleus | Sampled | ClientIds,
+    value_type: ElementType,
+    borders: list[int],
+    is_bad: bool,
+) -> None:
+    if is_bad:
+        request = read_request(input_ids=flat([[1, 2], [3, MOST], [4]]), row_lengths=[2, 2, 1])
+    here, own = answer_of(request, rule, value_type)
+    fill(TEACHER, parts_of(here, borders), wanted=lambda: True)
+    bad = here.finish(mask=True)
+    answer = StoredAnswer(request, columns=here.columns, wanted=here.wanted)
+    rows = stored_by_replica(answer, borders)
+    assert answer.finish(mask=True) == bad == int(is_bad)
+    room = bytearray(b"\xff" * len(own))
+    parts = [(p.rows, p.positions, own.data) for p, own in zip(answer.parts, rows, strict=True)]
+    join_parts(whole(here, len(own)), parts, memoryview(room), copy=copy)
+    assert own == room
+
+
+def copy(found: memoryview, room: memoryview) -> None:
+    room[:] = found
+
+
+def whole(answer: Answer, size_bytes: int) -> Payload:
+    """The payload that an answer becomes, as far as its layout goes."""
+    return Payload(
+        payload_id="p",
+        teacher_id="t",
+        teacher_revision="",
+        first_row=0,
+        row_count=answer.request.row_count,
+        position_count=answer.request.position_count,
+        top_k=K,
+        temperatures=(1.0,),
+        vocabulary_size=VOCABULARY,
+        columns=answer.columns,
+        size_bytes=size_bytes,
+    )
+
+
+def stored_answer(leave: list[str]) -> StoredAnswer:
+    request = read_request(input_ids=flat([[1, 2], [3, MOST]]), row_lengths=[2, 2])
+    model, _ = answer_of(request, TopK(), ElementType.FLOAT32)
+    return StoredAnswer(
+        request, columns=model.columns, wanted=model.wanted, leave=lambda: leave.append("left")
+    )
+
+
+def test_a_bad_row_that_stays_is_refused_by_its_position() -> None:
+    answer = stored_answer([])
+    stored_by_replica(answer, [1])
+    with pytest.raises(PayloadInvalidError, match="row 1 hold a NaN at position 0"):
+        answer.finish(mask=False)
+
+
+def test_what_stays_is_let_go_of_once_and_so_is_what_comes_too_late() -> None:
+    left: list[str] = []
+    answer = stored_answer(left)
+    rows = stored_by_replica(answer, [1])
+    answer.drop()
+    answer.drop()
+    assert ([each.dropped for each in rows], left) == ([1, 1], ["left"])
+    late = stored_by_replica(answer, [])
+    assert [each.dropped for each in late] == [1]

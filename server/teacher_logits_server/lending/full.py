@@ -1,21 +1,20 @@
-"""Quarantine: new payloads are refused while too much of a pool is in it.
-
-Pure.
-"""
+"""What is said when there is no room because of what is in quarantine, and when to ask again."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import PoolFullError
 
 if TYPE_CHECKING:
-    from datetime import timedelta
-
     from teacher_logits.pool import Pool
 
+RETRY_AFTER = timedelta(seconds=1)
+"""Hint to whoever found the pool full: about one training step."""
 
-def check_quarantine(pool: Pool, size_bytes: int, *, most: float, retry_after: timedelta) -> None:
+
+def check_quarantine(pool: Pool, size_bytes: int, *, most: float) -> None:
     """Refuse a payload while more than the share ``most`` of a pool is in quarantine.
 
     Raises:
@@ -36,5 +35,5 @@ def check_quarantine(pool: Pool, size_bytes: int, *, most: float, retry_after: t
             "quarantined_bytes": usage.quarantined_bytes,
             "budget_bytes": usage.budget_bytes,
         },
-        retry_after=retry_after,
+        retry_after=RETRY_AFTER,
     )
