@@ -121,13 +121,19 @@ class RegisteredView:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueView:
-    """Scoring requests that wait or run, and what was scored since the server's start."""
+    """Scoring requests that wait or run, and what was scored since the server's start.
+
+    ``teacher_id`` is empty in the sum of several, of which ``serving`` is not said: whether that
+    teacher takes requests.
+    """
 
     waiting_requests: int
     waiting_tokens: int
     running_requests: int
     scored_requests: int
     scored_tokens: int
+    teacher_id: str = ""
+    serving: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +189,11 @@ class ReplicaView:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerView:
-    """A server at one instant."""
+    """A server at one instant.
+
+    ``queues`` are those of its own teachers, and ``queue`` is their sum; a server of an older
+    release tells the sum alone.
+    """
 
     epoch: str
     version: str
@@ -198,6 +208,7 @@ class ServerView:
     registered: RegisteredView = RegisteredView()
     object_store: ObjectStoreView | None = None
     replicas: tuple[ReplicaView, ...] = ()
+    queues: tuple[QueueView, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

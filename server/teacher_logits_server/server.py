@@ -227,6 +227,7 @@ class Server:
                 clock=clock,
                 objects=objects,
                 replicas=core.replicas,
+                able=core.able,
             )
         )
         if Transport.STREAM in self._config.transports:
@@ -238,7 +239,7 @@ class Server:
         return BulkService(exporter=core.stream, stall=stall, unix_paths=paths)
 
     async def _tell_health(self) -> None:
-        """Say SERVING while every thread works and no drain was asked for."""
+        """Say SERVING while it is healthy and no drain was asked for; of each teacher likewise."""
         core, endpoint = self._core, self._endpoint
         if core is None or endpoint is None:
             return
@@ -247,6 +248,7 @@ class Server:
             _log.error("unhealthy", extra={"facts": core.health()})
         self._is_sick = not healthy
         await endpoint.set_serving(healthy and not self._draining)
+        await endpoint.teachers.tell(core.able(), draining=self._draining)
 
     def _readiness(self, core: Core, addresses: Sequence[Address]) -> Readiness:
         teachers = core.profiles

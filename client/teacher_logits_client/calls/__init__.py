@@ -34,6 +34,7 @@ from teacher_logits_client.calls.opened import OpenedSession
 from teacher_logits_client.calls.pending import PendingLease
 from teacher_logits_client.calls.registry import RegistryCalls
 from teacher_logits_client.calls.steps import PendingStep
+from teacher_logits_client.calls.told import Telling, Unary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -51,6 +52,8 @@ Request = TypeVar("Request", bound="Message")
 Reply = TypeVar("Reply", bound="Message")
 
 _READ_PAYLOAD = "/teacher_logits.v1.BulkService/ReadPayload"
+_OPEN_SESSION = "/teacher_logits.v1.TeacherLogitsService/OpenSession"
+_OPENING = "the opening of a session"
 
 
 class Calls:
@@ -62,6 +65,15 @@ class Calls:
         self._channels = Channels(address)
         control, bulk = self._channels.control, self._channels.bulk
         self._service = teacher_logits_service_pb2_grpc.TeacherLogitsServiceStub(control)
+        self._open_session: Telling[
+            teacher_logits_service_pb2.OpenSessionRequest,
+            teacher_logits_service_pb2.OpenSessionResponse,
+        ] = Telling(
+            control,
+            _OPEN_SESSION,
+            reply=teacher_logits_service_pb2.OpenSessionResponse,
+            what=_OPENING,
+        )
         self._scoring = scoring_service_pb2_grpc.ScoringServiceStub(control)
         self._read = bulk.unary_stream(
             _READ_PAYLOAD,
@@ -89,13 +101,13 @@ class Calls:
     ) -> OpenedSession:
         """Be admitted, or raise every broken rule."""
         reply = self._call(
-            self._service.OpenSession,
+            self._open_session,
             teacher_logits_service_pb2.OpenSessionRequest(
                 request_id=request_id,
                 protocol_version=PROTOCOL_VERSION,
                 profile=student_to_wire(profile),
             ),
-            what="the opening of a session",
+            what=_OPENING,
             timeout=timeout,
         )
         return OpenedSession(
@@ -251,7 +263,7 @@ class Calls:
 
     def _call(
         self,
-        method: grpc.UnaryUnaryMultiCallable[Request, Reply],
+        method: Unary[Request, Reply],
         request: Request,
         *,
         what: str,

@@ -37,6 +37,7 @@ def server_view_to_wire(view: ServerView) -> messages.InspectResponse:
         registered=_registered_to_wire(view.registered),
         object_store=None if view.object_store is None else store_to_wire(view.object_store),
         replicas=[replica_to_wire(each) for each in view.replicas],
+        queues=[_queue_to_wire(each) for each in view.queues],
     )
 
 
@@ -63,6 +64,7 @@ def server_view_from_wire(message: messages.InspectResponse) -> ServerView:
         if message.HasField("object_store")
         else None,
         replicas=tuple(replica_from_wire(each) for each in message.replicas),
+        queues=tuple(_queue_from_wire(each) for each in message.queues),
     )
 
 
@@ -177,6 +179,8 @@ def _queue_to_wire(view: QueueView) -> messages.QueueState:
         running_requests=view.running_requests,
         scored_requests=view.scored_requests,
         scored_tokens=view.scored_tokens,
+        teacher_id=view.teacher_id,
+        serving=view.serving,
     )
 
 
@@ -187,6 +191,8 @@ def _queue_from_wire(message: messages.QueueState) -> QueueView:
         running_requests=message.running_requests,
         scored_requests=message.scored_requests,
         scored_tokens=message.scored_tokens,
+        teacher_id=message.teacher_id,
+        serving=message.serving,
     )
 
 

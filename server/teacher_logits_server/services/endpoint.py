@@ -19,6 +19,7 @@ from teacher_logits.errors import ConfigError
 from teacher_logits.selection_rules import MAX_IDS_PER_TOKEN
 from teacher_logits_server.interceptors import Guard
 from teacher_logits_server.services import Services
+from teacher_logits_server.services.teacher_health import TeacherHealth
 from teacher_logits_server.sockets import EVERYONE, OWNER_ONLY, SocketClaim
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Endpoint:
         self._socket_mode = EVERYONE if for_everyone else OWNER_ONLY
         self._claims: list[SocketClaim] = []
         self._health = health.HealthServicer()
+        self.teachers = TeacherHealth(self._health)
         self._is_ready = False
         self._server = grpc.aio.server(
             handlers=(self.services,),
@@ -92,6 +94,7 @@ class Endpoint:
     async def stop(self, *, grace_seconds: float) -> None:
         """Take no more calls, let those under way finish within the grace, and free the sockets."""
         await self.set_serving(False)
+        await self.teachers.end()
         await self._server.stop(grace_seconds)
         for claim in self._claims:
             claim.release()

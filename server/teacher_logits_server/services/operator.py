@@ -7,7 +7,7 @@ the beginning of the process that the broker proved.
 from __future__ import annotations
 
 import logging
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,7 @@ class OperatorService(stubs.OperatorServiceServicer):
         scorers: of the server's own teachers, by their ids.
         objects: None where it has joined no Ray cluster.
         replicas: those of their engines, as they are when it is called.
+        able: whether each of them takes requests, likewise.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class OperatorService(stubs.OperatorServiceServicer):
         clock: Clock,
         objects: RayObjectExporter | None = None,
         replicas: Callable[[], tuple[ReplicaView, ...]] = tuple,
+        able: Callable[[], Mapping[str, bool]] = dict,
     ) -> None:
         self._ledger = ledger
         self._publishing = publishing
@@ -60,6 +62,7 @@ class OperatorService(stubs.OperatorServiceServicer):
         self._clock = clock
         self._objects = objects
         self._replicas = replicas
+        self._able = able
         self._started_at = clock.now()
 
     async def Inspect(
@@ -68,7 +71,7 @@ class OperatorService(stubs.OperatorServiceServicer):
         context: ServicerContext[messages.InspectRequest, messages.InspectResponse],
     ) -> messages.InspectResponse:
         """Describe what the server holds."""
-        held = self._ledger.view()
+        held, queues = self._ledger.view(), self._queues()
         view = ServerView(
             epoch=self._ledger.epoch,
             version=__version__,
@@ -81,10 +84,18 @@ class OperatorService(stubs.OperatorServiceServicer):
             steps=held.steps,
             registered=held.registered,
             object_store=None if self._objects is None else self._objects.view(),
-            queue=sum_of([scorer.queue() for scorer in self._scorers.values()]),
+            queue=sum_of(queues),
             replicas=self._replicas(),
+            queues=queues,
         )
         return server_view_to_wire(view)
+
+    def _queues(self) -> tuple[QueueView, ...]:
+        able = self._able()
+        return tuple(
+            replace(scorer.queue(), teacher_id=name, serving=able.get(name, False))
+            for name, scorer in self._scorers.items()
+        )
 
     async def Reclaim(
         self,
@@ -137,5 +148,5 @@ class OperatorService(stubs.OperatorServiceServicer):
 
 def sum_of(queues: Sequence[QueueView]) -> QueueView:
     """Return the queues of several teachers as one; nothing waits where there is none."""
-    names = [each.name for each in fields(QueueView)]
+    names = [each.name for each in fields(QueueView) if each.default is MISSING]
     return QueueView(**{name: sum(getattr(each, name) for each in queues) for name in names})

@@ -32,7 +32,7 @@ from teacher_logits.wire import teacher_from_wire
 from teacher_logits.wire.session import session_to_wire
 from teacher_logits.wire.transport import probe_from_wire
 from teacher_logits_server.admission.capability import check_protocol
-from teacher_logits_server.services.opening import Opening
+from teacher_logits_server.services.opening import Opening, teller
 from teacher_logits_server.services.patience import Patience
 from teacher_logits_server.services.uploads import Upload
 from teacher_logits_server.settlement.device_offers import DeviceOffer
@@ -96,7 +96,7 @@ class RegistryService(stubs.RegistryServiceServicer):
                 profile=profile,
                 offer=_offer(request),
             )
-            opening = Opening(self._ledger, admit)
+            opening = Opening(self._ledger, admit, teller(context))
             opened = await opening.wait(self._waiting, self._waiting.seconds_for(context))
         except TeacherLogitsError as error:
             _log.warning(

@@ -32,7 +32,7 @@ from teacher_logits.wire.session import session_to_wire
 from teacher_logits.wire.steps import grant_to_wire
 from teacher_logits.wire.transport import probe_to_wire, refusal_from_wire
 from teacher_logits_server.admission.capability import check_protocol
-from teacher_logits_server.services.opening import Opening
+from teacher_logits_server.services.opening import Opening, teller
 from teacher_logits_server.services.session_log import PUBLISHER, log_refused, log_settled, who_asks
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
                 protocol_version=request.protocol_version,
                 profile=profile,
             )
-            opening = Opening(self._ledger, admit)
+            opening = Opening(self._ledger, admit, teller(context))
             opened = await opening.wait(self._waiting, self._waiting.seconds_for(context))
         except SessionRefusedError as error:
             log_refused(who_asks(profile), error)
