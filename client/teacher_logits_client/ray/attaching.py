@@ -24,7 +24,7 @@ from teacher_logits_client.ray.descriptions import (
     check_description,
 )
 from teacher_logits_client.ray.flat import check_top_k
-from teacher_logits_client.ray.given import check_size, whole_numbers
+from teacher_logits_client.ray.given import check_sizes_given, whole_numbers
 from teacher_logits_client.ray.opening import open_payload
 from teacher_logits_client.ray.row_tokens import check_tokens
 
@@ -75,9 +75,7 @@ def attach(
     flat = open_payload(payload)
     tokens = _tensor(batch, "input_ids", axes=2)
     lengths = _lengths(batch, rows=len(tokens))
-    for what, size in (("top_k", top_k), ("vocabulary_size", vocabulary_size)):
-        if size is not None:
-            check_size(size, what=what)
+    check_sizes_given(top_k=top_k, vocabulary_size=vocabulary_size)
     expected = Expected(
         step=step,
         rows=None if rows is None else whole_numbers(rows, what="rows"),

@@ -70,6 +70,17 @@ def check_size(given: object, *, what: str) -> None:
         )
 
 
+def check_sizes_given(**sizes: object) -> None:
+    """Let sizes pass as ``check_size`` does, each by its name; None is none given.
+
+    Raises:
+        PayloadInvalidError: one is something else.
+    """
+    for what, given in sizes.items():
+        if given is not None:
+            check_size(given, what=what)
+
+
 def check_count(given: object, *, what: str) -> None:
     """Let a whole number from 0 on pass.
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.grid import is_whole
-from teacher_logits_client.ray.given import check_size
+from teacher_logits_client.ray.given import check_sizes_given
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,8 +56,7 @@ def in_global_order(
             its number of rows.
     """
     by_rank: dict[int, list[tuple[Handle, ...]]] = defaultdict(list)
-    if data_parallel_size is not None:
-        check_size(data_parallel_size, what="data_parallel_size")
+    check_sizes_given(data_parallel_size=data_parallel_size)
     for place, answer in enumerate(answers):
         if not isinstance(answer, RankHandles):
             raise PayloadInvalidError(

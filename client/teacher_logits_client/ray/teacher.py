@@ -40,7 +40,7 @@ from teacher_logits_client.ray.flat import (
     column_views,
     top_k_specs,
 )
-from teacher_logits_client.ray.given import check_count, check_size, whole_numbers
+from teacher_logits_client.ray.given import check_count, check_sizes_given, whole_numbers
 from teacher_logits_client.ray.rooms import DeferredPayload, ObjectRoom
 from teacher_logits_client.ray.row_tokens import tokens_of
 
@@ -161,8 +161,7 @@ class DeferredTeacher:
             PayloadInvalidError: a rank or a size is no such number, or no payload has the type.
         """
         check_count(data_parallel_rank, what="data_parallel_rank")
-        if vocabulary_size is not None:
-            check_size(vocabulary_size, what="vocabulary_size")
+        check_sizes_given(vocabulary_size=vocabulary_size)
         self.vocabulary_size = vocabulary_size
         self.room = ObjectRoom() if room is None else room
         self.is_representative = is_representative
