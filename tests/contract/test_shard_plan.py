@@ -167,3 +167,25 @@ def test_what_no_shard_could_have_is_refused() -> None:
     for box in broken:
         with pytest.raises(PayloadInvalidError):
             plan_shards([box], wanted)
+
+
+BOX = ShardBox(rows=range(2), positions=(range(4),), ids=range(8))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        None,
+        "a shard",
+        ShardBox(rows=2, positions=(range(4),), ids=range(8)),  # type: ignore[arg-type]
+        ShardBox(rows=[0, 1], positions=(range(4),), ids=range(8)),  # type: ignore[arg-type]
+        ShardBox(rows=range(2), positions=range(4), ids=range(8)),  # type: ignore[arg-type]
+        ShardBox(rows=range(2), positions=None, ids=range(8)),  # type: ignore[arg-type]
+        ShardBox(rows=range(2), positions=(range(4),), ids=None),  # type: ignore[arg-type]
+    ],
+)
+def test_a_box_is_made_of_runs(wrong: ShardBox) -> None:
+    with pytest.raises(PayloadInvalidError, match=r"ShardBox|give runs of step 1"):
+        plan_shards([BOX], wrong)
+    with pytest.raises(PayloadInvalidError, match=r"ShardBox|give runs of step 1"):
+        plan_shards([wrong], BOX)

@@ -22,6 +22,7 @@ from teacher_logits.errors import (
 )
 from teacher_logits_client.ray.agreement import Side, StepPlan, agree
 from teacher_logits_client.ray.attaching import attach
+from teacher_logits_client.ray.driver import hand_over
 from teacher_logits_client.ray.fetching import fetch
 from teacher_logits_client.ray.global_order import RankHandles
 from teacher_logits_client.ray.row_orders import SequencePacking
@@ -271,3 +272,27 @@ def test_what_is_no_reference_is_fetched_without_a_cluster() -> None:
 def test_handles_are_of_a_rank_and_one_a_row(given: dict[str, object]) -> None:
     with pytest.raises(PayloadInvalidError, match="one handle a row"):
         RankHandles(**{"data_parallel_rank": 0, "handles": (1,), **given})  # type: ignore[arg-type]
+
+
+def test_a_process_of_no_cluster_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    def start(*_: object, **__: object) -> None:
+        pytest.fail("Ray would start a cluster here")
+
+    monkeypatch.setattr(ray, "put", start)
+    monkeypatch.setattr(ray, "get", start)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    teacher = DeferredTeacher(data_parallel_rank=0)
+    with pytest.raises(RequestInvalidError, match="no worker and no driver"):
+        teacher.put({"topk_logits": VALUES, "topk_indices": IDS}, step=1, rows=(0, 1))
+    with pytest.raises(RequestInvalidError, match="no worker and no driver"):
+        fetch([ray.ObjectRef.from_random()], what="the step")
+
+
+@pytest.mark.parametrize("step", [None, NAN, 1.0, "1", True])
+def test_a_hand_over_is_of_a_step(step: object) -> None:
+    side = Side(data_parallel_size=1, global_batch_size=1)
+    agreement = agree(StepPlan(row_count=1, student=side, teacher=side))
+    with pytest.raises(PayloadInvalidError, match="step is"):
+        hand_over([], agreement, step=step)  # type: ignore[arg-type]
