@@ -14,6 +14,7 @@ by somebody as a rectangle, padding and all, and is refused.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import torch
@@ -133,7 +134,7 @@ def _pad(
         return value
     flat = flat_rows(value) if value.is_nested else value.flatten(0, 1)
     whole = not (flat.dtype.is_floating_point or flat.dtype.is_complex)
-    if not isinstance(pad, int | float) or (whole and not _holds(flat.dtype, pad)):
+    if not isinstance(pad, Real) or (whole and not _holds(flat.dtype, pad)):
         raise PayloadInvalidError(
             f"{name} is {flat.dtype} and is to be padded with {pad!r}: give a whole number that it "
             "holds, or of floats any",

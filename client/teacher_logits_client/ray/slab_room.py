@@ -173,7 +173,9 @@ class SlabRoom:
 
     def give_back(self, buffer: Bytes) -> None:
         """Take room back that was not put; of a room that is closed nothing is left to take."""
-        found = self._of(buffer) if self._pid == os.getpid() else None
+        if self._pid != os.getpid():
+            return
+        found = self._of(buffer)
         with self._lock:
             if found is not None:
                 found.is_written = False

@@ -60,6 +60,8 @@ def check_learnable(
     if tail is not None:
         wrong["a tail that is NaN or +inf"] = tail.isnan() | tail.isposinf()
         del wrong["no value above -inf"]  # all the mass may be in the tail
+    if not torch.stack([(where & counts).any() for where in wrong.values()]).any():
+        return  # a device was waited for once
     for what, where in wrong.items():
         found = (where & counts).nonzero()
         if len(found):
