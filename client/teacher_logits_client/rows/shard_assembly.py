@@ -75,7 +75,8 @@ def _check_memory(what: str, given: object) -> None:
         )
 
 
-def _check(plan: ShardPlan, tensors: Sequence[torch.Tensor], out: torch.Tensor | None) -> None:
+def _check_kinds(tensors: Sequence[torch.Tensor], out: torch.Tensor | None) -> None:
+    """Refuse what is no memory of shards or of a slice."""
     if not isinstance(tensors, Sequence):
         raise PayloadInvalidError(
             f"tensors are a {type(tensors).__name__}: give those of the shards, in a list",
@@ -93,6 +94,10 @@ def _check(plan: ShardPlan, tensors: Sequence[torch.Tensor], out: torch.Tensor |
                 "out requires a gradient, or is expanded and has less memory than entries: give "
                 "memory of its own"
             )
+
+
+def _check(plan: ShardPlan, tensors: Sequence[torch.Tensor], out: torch.Tensor | None) -> None:
+    _check_kinds(tensors, out)
     for piece in plan.pieces:
         if piece.shard >= len(tensors):
             raise PayloadInvalidError(

@@ -35,10 +35,7 @@ def check_array(name: str, given: object, *, kind: str, shape: Sequence[int | No
 
 
 def check_learnable(
-    positions: torch.Tensor,
-    values: torch.Tensor,
-    ids: torch.Tensor,
-    tail: torch.Tensor | None = None,
+    positions: torch.Tensor, values: torch.Tensor, ids: torch.Tensor, tail: torch.Tensor | None
 ) -> None:
     """Let entries [N,S,K] pass of which a loss makes numbers wherever ``positions`` [N,S] count.
 

@@ -160,7 +160,7 @@ def to_targets(batch: Mapping[str, object], *, temperature: float = 1.0) -> Targ
         tail = tail.to(values)
         check_learnable(positions, values, ids, tail)
     else:
-        check_learnable(positions, values, ids)
+        check_learnable(positions, values, ids, None)
         values = (values / temperature).log_softmax(-1)
         tail = values.new_full(shape, ABSENT_LOGPROB, dtype=torch.float32)
     floor = ABSENT_LOGPROB
