@@ -22,7 +22,8 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from teacher_logits.errors import PayloadInvalidError
+from teacher_logits.errors import GridMismatchError, PayloadInvalidError
+from teacher_logits.grid import check_rank
 from teacher_logits.zigzag import zigzag_positions
 
 if TYPE_CHECKING:
@@ -146,10 +147,20 @@ def is_shard(profile: Sharded) -> bool:
 
     Of ranks that hold the same, as tensor-parallel ones do where the vocabulary is not divided,
     the first publishes.
+
+    Raises:
+        GridMismatchError: it is no rank of its model grid: it would take another's part, or none.
     """
     grid, model = part_grid(profile), profile.model_grid
     if model is None:
         return True
+    broken = check_rank(
+        model.tensor_parallel_rank, model.tensor_parallel_size, name="tensor_parallel_rank"
+    ) + check_rank(
+        model.context_parallel_rank, model.context_parallel_size, name="context_parallel_rank"
+    )
+    if broken:
+        raise GridMismatchError(broken)
     if columns_of_rank(profile).start >= profile.vocabulary_size:
         return False
     by_vocabulary = ShardedBy.VOCABULARY in profile.sharded_by
@@ -189,8 +200,14 @@ def runs_of_part(
     """Return the runs of a row of ``length`` positions that a context-parallel rank holds.
 
     Raises:
-        PayloadInvalidError: the row cannot be cut into parts of equal length.
+        PayloadInvalidError: the row cannot be cut into parts of equal length, or there is no such
+            part.
     """
+    if not 0 <= part < parts:
+        raise PayloadInvalidError(
+            f"part {part} of {parts} is none: they are counted from 0",
+            facts={"part": part, "parts": parts},
+        )
     if ShardedBy.ZIGZAG in sharded_by:
         return zigzag_positions(length, rank=part, size=parts)
     if length % parts:

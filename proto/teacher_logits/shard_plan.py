@@ -157,10 +157,15 @@ def _shifted(run: range, by: int) -> range:
 
 
 def _check_box(box: ShardBox) -> None:
+    if not isinstance(box, ShardBox) or not isinstance(box.positions, tuple | list):
+        raise PayloadInvalidError(
+            f"{box!r} is no box of a shard: give a ShardBox, its positions as a tuple of runs",
+            facts={"given": type(box).__name__},
+        )
     axes = {"rows": (box.rows,), "positions": box.positions, "ids": (box.ids,)}
     for axis, runs in axes.items():
         for run in runs:
-            if run.step != 1 or run.start < 0 or run.stop < run.start:
+            if not isinstance(run, range) or run.step != 1 or run.start < 0 or run.stop < run.start:
                 raise PayloadInvalidError(
                     f"{box.name} has {axis} {run}: give runs of step 1, from 0 or later",
                     facts={"shard": box.name, "axis": axis, "run": str(run)},

@@ -121,13 +121,19 @@ class RegisteredView:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueView:
-    """Scoring requests that wait or run, and what was scored since the server's start."""
+    """Scoring requests that wait or run, and what was scored since the server's start.
+
+    ``teacher_id`` is empty in the sum of several, of which ``serving`` is not said: whether that
+    teacher takes requests.
+    """
 
     waiting_requests: int
     waiting_tokens: int
     running_requests: int
     scored_requests: int
     scored_tokens: int
+    teacher_id: str = ""
+    serving: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +223,11 @@ class MetricView:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerView:
-    """A server at one instant. ``metrics`` is empty from a server of an older release."""
+    """A server at one instant.
+
+    ``queues`` are those of its own teachers, and ``queue`` is their sum; a server of an older
+    release tells the sum alone, and no ``metrics``.
+    """
 
     epoch: str
     version: str
@@ -233,6 +243,7 @@ class ServerView:
     object_store: ObjectStoreView | None = None
     replicas: tuple[ReplicaView, ...] = ()
     metrics: tuple[MetricView, ...] = ()
+    queues: tuple[QueueView, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

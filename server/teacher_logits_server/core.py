@@ -289,13 +289,24 @@ class Core:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether every thread lives and, where all teachers are in replicas, one is ready.
+        """Whether the broker lives and, where there are teachers of its own, one of them is able.
 
-        Of several teachers one may be without: the others' students come and go meanwhile.
+        The others' students come and go meanwhile; each has a health of its own.
         """
-        able = len(self.passes) < len(self.scorers) or not self.passes
-        ready = any(each.state == "ready" for each in self.replicas())
-        return (able or ready) and all(self.threads().values())
+        able = self.able().values()
+        lines = self.broker is None or self.broker.is_alive
+        return lines and (any(able) or not able)
+
+    def able(self) -> dict[str, bool]:
+        """Return whether each of its own teachers takes requests.
+
+        Its thread lives and, where it runs in replicas, so does theirs, and one is ready.
+        """
+        able = {name: scorer.healthy for name, scorer in self.scorers.items()}
+        for name, passes in self.passes.items():
+            ready = any(each.state == "ready" for each in passes.replicas())
+            able[name] = able[name] and passes.is_alive and ready
+        return able
 
     @property
     def is_idle(self) -> bool:

@@ -258,6 +258,7 @@ class Server:
                 replicas=core.replicas,
                 metrics=instruments.samples,
                 node_stores=tuple if core.stores is None else core.stores.view,
+                able=core.able,
             )
         )
         if Transport.STREAM in self._config.transports:
@@ -276,7 +277,7 @@ class Server:
         )
 
     async def _tell_health(self) -> None:
-        """Say SERVING while every thread works and no drain was asked for."""
+        """Say SERVING while it is healthy and no drain was asked for; of each teacher likewise."""
         core, endpoint = self._core, self._endpoint
         if core is None or endpoint is None:
             return
@@ -284,6 +285,7 @@ class Server:
         self._states.health(healthy, core.health)
         self._states.room(core.ledger.is_full, core.ledger.usage)
         await endpoint.set_serving(healthy and not self._draining)
+        await endpoint.teachers.tell(core.able(), draining=self._draining)
 
     def _readiness(self, core: Core, addresses: Sequence[Address]) -> Readiness:
         teachers = core.profiles

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from teacher_logits_client.ray.row_order import DynamicBatching, SequencePacking
+from teacher_logits_client.ray.row_orders import DynamicBatching, SequencePacking
 
 FOLDER = Path(os.environ.get("TEACHER_LOGITS_CASES") or Path(__file__).parent / "data")
 

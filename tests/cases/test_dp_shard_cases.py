@@ -6,7 +6,7 @@ import pytest
 from tests.cases.golden import DpShardCase, dp_shard_cases
 
 from teacher_logits.errors import GridMismatchError
-from teacher_logits_client.ray.row_order import RowOrder, row_order
+from teacher_logits_client.ray.row_orders import RowOrder, row_order
 
 CASES = dp_shard_cases("dp_shard_cases.jsonl")
 SOUND = [case for case in CASES if case.error is None]

@@ -235,6 +235,23 @@ class TestTheTables:
             assert any(needed in line for line in tables)
         assert any(session_id[-22:] in line and lease_id in line for line in tables)
 
+    def test_the_queues_of_several_teachers_show_each_and_the_one_that_does_not_serve(self) -> None:
+        own = a_view().queue
+        math = replace(own, teacher_id="math", serving=True)
+        code = replace(own, teacher_id="code", serving=False, waiting_requests=0)
+        view = a_view(queues=(math, code))
+        document = json.loads(as_json(view))
+
+        assert "queue     math: 2 requests waiting" in as_text(view)
+        assert "queue     code: NOT SERVING, 0 requests waiting" in as_text(view)
+        assert "queue     2 requests waiting" in as_text(a_view(queues=(math,)))
+        assert "queue     code: NOT SERVING" in as_text(a_view(queues=(code,)))
+        assert document["queue"]["waiting_requests"] == 2
+        assert document["queues"] == [
+            {"teacher_id": "math", "serving": True, **document["queue"]},
+            {"teacher_id": "code", "serving": False, **document["queue"], "waiting_requests": 0},
+        ]
+
     def test_an_idle_server_has_no_empty_tables(self) -> None:
         text = as_text(a_view(sessions=(), leases=()))
 

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -37,6 +37,8 @@ pool.budget_bytes pool.committed_bytes pool.extent_count pool.free_bytes pool.qu
 pool.slab_count pool.used_bytes
 queue.running_requests queue.scored_requests queue.scored_tokens queue.waiting_requests
 queue.waiting_tokens
+queues[].running_requests queues[].scored_requests queues[].scored_tokens queues[].serving
+queues[].teacher_id queues[].waiting_requests queues[].waiting_tokens
 registered.committed_bytes registered.device_slabs[].device_uuid
 registered.device_slabs[].reader_count registered.device_slabs[].session_id
 registered.device_slabs[].size_bytes registered.device_slabs[].slab_id
@@ -60,6 +62,13 @@ teachers[].vocabulary_size
 """.split()
 """Every path to a value. A line is added here, and none is taken away."""
 
+QUEUE = QueueView(
+    waiting_requests=1,
+    waiting_tokens=1,
+    running_requests=1,
+    scored_requests=1,
+    scored_tokens=1,
+)
 VIEW = ServerView(
     epoch="e",
     version="1",
@@ -114,7 +123,8 @@ VIEW = ServerView(
         slab_count=1,
         extent_count=1,
     ),
-    queue=QueueView(**{each.name: 1 for each in fields(QueueView)}),
+    queue=QUEUE,
+    queues=(replace(QUEUE, teacher_id="t", serving=True),),
     steps=(
         StepView(
             teacher_id="t",

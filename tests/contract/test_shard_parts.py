@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teacher_logits.errors import PayloadInvalidError, RequestInvalidError
+from teacher_logits.errors import GridMismatchError, PayloadInvalidError, RequestInvalidError
 from teacher_logits.grid import BatchGrid
 from teacher_logits.layout import ColumnKind, ElementType, lay_out
 from teacher_logits.locality import ModelGrid
@@ -188,3 +188,21 @@ def test_a_part_that_cannot_be_is_refused(numbers: tuple[int, int, int, int], ru
 def test_runs_without_a_part_are_refused() -> None:
     with pytest.raises(PayloadInvalidError, match="is a part that cannot be: none"):
         check_payload(a_payload(None, runs=2))
+
+
+@pytest.mark.parametrize("wrong", [-1, 2, 1.5, None])
+@pytest.mark.parametrize("name", ["tensor_parallel_rank", "context_parallel_rank"])
+def test_a_rank_that_is_none_of_its_grid_is_no_ones_shard(name: str, wrong: object) -> None:
+    [profile] = ranks((ShardedBy.VOCABULARY,), dp=1, tp=1, cp=1, ids=8, head=8)
+    assert profile.model_grid is not None
+    sizes = {"tensor_parallel_size": 2, "context_parallel_size": 2}
+    grid = replace(profile.model_grid, **sizes, **{name: wrong})  # type: ignore[arg-type]
+
+    with pytest.raises(GridMismatchError, match=name):
+        is_shard(replace(profile, model_grid=grid))
+
+
+@pytest.mark.parametrize(("part", "parts"), [(2, 2), (-1, 2), (0, 0)])
+def test_a_part_that_is_none_has_no_positions(part: int, parts: int) -> None:
+    with pytest.raises(PayloadInvalidError, match="counted from 0"):
+        runs_of_part(8, part=part, parts=parts, sharded_by=(ShardedBy.SEQUENCE,))

@@ -175,3 +175,25 @@ def test_a_position_in_two_runs_is_found_with_an_empty_run_between_them() -> Non
 
     with pytest.raises(PayloadInvalidError, match="positions 2 to 33 in two of its runs"):
         plan_shards([shard], ShardBox(rows=rows, positions=(range(4),), ids=ids))
+
+
+BOX = ShardBox(rows=range(2), positions=(range(4),), ids=range(8))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        None,
+        "a shard",
+        ShardBox(rows=2, positions=(range(4),), ids=range(8)),  # type: ignore[arg-type]
+        ShardBox(rows=[0, 1], positions=(range(4),), ids=range(8)),  # type: ignore[arg-type]
+        ShardBox(rows=range(2), positions=range(4), ids=range(8)),  # type: ignore[arg-type]
+        ShardBox(rows=range(2), positions=None, ids=range(8)),  # type: ignore[arg-type]
+        ShardBox(rows=range(2), positions=(range(4),), ids=None),  # type: ignore[arg-type]
+    ],
+)
+def test_a_box_is_made_of_runs(wrong: ShardBox) -> None:
+    with pytest.raises(PayloadInvalidError, match=r"ShardBox|give runs of step 1"):
+        plan_shards([BOX], wrong)
+    with pytest.raises(PayloadInvalidError, match=r"ShardBox|give runs of step 1"):
+        plan_shards([wrong], BOX)

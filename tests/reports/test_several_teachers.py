@@ -188,6 +188,49 @@ def test_r30_each_row_of_a_mixed_batch_is_scored_by_the_teacher_that_has_its_tag
     assert targets.valid.sum() == len(torch.cat(said)) - len(rows)
 
 
+@pytest.mark.parametrize("form", ["flat", "rectangle", "rows"])
+def test_r30_ids_of_ones_own_choice_are_scored_by_the_teacher_of_their_row(
+    several: Several, router: tl.TeacherRouter, form: str
+) -> None:
+    rows, tags = [[3, 1, 4], [1, 5], [9, 2]], ["tag-t5", "tag-t2", "more-t5"]
+    chosen = torch.arange(3 * 3 * 2).view(3, 3, 2) * 7 % VOCABULARY_SIZE
+    each = [chosen[row, : len(ids)] for row, ids in enumerate(rows)]
+    forms: dict[str, torch.Tensor | list[torch.Tensor]] = {
+        "flat": torch.cat(each),
+        "rectangle": chosen,
+        "rows": each,
+    }
+    with router.scored_ids(rows, ids=forms[form], tags=tags).result() as answer:
+        targets = answer.targets
+
+    said = [
+        turned(head_logits(row), several.number(tag[-2:]))[:, :VOCABULARY_SIZE].log_softmax(1)
+        for row, tag in zip(rows, tags, strict=True)
+    ]
+    wanted = torch.cat([one.gather(1, ids) for one, ids in zip(said, each, strict=True)])
+    assert torch.equal(targets.topk_ids.long(), torch.cat(each))
+    valid = targets.valid
+    torch.testing.assert_close(targets.topk_logprobs[valid], wanted[valid], atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("ids", "told"),
+    [
+        (None, "ids is None"),
+        (torch.zeros(3, 1, dtype=torch.int64), "4 positions are wanted"),
+        (torch.zeros(3, 2, 1, dtype=torch.int64), "ids are of 3 rows and input_ids of 2"),
+        ([[[1], [2]]], "ids are of 1 rows and input_ids of 2"),
+        (torch.zeros(2, 1, 1, dtype=torch.int64), "row 0 of ids has shape"),
+        (torch.zeros(2, 2, 1), "integers"),
+    ],
+)
+def test_r30_ids_that_are_not_of_the_batch_are_refused(
+    router: tl.TeacherRouter, ids: torch.Tensor, told: str
+) -> None:
+    with pytest.raises(PayloadInvalidError, match=told):
+        router.scored_ids([[1, 2], [3, 4]], ids=ids, tags=["tag-t0", "tag-t1"])
+
+
 def test_r30_rows_of_one_teacher_are_its_own_payload(router: tl.TeacherRouter) -> None:
     with router.score(RAGGED, tags=["tag-t2"] * 3).result() as answer:
         (payload,) = answer.payloads.values()

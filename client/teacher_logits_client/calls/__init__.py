@@ -36,6 +36,7 @@ from teacher_logits_client.calls.opened import OpenedSession
 from teacher_logits_client.calls.pending import PendingLease
 from teacher_logits_client.calls.registry import RegistryCalls
 from teacher_logits_client.calls.steps import PendingStep
+from teacher_logits_client.calls.told import Telling, Unary
 from teacher_logits_client.credentials import NO_CREDENTIALS
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ Request = TypeVar("Request", bound="Message")
 Reply = TypeVar("Reply", bound="Message")
 
 _READ_PAYLOAD = "/teacher_logits.v1.BulkService/ReadPayload"
+_OPEN_SESSION = "/teacher_logits.v1.TeacherLogitsService/OpenSession"
+_OPENING = "the opening of a session"
 
 
 class Calls:
@@ -67,6 +70,15 @@ class Calls:
         self._metadata = self._channels.shown.metadata
         control, bulk = self._channels.control, self._channels.bulk
         self._service = teacher_logits_service_pb2_grpc.TeacherLogitsServiceStub(control)
+        self._open_session: Telling[
+            teacher_logits_service_pb2.OpenSessionRequest,
+            teacher_logits_service_pb2.OpenSessionResponse,
+        ] = Telling(
+            control,
+            _OPEN_SESSION,
+            reply=teacher_logits_service_pb2.OpenSessionResponse,
+            what=_OPENING,
+        )
         self._scoring = scoring_service_pb2_grpc.ScoringServiceStub(control)
         self._read = bulk.unary_stream(
             _READ_PAYLOAD,
@@ -98,13 +110,13 @@ class Calls:
     ) -> OpenedSession:
         """Be admitted, or raise every broken rule."""
         reply = self._call(
-            self._service.OpenSession,
+            self._open_session,
             teacher_logits_service_pb2.OpenSessionRequest(
                 request_id=request_id,
                 **spoken_to_wire(OURS),
                 profile=student_to_wire(profile),
             ),
-            what="the opening of a session",
+            what=_OPENING,
             timeout=timeout,
         )
         return OpenedSession(
@@ -267,7 +279,7 @@ class Calls:
 
     def _call(
         self,
-        method: grpc.UnaryUnaryMultiCallable[Request, Reply],
+        method: Unary[Request, Reply],
         request: Request,
         *,
         what: str,

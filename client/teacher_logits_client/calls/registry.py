@@ -23,6 +23,7 @@ from teacher_logits.wire.steps import reservation_from_wire
 from teacher_logits.wire.transport import probe_to_wire
 from teacher_logits_client.calls.failures import Waiting, stream_error_of
 from teacher_logits_client.calls.opened import OpenedSession
+from teacher_logits_client.calls.told import Telling, Unary
 from teacher_logits_client.line.write_requests import reserve_request, seal_request
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 Request = TypeVar("Request", bound="Message")
 Reply = TypeVar("Reply", bound="Message")
 
+_OPEN_PUBLISHER = "/teacher_logits.v1.RegistryService/OpenPublisher"
+_OPENING = "the opening of a publisher"
 _WRITE_PAYLOAD = "/teacher_logits.v1.RegistryService/WritePayload"
 _SESSION_TAG, _PAYLOAD_TAG = b"\x0a", b"\x12"
 _OFFSET_TAG, _CRC_TAG, _DATA_TAG = b"\x18", b"\x25", b"\x7a"
@@ -51,7 +54,7 @@ class Invoke(Protocol):
 
     def __call__(
         self,
-        method: grpc.UnaryUnaryMultiCallable[Request, Reply],
+        method: Unary[Request, Reply],
         request: Request,
         *,
         what: str,
@@ -68,6 +71,14 @@ class RegistryCalls:
         self._address = address
         self._invoke = invoke
         self._service = registry_service_pb2_grpc.RegistryServiceStub(channels.control)
+        self._open_publisher: Telling[
+            registry_service_pb2.OpenPublisherRequest, registry_service_pb2.OpenPublisherResponse
+        ] = Telling(
+            channels.control,
+            _OPEN_PUBLISHER,
+            reply=registry_service_pb2.OpenPublisherResponse,
+            what=_OPENING,
+        )
         self._write = channels.bulk.stream_unary(
             _WRITE_PAYLOAD,
             request_serializer=bytes,
@@ -90,7 +101,7 @@ class RegistryCalls:
         with sending("teacher profile"):
             message = teacher_to_wire(profile)
         reply = self._invoke(
-            self._service.OpenPublisher,
+            self._open_publisher,
             registry_service_pb2.OpenPublisherRequest(
                 request_id=request_id,
                 **spoken_to_wire(OURS),
@@ -98,7 +109,7 @@ class RegistryCalls:
                 probe=None if probe is None else probe_to_wire(probe),
                 probe_challenge=challenge,
             ),
-            what="the opening of a publisher",
+            what=_OPENING,
             timeout=timeout,
         )
         return OpenedSession(

@@ -89,7 +89,8 @@ class TopKForm:
                 f"k is {self.k!r}: give a whole number from 1 on", facts={"k": repr(self.k)}
             )
         whole = {torch.int32, torch.int64}
-        if not self.value_type.is_floating_point or self.index_type not in whole:
+        is_dtype = isinstance(self.value_type, torch.dtype)
+        if not (is_dtype and self.value_type.is_floating_point) or self.index_type not in whole:
             raise PayloadInvalidError(
                 f"the form has values of {self.value_type} and indices of {self.index_type}: give "
                 "a floating-point type, and int32 or int64",
@@ -115,5 +116,13 @@ class TopKForm:
         return tuple(spec.name for spec in self.specs)
 
     def train_fields(self, others: Sequence[str]) -> tuple[str, ...]:
-        """Return a trainer's ``train_fields`` with the teacher's behind them, each once."""
+        """Return a trainer's ``train_fields`` with the teacher's behind them, each once.
+
+        Raises:
+            PayloadInvalidError: ``others`` is one text, and no list of names.
+        """
+        if isinstance(others, str):
+            raise PayloadInvalidError(
+                f"train_fields are {others!r}: give a list of names", facts={"given": others}
+            )
         return tuple(dict.fromkeys((*others, *self.names)))

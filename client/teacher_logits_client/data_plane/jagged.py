@@ -11,6 +11,7 @@ copy, detached; what was nested already is itself.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -20,9 +21,10 @@ from teacher_logits.grid import is_whole
 from teacher_logits_client.data_plane.fields import TOKEN_ALIGNED
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
 Lengths: TypeAlias = "torch.Tensor | Sequence[int]"
+_MOST = torch.iinfo(torch.int64).max
 
 
 def pack_jagged(
@@ -45,6 +47,7 @@ def pack_jagged(
     Raises:
         PayloadInvalidError: naming the field and the numbers.
     """
+    check_fields(fields)
     sizes = row_lengths(lengths)
     longest = int(sizes.max())
     if padded_to is not None and not (is_whole(padded_to) and padded_to >= longest):
@@ -64,6 +67,36 @@ def pack_jagged(
             _check_width(name, value, longest=longest, padded_to=padded_to)
             packed[name] = nest(value.detach()[token_mask(sizes, value)], sizes)
     return packed
+
+
+def check_fields(fields: object) -> None:
+    """Let a mapping of names to tensors pass that have their bytes.
+
+    Raises:
+        PayloadInvalidError: it is something else.
+    """
+    if not isinstance(fields, Mapping):
+        raise PayloadInvalidError(
+            f"fields are a {type(fields).__name__}: give a mapping of names to tensors",
+            facts={"given": type(fields).__name__},
+        )
+    for name, value in fields.items():
+        check_tensor(name, value)
+
+
+def check_tensor(name: str, value: object) -> torch.Tensor:
+    """Return a tensor, nested or not, that has its bytes.
+
+    Raises:
+        PayloadInvalidError: it is something else.
+    """
+    if not isinstance(value, torch.Tensor) or value.is_meta:
+        raise PayloadInvalidError(
+            f"{name} is a {type(value).__name__}: only tensors are fields here; what else a row "
+            "has is its tags",
+            facts={"field": name, "given": type(value).__name__},
+        )
+    return value
 
 
 def row_lengths(lengths: Lengths) -> torch.Tensor:
@@ -116,18 +149,13 @@ def lengths_of_rows(nested: torch.Tensor) -> torch.Tensor:
 
 
 def check_rows(name: str, value: object, rows: int) -> None:
-    """Let a tensor pass, nested or not, that has so many rows.
+    """Let a tensor pass, nested or not, that has its bytes, and so many rows.
 
     Raises:
         PayloadInvalidError: it has not.
     """
-    if not isinstance(value, torch.Tensor):
-        raise PayloadInvalidError(
-            f"{name} is a {type(value).__name__}: only tensors are fields here; what else a row "
-            "has is its tags",
-            facts={"field": name, "given": type(value).__name__},
-        )
-    has = len(value.unbind()) if value.is_nested else (len(value) if value.dim() else 0)
+    rows_of = check_tensor(name, value)
+    has = len(rows_of.unbind()) if rows_of.is_nested else (len(rows_of) if rows_of.dim() else 0)
     if has != rows:
         raise PayloadInvalidError(
             f"{name} has {has} rows and there are {rows} lengths: one for each row",
@@ -186,7 +214,12 @@ def refuse_other_lengths(name: str, found: torch.Tensor, sizes: torch.Tensor) ->
 
 
 def _tensor(lengths: Sequence[int]) -> torch.Tensor:
-    wrong = [each for each in lengths if not is_whole(each)]
+    if not isinstance(lengths, Iterable):
+        raise PayloadInvalidError(
+            f"lengths are {lengths!r}: give a whole number a row", facts={"lengths": repr(lengths)}
+        )
+    lengths = list(lengths)
+    wrong = [each for each in lengths if not is_whole(each) or abs(each) > _MOST]
     if wrong:
         raise PayloadInvalidError(
             f"a length is {wrong[0]!r}: give whole numbers", facts={"length": repr(wrong[0])}

@@ -14,6 +14,7 @@ by somebody as a rectangle, padding and all, and is refused.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,6 +24,7 @@ from teacher_logits.grid import is_whole
 from teacher_logits_client.data_plane.fields import PAD_VALUES, TOKEN_ALIGNED
 from teacher_logits_client.data_plane.jagged import (
     Lengths,
+    check_fields,
     flat_rows,
     lengths_of_rows,
     refuse_other_lengths,
@@ -68,6 +70,7 @@ def pad_jagged(
         PayloadInvalidError: rows of differing lengths in two fields; a width below the longest
             row, of which ranks would run at differing ones; a nested field that nobody declared.
     """
+    check_fields(fields)
     aligned = {name: value for name, value in fields.items() if name in token_aligned}
     found = {name: _lengths_in(name, value) for name, value in aligned.items()}
     if lengths is None and not found:
@@ -131,15 +134,24 @@ def _pad(
         return value
     flat = flat_rows(value) if value.is_nested else value.flatten(0, 1)
     whole = not (flat.dtype.is_floating_point or flat.dtype.is_complex)
-    if whole and pad != int(pad):
+    if not isinstance(pad, Real) or (whole and not _holds(flat.dtype, pad)):
         raise PayloadInvalidError(
-            f"{name} is {flat.dtype} and is to be padded with {pad}: give a whole number",
-            facts={"field": name, "pad_value": pad},
+            f"{name} is {flat.dtype} and is to be padded with {pad!r}: give a whole number that it "
+            "holds, or of floats any",
+            facts={"field": name, "pad_value": repr(pad)},
         )
     filling = int(pad) if whole else pad
     made = flat.new_full((len(sizes), width, *flat.shape[1:]), filling)
     made[token_mask(sizes, made)] = flat
     return made
+
+
+def _holds(dtype: torch.dtype, pad: float) -> bool:
+    """Say whether a type of whole numbers, or of truth values, has a number."""
+    if dtype is torch.bool:
+        return pad in (0, 1)
+    info = torch.iinfo(dtype)
+    return info.min <= pad <= info.max and pad == int(pad)
 
 
 def _check_undeclared(name: str, value: torch.Tensor) -> None:

@@ -9,6 +9,7 @@ their collectives would not meet.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -46,6 +47,7 @@ class RowMeta:
     plan: Mapping[str, object] | None = None
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         ids, lengths = tuple(self.sample_ids), tuple(self.sequence_lengths)
         tags = tuple(self.tags) or (_NOTHING,) * len(ids)
         if not ids or not len(ids) == len(lengths) == len(tags):
@@ -79,6 +81,29 @@ class RowMeta:
         object.__setattr__(self, "sequence_lengths", lengths)
         object.__setattr__(self, "tags", tags)
 
+    def _check_kinds(self) -> None:
+        """Refuse what is no partition, no list and no width."""
+        lists: dict[str, object] = {
+            "sample_ids": self.sample_ids,
+            "sequence_lengths": self.sequence_lengths,
+            "tags": self.tags,
+        }
+        wrong = {
+            name: each
+            for name, each in lists.items()
+            if isinstance(each, str) or not isinstance(each, Iterable)
+        }
+        if not isinstance(self.partition_id, str) or not self.partition_id:
+            wrong["partition_id"] = self.partition_id
+        if not is_whole(self.pad_to_seqlen) or self.pad_to_seqlen < 0:
+            wrong["pad_to_seqlen"] = self.pad_to_seqlen
+        for name, each in wrong.items():
+            raise PayloadInvalidError(
+                f"{name} is {each!r}: give the name of a partition, a list with one of each kind a "
+                "row, and a width from 0 on",
+                facts={"field": name, "given": repr(each)[:200]},
+            )
+
     def __len__(self) -> int:
         return len(self.sample_ids)
 
@@ -88,11 +113,11 @@ class RowMeta:
         Raises:
             PayloadInvalidError: there is no such row, or none is left.
         """
-        outside = [row for row in rows if not 0 <= row < len(self)]
+        outside = [row for row in rows if not is_whole(row) or not 0 <= row < len(self)]
         if outside:
             raise PayloadInvalidError(
-                f"row {outside[0]} is wanted of {len(self)}",
-                facts={"row": outside[0], "rows": len(self)},
+                f"row {outside[0]!r} is wanted of {len(self)}",
+                facts={"row": repr(outside[0]), "rows": len(self)},
             )
         return replace(
             self,
@@ -112,6 +137,8 @@ class RowMeta:
         Raises:
             PayloadInvalidError: a name is none of these rows, or none is left.
         """
+        if isinstance(sample_ids, str):  # its letters may be names
+            sample_ids = (sample_ids,)
         strange = sorted(set(sample_ids) - set(self.sample_ids))
         if strange:
             raise PayloadInvalidError(

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from teacher_logits.profiles import TeacherProfile
-    from teacher_logits.views import LeaseView, ServerView, SessionView, StepView
+    from teacher_logits.views import LeaseView, QueueView, ServerView, SessionView, StepView
 
 Json = str | int | float | bool | None | list["Json"] | dict[str, "Json"]
 
 
 def as_json(view: ServerView, *, address: str) -> str:
     """Return the view of the server at an address as one JSON object."""
-    pool, queue = view.pool, view.queue
+    pool = view.pool
     document: Json = {
         "address": address,
         "epoch": view.epoch,
@@ -41,19 +41,27 @@ def as_json(view: ServerView, *, address: str) -> str:
         "object_store": None if view.object_store is None else asdict(view.object_store),
         "replicas": [asdict(replica) for replica in view.replicas],
         "steps": [_step_json(step) for step in view.steps],
-        "queue": {
-            "waiting_requests": queue.waiting_requests,
-            "waiting_tokens": queue.waiting_tokens,
-            "running_requests": queue.running_requests,
-            "scored_requests": queue.scored_requests,
-            "scored_tokens": queue.scored_tokens,
-        },
+        "queue": _queue_json(view.queue),
+        "queues": [
+            {"teacher_id": queue.teacher_id, "serving": queue.serving, **_queue_json(queue)}
+            for queue in view.queues
+        ],
         "metrics": [
             {"name": each.name, "labels": dict(each.labels), "value": each.value}
             for each in view.metrics
         ],
     }
     return json.dumps(document, indent=2)
+
+
+def _queue_json(queue: QueueView) -> dict[str, Json]:
+    return {
+        "waiting_requests": queue.waiting_requests,
+        "waiting_tokens": queue.waiting_tokens,
+        "running_requests": queue.running_requests,
+        "scored_requests": queue.scored_requests,
+        "scored_tokens": queue.scored_tokens,
+    }
 
 
 def _teacher_json(teacher: TeacherProfile) -> Json:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from teacher_logits.views import (
         DeviceSlabView,
         LeaseView,
+        QueueView,
         ServerView,
         SessionView,
         StepView,
@@ -37,7 +38,7 @@ _NAMES_WIDTH = 32
 def as_text(view: ServerView, *, address: str) -> str:
     """Return the view of the server at an address as a few aligned tables."""
     state = "draining: no new work, leases run out" if view.draining else "serving"
-    pool, queue = view.pool, view.queue
+    pool = view.pool
     head = [
         f"server    {address}, {state}, up {span_text(view.uptime)}, release {view.version}, "
         f"epoch {view.epoch}",
@@ -46,9 +47,7 @@ def as_text(view: ServerView, *, address: str) -> str:
         f"quarantine, {size_text(pool.free_bytes)} free of {size_text(pool.budget_bytes)}; "
         f"{_count(pool.extent_count, 'extent')} in {_count(pool.slab_count, 'slab')} of together "
         f"{size_text(pool.committed_bytes)}",
-        f"queue     {_count(queue.waiting_requests, 'request')} waiting with "
-        f"{queue.waiting_tokens:,} tokens, {queue.running_requests} running; "
-        f"{_count(queue.scored_requests, 'request')} with {queue.scored_tokens:,} tokens scored",
+        *_queue_lines(view),
         *replica_lines(view.replicas),
         *_registered_lines(view),
         *_store_lines(view),
@@ -150,6 +149,24 @@ def _step_section(steps: Sequence[StepView]) -> list[str]:
             ]
         )
     return ["", *table(rows), *_rest(len(steps) - _MAX_STEPS, "step")]
+
+
+def _queue_lines(view: ServerView) -> list[str]:
+    """Return the queue, or that of each teacher where there are several, or one is not able."""
+    if len(view.queues) < 2 and all(each.serving for each in view.queues):
+        return [f"queue     {_queue_text(view.queue)}"]
+    return [
+        f"queue     {each.teacher_id}: {'' if each.serving else 'NOT SERVING, '}{_queue_text(each)}"
+        for each in view.queues
+    ]
+
+
+def _queue_text(queue: QueueView) -> str:
+    return (
+        f"{_count(queue.waiting_requests, 'request')} waiting with "
+        f"{queue.waiting_tokens:,} tokens, {queue.running_requests} running; "
+        f"{_count(queue.scored_requests, 'request')} with {queue.scored_tokens:,} tokens scored"
+    )
 
 
 def _registered_lines(view: ServerView) -> list[str]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from teacher_logits_client.ray.global_order import RankHandles, in_global_order
     from teacher_logits_client.ray.opening import open_payload
     from teacher_logits_client.ray.rooms import DeferredPayload
-    from teacher_logits_client.ray.row_order import (
+    from teacher_logits_client.ray.row_orders import (
         DynamicBatching,
         RowOrder,
         SequencePacking,
@@ -65,14 +65,14 @@ _HOMES = {
     "DeferredDraft": "teacher",
     "DeferredPayload": "rooms",
     "DeferredTeacher": "teacher",
-    "DynamicBatching": "row_order",
+    "DynamicBatching": "row_orders",
     "FlatPayload": "flat",
     "HandedOver": "driver",
     "Path": "agreement",
     "PayloadDescription": "descriptions",
     "RankHandles": "global_order",
-    "RowOrder": "row_order",
-    "SequencePacking": "row_order",
+    "RowOrder": "row_orders",
+    "SequencePacking": "row_orders",
     "Side": "agreement",
     "SlabRoom": "slab_room",
     "StepPlan": "agreement",
@@ -83,10 +83,11 @@ _HOMES = {
     "in_global_order": "global_order",
     "open_payload": "opening",
     "require_deferred": "driver",
-    "row_order": "row_order",
+    "row_order": "row_orders",
     "typed_errors": "fetching",
 }
-"""Names imported when first asked for, each with its module."""
+"""Names imported when first asked for, each with its module, which is called otherwise: a module
+that is imported takes the place of what has its name."""
 
 
 def _find(name: str) -> object:

@@ -21,12 +21,14 @@ sizes in, rows and a reason out; no torch, no Ray.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import GridMismatchError, Violation
 from teacher_logits.grid import check_sizes
-from teacher_logits_client.ray.row_order import (
+from teacher_logits_client.ray.given import as_violation, whole_numbers
+from teacher_logits_client.ray.row_orders import (
     DynamicBatching,
     RowOrder,
     SequencePacking,
@@ -34,7 +36,7 @@ from teacher_logits_client.ray.row_order import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from teacher_logits.errors import Fact
 
@@ -102,8 +104,10 @@ def agree(plan: StepPlan) -> Agreement:
         GridMismatchError: a side's rows cannot be cut as it says, or an override of its micro
             batch tokens is no size, or for a side that batches by no tokens.
     """
+    _check_kinds(plan)
     if plan.lengths is not None:
-        plan = replace(plan, lengths=tuple(int(each) for each in plan.lengths))
+        with as_violation("not_whole"):
+            plan = replace(plan, lengths=whole_numbers(plan.lengths, what="lengths"))
     student = _overridden(plan.student, "student")
     teacher = _overridden(plan.teacher, "teacher")
     _check_sizes(plan)
@@ -250,6 +254,8 @@ def _rows_of(plan: StepPlan, side: Side, *, is_student: bool) -> Rows:
 
 def _tiling(rows: Rows, row_count: int, ranks: int) -> Rows:
     """Return rows as they were given, once they are known to tile the step."""
+    with as_violation("not_whole"):
+        rows = tuple(whole_numbers(each, what=f"rows[{rank}]") for rank, each in enumerate(rows))
     held = sorted(row for each in rows for row in each)
     if len(rows) != ranks or held != list(range(row_count)):
         message = (
@@ -258,7 +264,28 @@ def _tiling(rows: Rows, row_count: int, ranks: int) -> Rows:
         )
         facts = {"ranks": ranks, "given": len(rows), "held": len(held), "rows": row_count}
         raise GridMismatchError([Violation(rule="rows_not_tiled", message=message, facts=facts)])
-    return tuple(tuple(int(row) for row in each) for each in rows)
+    return rows
+
+
+def _check_kinds(plan: object) -> None:
+    """Refuse what is no plan of two sides."""
+    if not isinstance(plan, StepPlan):
+        message = f"the plan is a {type(plan).__name__}: give a StepPlan"
+        raise GridMismatchError([Violation(rule="not_whole", message=message)])
+    for name, side in (("student", plan.student), ("teacher", plan.teacher)):
+        batching = side.batching if isinstance(side, Side) else None
+        if not isinstance(side, Side):
+            message = f"the {name} is a {type(side).__name__}: give a Side"
+        elif not isinstance(batching, SequencePacking | DynamicBatching | None):
+            message = (
+                f"the {name} batches by {batching!r}: give SequencePacking(...), "
+                "DynamicBatching(...) or None"
+            )
+        elif not isinstance(side.rows, Sequence | None):
+            message = f"the {name}'s rows are {side.rows!r}: give those of each rank, in order"
+        else:
+            continue
+        raise GridMismatchError([Violation(rule="not_whole", message=message)])
 
 
 def _violation(rule: str, message: str, **facts: Fact) -> Violation:

@@ -11,6 +11,7 @@ vocabulary and this step. What is None is not checked; the batch's own rows and 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,11 +24,12 @@ from teacher_logits_client.ray.descriptions import (
     check_description,
 )
 from teacher_logits_client.ray.flat import check_top_k
+from teacher_logits_client.ray.given import check_sizes_given, whole_numbers
 from teacher_logits_client.ray.opening import open_payload
 from teacher_logits_client.ray.row_tokens import check_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping, Sequence
+    from collections.abc import Sequence
 
     from teacher_logits_client.ray.flat import FlatPayload
 
@@ -63,6 +65,7 @@ def attach(
     """
     if payload is None:
         return
+    _check_batch(batch)
     there = sorted(key for key in KEYS.values() if key in batch)
     if there:
         raise PayloadInvalidError(
@@ -71,10 +74,11 @@ def attach(
         )
     flat = open_payload(payload)
     tokens = _tensor(batch, "input_ids", axes=2)
-    lengths = _tensor(batch, "input_lengths", axes=1) if "input_lengths" in batch else None
+    lengths = _lengths(batch, rows=len(tokens))
+    check_sizes_given(top_k=top_k, vocabulary_size=vocabulary_size)
     expected = Expected(
         step=step,
-        rows=None if rows is None else tuple(int(row) for row in rows),
+        rows=None if rows is None else whole_numbers(rows, what="rows"),
         row_count=tokens.shape[0],
         sequence_length=tokens.shape[1],
         top_k=top_k,
@@ -97,10 +101,36 @@ def _as_wanted(
     out: Mapping[str, torch.Tensor] | None,
 ) -> dict[str, torch.Tensor]:
     if out is not None:
+        if not isinstance(out, Mapping):
+            raise PayloadInvalidError(
+                f"out is a {type(out).__name__}: give a mapping of {LOGITS} and {INDICES}",
+                facts={"given": type(out).__name__},
+            )
         return flat.copy_into(out)
     made = {name: view.clone() for name, view in views.items()} if copy else dict(views)
     made[INDICES] = made[INDICES].to(torch.int64)
     return made
+
+
+def _check_batch(batch: object) -> None:
+    if not isinstance(batch, MutableMapping):
+        raise PayloadInvalidError(
+            f"the batch is a {type(batch).__name__}: give the trainer's own mapping of keys to "
+            "tensors, into which the payload's are put",
+            facts={"given": type(batch).__name__},
+        )
+
+
+def _lengths(batch: Mapping[str, object], *, rows: int) -> torch.Tensor | None:
+    if "input_lengths" not in batch:
+        return None
+    found = _tensor(batch, "input_lengths", axes=1)
+    if len(whole_numbers(found, what="input_lengths")) != rows:
+        raise PayloadInvalidError(
+            f"the batch has {len(found)} input_lengths and {rows} rows of input_ids",
+            facts={"lengths": len(found), "rows": rows},
+        )
+    return found
 
 
 def _tensor(batch: Mapping[str, object], name: str, *, axes: int) -> torch.Tensor:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import GridMismatchError, PayloadInvalidError, Violation
+from teacher_logits.grid import is_whole
 from teacher_logits_client.ray.agreement import Path
 from teacher_logits_client.ray.descriptions import Expected, check_description
 from teacher_logits_client.ray.fetching import DEADLINE_SECONDS, fetch
@@ -67,6 +68,11 @@ def hand_over(
         DeadlinePassedError, ProducerLostError, ObjectLostError: see ``fetching``.
         Whatever a replica raised.
     """
+    if not is_whole(step):
+        raise PayloadInvalidError(
+            f"step is {step!r}: give a whole number, the one that is trained",
+            facts={"step": repr(step)},
+        )
     heard = fetch(answers, timeout=timeout, what=f"the teacher's answers of step {step}")
     chosen = one_of_each_rank(heard, agreement)
     plan = agreement.plan

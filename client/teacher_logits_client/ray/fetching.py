@@ -11,6 +11,7 @@ is one of the worker's class too, with its facts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -23,9 +24,10 @@ from teacher_logits.errors import (
     RequestInvalidError,
     TeacherLogitsError,
 )
+from teacher_logits_client.config import check_timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 DEADLINE_SECONDS = 600.0
 """How long a fetch waits, where nothing else is said: a teacher's step."""
@@ -40,7 +42,9 @@ def fetch(
     All of them are waited for; the first that failed is raised, before any is returned.
 
     Raises:
-        RequestInvalidError: one reference in place of a list of them.
+        RequestInvalidError: one reference in place of a list of them, or this process is of no
+            cluster.
+        ConfigError: ``timeout`` is none: more than 0 seconds, and at most a day.
         ProducerLostError, ObjectLostError, DeadlinePassedError, PoolFullError: see the module.
     """
     import ray
@@ -48,15 +52,38 @@ def fetch(
     if isinstance(things, ray.ObjectRef):
         message = f"{what}: a single reference is given: give a list, fetch([reference], ...)"
         raise RequestInvalidError(message, facts={"what": what})
+    timeout = check_timeout(timeout, what=what)
+    if not isinstance(things, Sequence) or isinstance(things, str | bytes):
+        message = f"{what}: a {type(things).__name__} is given: give a list of references"
+        raise RequestInvalidError(message, facts={"what": what})
     found = list(things)
     references: dict[int, ray.ObjectRef[object]] = {
         at: each for at, each in enumerate(things) if isinstance(each, ray.ObjectRef)
     }
+    if not references:
+        return found
+    check_in_cluster(what)
     with typed_errors(what, timeout=timeout):
         values = ray.get(list(references.values()), timeout=timeout)
     for at, value in zip(references, values, strict=True):
         found[at] = value
     return found
+
+
+def check_in_cluster(what: str) -> None:
+    """Refuse a process of no cluster, in which Ray would start one, or look for one, of its own.
+
+    Raises:
+        RequestInvalidError: it has not called ``ray.init``, and is no worker.
+    """
+    import ray
+
+    if not ray.is_initialized():
+        raise RequestInvalidError(
+            f"{what}: this process is no worker and no driver of a Ray cluster: call "
+            "ray.init(address=...) first, which this library never does",
+            facts={"what": what},
+        )
 
 
 @contextmanager

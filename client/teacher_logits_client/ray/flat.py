@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,7 @@ from teacher_logits_client.ray.descriptions import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     import numpy.typing as npt
 
@@ -69,21 +70,36 @@ class FlatPayload:
 
         Raises:
             PayloadInvalidError: ``out`` lacks a column, or has it in another shape, or in a type
-                that does not hold its ids.
+                that does not hold its ids or values, or cannot be written into.
         """
         views = self.views()
         for name, view in views.items():
-            if name not in out or out[name].shape != view.shape:
-                has = tuple(out[name].shape) if name in out else "not there"
-                raise PayloadInvalidError(
-                    f"out[{name!r}] is {has}: give a tensor of shape {tuple(view.shape)}",
-                    facts={"name": name, "wanted": str(tuple(view.shape)), "has": str(has)},
-                )
+            _check_out(name, out.get(name), view)
             if name == INDICES:
                 check_holds_ids(out[name].dtype, self.description.id_range, view)
+            else:
+                check_holds_values(out[name].dtype, view)
         for name, view in views.items():
             out[name].copy_(view)
         return {name: out[name] for name in views}
+
+
+def _check_out(name: str, given: object, view: torch.Tensor) -> None:
+    """Let a tensor of the caller's pass that a column can be copied into."""
+    is_tensor = isinstance(given, torch.Tensor) and not given.is_nested
+    shape = tuple(given.shape) if isinstance(given, torch.Tensor) and is_tensor else ()
+    why = ""
+    if not isinstance(given, torch.Tensor) or shape != tuple(view.shape):
+        why = str(shape) if is_tensor else f"a {type(given).__name__}"
+    elif given.requires_grad and torch.is_grad_enabled():
+        why = "one that requires a gradient"
+    elif any(step == 0 and size > 1 for size, step in zip(shape, given.stride(), strict=True)):
+        why = "expanded, and has less memory than entries"
+    if why:
+        raise PayloadInvalidError(
+            f"out[{name!r}] is {why}: give memory of shape {tuple(view.shape)}",
+            facts={"name": name, "wanted": str(tuple(view.shape)), "has": why},
+        )
 
 
 def column_views(buffer: Bytes, columns: Sequence[FlatColumn]) -> dict[str, torch.Tensor]:
@@ -123,13 +139,16 @@ def top_k_specs(
         PayloadInvalidError: they are not one tensor of values and one of ids, [N,S,K] both, of
             types that a payload has.
     """
-    if sorted(tensors) != sorted((LOGITS, INDICES)):
+    if not isinstance(tensors, Mapping) or set(tensors) != {LOGITS, INDICES}:
+        told = str(list(tensors)) if isinstance(tensors, Mapping) else type(tensors).__name__
         raise PayloadInvalidError(
-            f"give {LOGITS} and {INDICES}, not {sorted(tensors)}",
-            facts={"given": str(sorted(tensors))},
+            f"give a mapping of {LOGITS} and {INDICES}, not {told}", facts={"given": told}
         )
     for name, each in tensors.items():
-        if not isinstance(each, torch.Tensor) or each.is_nested or each.layout != torch.strided:
+        is_dense = isinstance(each, torch.Tensor) and not (
+            each.is_nested or each.layout is not torch.strided or each.is_meta
+        )
+        if not is_dense:
             raise PayloadInvalidError(
                 f"{name} is no dense tensor but a {type(each).__name__}: give it padded, [N,S,K]",
                 facts={"name": name, "type": type(each).__name__},
@@ -143,15 +162,27 @@ def top_k_specs(
         )
     specs = []
     for name, given, allowed in ((LOGITS, value_type, VALUE_TYPES), (INDICES, id_type, ID_TYPES)):
-        element_type = given or ELEMENT_TYPES.get(tensors[name].dtype)
-        if element_type is None or element_type not in allowed:
-            raise PayloadInvalidError(
-                f"{name} is of {given or tensors[name].dtype}: use one of "
-                f"{[each.value for each in allowed]}",
-                facts={"name": name, "type": str(given or tensors[name].dtype)},
-            )
-        specs.append((name, element_type, shapes[name]))
+        dtype = tensors[name].dtype
+        check_type(name, ELEMENT_TYPES.get(dtype), allowed, said=str(dtype))
+        specs.append((name, check_type(name, given or ELEMENT_TYPES[dtype], allowed), shapes[name]))
     return specs
+
+
+def check_type(
+    name: str, element_type: ElementType | None, allowed: Sequence[ElementType], *, said: str = ""
+) -> ElementType:
+    """Return a column's element type if payloads have it; ``said`` is what messages call it.
+
+    Raises:
+        PayloadInvalidError: they have not.
+    """
+    if element_type is None or element_type not in allowed:
+        said = said or str(element_type)
+        raise PayloadInvalidError(
+            f"{name} is of {said}: use one of {[each.value for each in allowed]}",
+            facts={"name": name, "type": said},
+        )
+    return element_type
 
 
 def check_top_k(
@@ -191,8 +222,25 @@ def check_holds_ids(
     if dtype is torch.int64 or dtype is ids.dtype:
         return
     most = id_range[1] if id_range is not None else int(ids.max())
-    if dtype.is_floating_point or most > torch.iinfo(dtype).max:
+    is_whole = not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
+    if not is_whole or most > torch.iinfo(dtype).max:
         raise PayloadInvalidError(
             f"ids up to {most} do not fit in {dtype}: leave them as {ids.dtype}",
             facts={"greatest_id": most, "type": str(dtype)},
+        )
+
+
+def check_holds_values(dtype: torch.dtype, values: torch.Tensor) -> None:
+    """Let a type pass in which no value becomes +inf; what becomes -inf has no mass either way.
+
+    Raises:
+        PayloadInvalidError: it holds only smaller ones, or no real numbers.
+    """
+    if dtype.is_floating_point and torch.finfo(dtype).max >= torch.finfo(values.dtype).max:
+        return
+    most = float(values.detach().max())
+    if not dtype.is_floating_point or most > torch.finfo(dtype).max:
+        raise PayloadInvalidError(
+            f"values up to {most:g} do not fit in {dtype}: leave them as {values.dtype}",
+            facts={"greatest": most, "type": str(dtype)},
         )

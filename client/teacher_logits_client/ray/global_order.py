@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from teacher_logits.errors import PayloadInvalidError
+from teacher_logits.grid import is_whole
+from teacher_logits_client.ray.given import check_sizes_given
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,6 +34,15 @@ class RankHandles(Generic[Handle]):
     data_parallel_rank: int
     handles: tuple[Handle, ...]
 
+    def __post_init__(self) -> None:
+        if not is_whole(self.data_parallel_rank) or not isinstance(self.handles, tuple | list):
+            told = type(self.handles).__name__
+            raise PayloadInvalidError(
+                f"data-parallel rank {self.data_parallel_rank!r} holds a {told}: give a whole "
+                "number, and a tuple with one handle a row",
+                facts={"data_parallel_rank": repr(self.data_parallel_rank), "handles": told},
+            )
+
 
 def in_global_order(
     answers: Iterable[RankHandles[Handle]], *, data_parallel_size: int | None = None
@@ -45,7 +56,13 @@ def in_global_order(
             its number of rows.
     """
     by_rank: dict[int, list[tuple[Handle, ...]]] = defaultdict(list)
-    for answer in answers:
+    check_sizes_given(data_parallel_size=data_parallel_size)
+    for place, answer in enumerate(answers):
+        if not isinstance(answer, RankHandles):
+            raise PayloadInvalidError(
+                f"worker {place} answered {type(answer).__name__}: give a RankHandles of each",
+                facts={"place": place, "type": type(answer).__name__},
+            )
         by_rank[answer.data_parallel_rank].append(answer.handles)
     size = max(by_rank, default=-1) + 1 if data_parallel_size is None else data_parallel_size
     if by_rank.keys() != set(range(size)):

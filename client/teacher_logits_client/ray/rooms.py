@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from teacher_logits_client.ray.fetching import typed_errors
+from teacher_logits_client.ray.fetching import check_in_cluster, typed_errors
 from teacher_logits_client.ray.flat import FlatPayload
 
 if TYPE_CHECKING:
@@ -70,10 +70,12 @@ class ObjectRoom:
         """Copy the bytes into the object store.
 
         Raises:
+            RequestInvalidError: this process is of no cluster.
             PoolFullError: it has no room.
         """
         import ray
 
+        check_in_cluster(f"a payload of step {description.step}")
         flat = FlatPayload(description=description, buffer=buffer[: description.size_bytes])
         with typed_errors(f"{description.size_bytes} bytes put into Ray's object store"):
             reference = ray.put(flat)

@@ -8,6 +8,9 @@ A reader asks once, on a connection that it keeps open as long as it reads:
 
 from __future__ import annotations
 
+import os
+import secrets
+import socket
 import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -18,6 +21,14 @@ if TYPE_CHECKING:
 SECRET_BYTES = 16
 ASK = struct.Struct(f"<{SECRET_BYTES}sQQ")
 LENT, WRITTEN_OVER = b"L", b"O"
+_CREDENTIALS = struct.Struct("3i")
+
+
+def may_read(reader: socket.socket, request: bytes, secret: bytes) -> bool:
+    """Say whether who sent a request is this process's user, and shows its secret."""
+    told = reader.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, uid, _ = _CREDENTIALS.unpack(told)
+    return uid == os.geteuid() and secrets.compare_digest(request[:SECRET_BYTES], secret)
 
 
 @dataclass(frozen=True, kw_only=True)

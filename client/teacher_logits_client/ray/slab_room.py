@@ -23,31 +23,34 @@ import os
 import secrets
 import selectors
 import socket
-import struct
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from teacher_logits.errors import PayloadInvalidError, PoolFullError
+from teacher_logits.errors import (
+    ForkedClientError,
+    PoolFullError,
+    RequestInvalidError,
+)
 from teacher_logits.layout import ALIGNMENT_BYTES, round_up
 from teacher_logits.payload import Extent
 from teacher_logits.slab import WriterSlab
+from teacher_logits_client.forks import refuse_to_travel
+from teacher_logits_client.ray.given import check_size
 from teacher_logits_client.ray.slab_references import (
     ASK,
     LENT,
     SECRET_BYTES,
     WRITTEN_OVER,
     SlabReference,
+    may_read,
 )
 
 if TYPE_CHECKING:
     from teacher_logits_client.ray.descriptions import PayloadDescription
     from teacher_logits_client.ray.flat import Bytes
-
-_CREDENTIALS = struct.Struct("3i")
-_PATIENCE_SECONDS = 5.0
 
 
 @dataclass(kw_only=True, eq=False)
@@ -65,11 +68,11 @@ class SlabRoom:
     """Room for payloads in slabs; give it to ``DeferredTeacher(room=...)``, and close it."""
 
     def __init__(self, *, budget_bytes: int, keep: int = 1) -> None:
-        if keep < 1:
-            raise PayloadInvalidError(
-                f"keep is {keep}: a payload has to stay until its readers have opened it",
-                facts={"keep": keep},
-            )
+        """Make room of at most ``budget_bytes``; ``PayloadInvalidError`` for what is no size."""
+        for what, size in (("budget_bytes", budget_bytes), ("keep", keep)):
+            check_size(size, what=what)
+        self._pid = os.getpid()
+        self._is_closed = False
         self._budget_bytes = budget_bytes
         self._keep = keep
         self._put_count = self._retired_count = self._made_count = self._pledged_bytes = 0
@@ -89,8 +92,11 @@ class SlabRoom:
 
         Raises:
             PoolFullError: the budget is spent on payloads that are kept or read.
+            RequestInvalidError: the room is closed.
+            ForkedClientError: it is another process's, whose memory this one would write into.
             OSError: the system has no memory for another slab.
         """
+        self._check_here()
         with self._lock:
             free = [each for each in self._slabs if self._is_free(each)]
             fitting = [each for each in free if each.slab.size_bytes >= size_bytes]
@@ -133,8 +139,16 @@ class SlabRoom:
         return made.buffer
 
     def put(self, description: PayloadDescription, buffer: Bytes) -> SlabReference:
-        """Let readers in, and return what they open the payload by."""
+        """Let readers in, and return what they open the payload by.
+
+        Raises:
+            RequestInvalidError: the room is closed, or the buffer is none of it.
+            ForkedClientError: as for ``take``.
+        """
+        self._check_here()
         found = self._of(buffer)
+        if found is None:
+            raise RequestInvalidError("the buffer is none of this room's: give what take returned")
         with self._lock:
             found.generation += 1
             found.put_at = self._put_count
@@ -158,10 +172,13 @@ class SlabRoom:
         )
 
     def give_back(self, buffer: Bytes) -> None:
-        """Take room back that was not put."""
+        """Take room back that was not put; of a room that is closed nothing is left to take."""
+        if self._pid != os.getpid():
+            return
         found = self._of(buffer)
         with self._lock:
-            found.is_written = False
+            if found is not None:
+                found.is_written = False
 
     def retire(self) -> None:
         """Free what was put so far as soon as nobody has it open, whatever ``keep`` says."""
@@ -174,16 +191,35 @@ class SlabRoom:
             return any(each.readers for each in self._slabs)
 
     def close(self) -> None:
-        """Lend nothing more. What students have open stays theirs until they let go of it."""
+        """Lend nothing more. What students have open stays theirs until they let go of it.
+
+        Twice is fine; in a forked child nothing happens.
+        """
+        if self._pid != os.getpid():
+            return
+        self._is_closed = True
         self._waker.close()
         self._thread.join()
         with self._lock:
             slabs, self._slabs = self._slabs, []
         _let_go(slabs)
 
-    def _of(self, buffer: Bytes) -> _Slab:
+    def __reduce__(self) -> tuple[object, ...]:
+        return refuse_to_travel("a SlabRoom", "make one in each worker")
+
+    def _check_here(self) -> None:
+        if self._pid != os.getpid():
+            raise ForkedClientError(
+                f"this SlabRoom is of process {self._pid}, and {os.getpid()} is a fork of it: make "
+                "one of its own in each worker",
+                facts={"made_by": self._pid, "pid": os.getpid()},
+            )
+        if self._is_closed:
+            raise RequestInvalidError("this SlabRoom is closed: make another")
+
+    def _of(self, buffer: Bytes) -> _Slab | None:
         with self._lock:
-            return next(each for each in self._slabs if each.buffer is buffer)
+            return next((each for each in self._slabs if each.buffer is buffer), None)
 
     def _is_free(self, each: _Slab) -> bool:
         if each.is_written or each.readers:
@@ -227,7 +263,7 @@ class SlabRoom:
             request = reader.recv(ASK.size)
         except OSError:
             request = b""
-        if len(request) != ASK.size or not self._may_read(reader, request):
+        if len(request) != ASK.size or not may_read(reader, request, self._secret):
             with self._lock:
                 for each in self._slabs:
                     each.readers.discard(reader)
@@ -254,11 +290,6 @@ class SlabRoom:
         except OSError:
             return False
         return True
-
-    def _may_read(self, reader: socket.socket, request: bytes) -> bool:
-        told = reader.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        _, uid, _ = _CREDENTIALS.unpack(told)
-        return uid == os.geteuid() and secrets.compare_digest(request[:SECRET_BYTES], self._secret)
 
 
 def _let_go(slabs: list[_Slab]) -> None:

@@ -21,20 +21,26 @@ from typing import TYPE_CHECKING
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.grid import is_whole
 from teacher_logits.layout import ElementType
+from teacher_logits.tensors import DTYPES
 from teacher_logits.words import word_of
 from teacher_logits_client.ray.descriptions import (
+    ID_TYPES,
     INDICES,
     LOGITS,
+    VALUE_TYPES,
     FlatColumn,
     PayloadDescription,
     lay_out_columns,
 )
 from teacher_logits_client.ray.flat import (
     check_holds_ids,
+    check_holds_values,
     check_top_k,
+    check_type,
     column_views,
     top_k_specs,
 )
+from teacher_logits_client.ray.given import check_count, check_sizes_given, whole_numbers
 from teacher_logits_client.ray.rooms import DeferredPayload, ObjectRoom
 from teacher_logits_client.ray.row_tokens import tokens_of
 
@@ -79,8 +85,9 @@ class DeferredDraft:
         """Look at every value and id now, so that ``seal`` need not.
 
         Raises:
-            PayloadInvalidError: see ``flat.check_top_k``.
+            PayloadInvalidError: see ``flat.check_top_k``; or the draft is sealed or discarded.
         """
+        self._check_open()
         self._id_range = check_top_k(self.tensors, vocabulary_size=self._teacher.vocabulary_size)
 
     def seal(
@@ -101,8 +108,7 @@ class DeferredDraft:
             PayloadInvalidError: rows that do not fit, or see ``check``. The draft stays open.
             PoolFullError: the object store has no room.
         """
-        if not self.tensors:
-            raise PayloadInvalidError("this draft is sealed or discarded: reserve another")
+        self._check_open()
         self._id_range = id_range or self._id_range
         if self._id_range is None:
             self.check()
@@ -111,7 +117,7 @@ class DeferredDraft:
             step=step,
             rows=rows,
             id_range=self._id_range,
-            tokens=tokens_of(input_ids, lengths),
+            tokens=tokens_of(input_ids, lengths, width=self._columns[0].shape[1]),
         )
         source = None
         if self._teacher.is_representative:
@@ -119,6 +125,10 @@ class DeferredDraft:
             self.tensors = {}
         self.discard()
         return DeferredPayload(description=description, source=source)
+
+    def _check_open(self) -> None:
+        if not self.tensors:
+            raise PayloadInvalidError("this draft is sealed or discarded: reserve another")
 
     def discard(self) -> None:
         """Give the room back unread. A draft that is sealed or discarded stays so."""
@@ -145,10 +155,17 @@ class DeferredTeacher:
         id_type: ElementType | None = None,
         room: Room | None = None,
     ) -> None:
+        """Take the worker's settings.
+
+        Raises:
+            PayloadInvalidError: a rank or a size is no such number, or no payload has the type.
+        """
+        check_count(data_parallel_rank, what="data_parallel_rank")
+        check_sizes_given(vocabulary_size=vocabulary_size)
         self.vocabulary_size = vocabulary_size
         self.room = ObjectRoom() if room is None else room
         self.is_representative = is_representative
-        self._rank = data_parallel_rank
+        self._rank = int(data_parallel_rank)
         types = {"value_type": value_type, "id_type": id_type}
         self._types = {
             name: None if each is None else word_of(ElementType, each, what=name)
@@ -158,12 +175,24 @@ class DeferredTeacher:
     def reserve(
         self, *, shape: Sequence[int], value_type: ElementType, id_type: ElementType
     ) -> DeferredDraft:
-        """Return room for [N,S,K] entries, for a teacher that can write in place: no copy then."""
+        """Return room for [N,S,K] entries, for a teacher that can write in place: no copy then.
+
+        Raises:
+            PayloadInvalidError: ``shape`` is none, or no payload has values or ids of such a type.
+            PoolFullError: there is no room.
+        """
+        sizes = whole_numbers(shape, what="shape")
+        if len(sizes) != 3 or not all(sizes):
+            raise PayloadInvalidError(
+                f"shape is {sizes}: give [N,S,K], none of them 0", facts={"shape": str(sizes)}
+            )
         kinds = (
-            (LOGITS, word_of(ElementType, value_type, what="value_type")),
-            (INDICES, word_of(ElementType, id_type, what="id_type")),
+            (LOGITS, word_of(ElementType, value_type, what="value_type"), VALUE_TYPES),
+            (INDICES, word_of(ElementType, id_type, what="id_type"), ID_TYPES),
         )
-        return DeferredDraft(self, lay_out_columns((name, each, shape) for name, each in kinds))
+        for name, kind, allowed in kinds:
+            check_type(name, kind, allowed)
+        return DeferredDraft(self, lay_out_columns((name, kind, sizes) for name, kind, _ in kinds))
 
     def put(
         self,
@@ -183,17 +212,19 @@ class DeferredTeacher:
         specs = top_k_specs(tensors, **self._types)
         id_range = check_top_k(tensors, vocabulary_size=self.vocabulary_size)
         columns = lay_out_columns(specs)
+        of_values, of_ids = (DTYPES[element_type] for _, element_type, _ in specs)
+        check_holds_values(of_values, tensors[LOGITS])
+        check_holds_ids(of_ids, id_range, tensors[INDICES])
         if not self.is_representative:
             told = self.describe(
                 columns,
                 step=step,
                 rows=rows,
                 id_range=id_range,
-                tokens=tokens_of(input_ids, lengths),
+                tokens=tokens_of(input_ids, lengths, width=columns[0].shape[1]),
             )
             return DeferredPayload(description=told, source=None)
         with DeferredDraft(self, columns) as draft:
-            check_holds_ids(draft.tensors[INDICES].dtype, id_range, tensors[INDICES])
             for name, place in draft.tensors.items():
                 place.copy_(tensors[name].detach())
             return draft.seal(
@@ -215,13 +246,11 @@ class DeferredTeacher:
             PayloadInvalidError: there are not as many rows, or one is told twice or is no row.
         """
         held = columns[0].shape[0]
-        told = tuple(rows)
-        are_rows = all(is_whole(row) and row >= 0 for row in told)
-        if not are_rows or len(told) != held or len(set(told)) != held:
-            kinds = "" if are_rows else f", not all whole numbers from 0 on ({told[:3]!r}...)"
+        told = whole_numbers(rows, what="rows")
+        if len(told) != held or len(set(told)) != held:
             raise PayloadInvalidError(
                 f"a payload of {held} rows was told {len(told)} of them, {len(set(told))} "
-                f"different{kinds}: give the global index of each, as in agreement.teacher_rows",
+                "different: give the global index of each, as in agreement.teacher_rows",
                 facts={"rows": held, "told": len(told), "different": len(set(told))},
             )
         if tokens is not None and len(tokens.digests) != held:
@@ -236,7 +265,7 @@ class DeferredTeacher:
         return PayloadDescription(
             step=int(step),
             data_parallel_rank=self._rank,
-            rows=tuple(int(row) for row in told),
+            rows=told,
             columns=columns,
             id_range=id_range,
             tokens=tokens,

@@ -15,23 +15,26 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-import torch
-
 from teacher_logits.errors import RequestInvalidError
 from teacher_logits_client.config import MapMode
 from teacher_logits_client.routing.answers import RoutedFuture
 from teacher_logits_client.routing.failing import about
+from teacher_logits_client.routing.mixed_rows import read_mixed
 from teacher_logits_client.routing.tags import Tags
-from teacher_logits_client.rows.flat_rows import UNREADABLE, flatten, invalid
+from teacher_logits_client.scoring.chosen_ids import check_given
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import TracebackType
+
+    import torch
 
     from teacher_logits.profiles import StudentProfile
     from teacher_logits_client.client import Client
+    from teacher_logits_client.routing.mixed_rows import MixedRows, Rowed
     from teacher_logits_client.routing.tags import Tagged
-    from teacher_logits_client.rows.flat_rows import FlatRows, Mask, Numbers, Rows
+    from teacher_logits_client.rows.flat_rows import Mask, Numbers, Rows
+    from teacher_logits_client.scoring.chosen_ids import Ids
     from teacher_logits_client.scoring.futures import ScoreFuture
     from teacher_logits_client.student import Session
 
@@ -39,7 +42,8 @@ if TYPE_CHECKING:
 class TeacherRouter:
     """Sessions of one student with several teachers; a context manager, which closes them.
 
-    ``sessions`` are those, by the teacher's id.
+    ``sessions`` are those, by the teacher's id. Registered steps are not routed, since a step is
+    the whole global batch, of one teacher: ``sessions["math"].acquire(step=7)`` has it.
     """
 
     def __init__(self, sessions: Mapping[Session, Iterable[str] | str]) -> None:
@@ -128,27 +132,90 @@ class TeacherRouter:
                 or there is not one tag a row. What was sent to other teachers is given up.
             SessionExpiredError, EpochChangedError: a session has ended.
         """
-        rows = flatten(input_ids, lengths, attention_mask, what="input_ids", shortest=1)
-        split = self._tags.split(tags, row_count=rows.row_count)
-        prefix = None
-        if prefix_ids is not None:
-            prefix = flatten(prefix_ids, prefix_lengths, what="prefix_ids", shortest=0)
-        elif prefix_lengths is not None:
-            raise invalid("prefix_lengths came without prefix_ids")
-        ids, before = _each(rows), _each_of(prefix, "prefix_ids", rows.row_count)
-        pairs = _windows(windows, rows.row_count)
+        batch = read_mixed(
+            input_ids,
+            lengths,
+            attention_mask=attention_mask,
+            prefix_ids=prefix_ids,
+            prefix_lengths=prefix_lengths,
+            windows=windows,
+        )
+
+        def ask(session: Session, own: Rowed) -> ScoreFuture:
+            return session.score(
+                own.ids,
+                prefix_ids=own.prefix,
+                windows=own.windows,
+                bad_rows=bad_rows,
+                seed=seed,
+                timeout=timeout,
+            )
+
+        return self._ask(batch, tags, ask)
+
+    def scored_ids(
+        self,
+        input_ids: Rows,
+        lengths: Numbers | None = None,
+        *,
+        ids: Ids,
+        tags: Sequence[str],
+        attention_mask: Mask | None = None,
+        prefix_ids: Rows | None = None,
+        prefix_lengths: Numbers | None = None,
+        windows: torch.Tensor | Sequence[Sequence[int]] | None = None,
+        bad_rows: Literal["reject", "mask"] = "reject",
+        timeout: float | None = None,
+    ) -> RoutedFuture:
+        """Have ids of your own choice scored in each row by the teacher that has its tag.
+
+        Args:
+            ids: M a position, as for ``Session.scored_ids``.
+            tags: one a row.
+            input_ids, lengths, attention_mask, prefix_ids, prefix_lengths, windows, bad_rows,
+                timeout: as for ``Session.score``.
+
+        Raises:
+            UnknownTeacherError: no teacher has a row's tag; nothing was sent.
+            PayloadInvalidError: as for ``score``; or ids that no server would score.
+            SessionExpiredError, EpochChangedError: a session has ended.
+        """
+        check_given(ids)
+        batch = read_mixed(
+            input_ids,
+            lengths,
+            attention_mask=attention_mask,
+            prefix_ids=prefix_ids,
+            prefix_lengths=prefix_lengths,
+            windows=windows,
+        )
+        chosen = batch.split_ids(ids)
+
+        def ask(session: Session, own: Rowed) -> ScoreFuture:
+            return session.scored_ids(
+                own.ids,
+                ids=[chosen[row] for row in own.rows],
+                prefix_ids=own.prefix,
+                windows=own.windows,
+                bad_rows=bad_rows,
+                timeout=timeout,
+            )
+
+        return self._ask(batch, tags, ask)
+
+    def _ask(
+        self,
+        batch: MixedRows,
+        tags: Sequence[str],
+        ask: Callable[[Session, Rowed], ScoreFuture],
+    ) -> RoutedFuture:
+        """Have each teacher asked about its rows; where one cannot be, give up what was asked."""
+        split = self._tags.split(tags, row_count=batch.row_count)
         futures: dict[str, ScoreFuture] = {}
         try:
             for name, own in split.items():
                 with about(name, own):
-                    futures[name] = self.sessions[name].score(
-                        [ids[row] for row in own],
-                        prefix_ids=None if before is None else [before[row] for row in own],
-                        windows=None if pairs is None else pairs[own],
-                        bad_rows=bad_rows,
-                        seed=seed,
-                        timeout=timeout,
-                    )
+                    futures[name] = ask(self.sessions[name], batch.take(own))
         except BaseException:
             for each in futures.values():
                 each.cancel()
@@ -170,34 +237,3 @@ class TeacherRouter:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _each(rows: FlatRows) -> list[torch.Tensor]:
-    return list(rows.ids.split(rows.lengths.tolist()))
-
-
-def _each_of(rows: FlatRows | None, what: str, row_count: int) -> list[torch.Tensor] | None:
-    if rows is not None and rows.row_count != row_count:
-        raise invalid(
-            f"{what} has {rows.row_count} rows and input_ids {row_count}: give every row one",
-            prefix_rows=rows.row_count,
-            rows=row_count,
-        )
-    return None if rows is None else _each(rows)
-
-
-def _windows(
-    windows: torch.Tensor | Sequence[Sequence[int]] | None, row_count: int
-) -> torch.Tensor | None:
-    if windows is None:
-        return None
-    try:
-        pairs = torch.as_tensor(windows)
-    except UNREADABLE as error:
-        raise invalid(f"windows cannot be read ({error}): give integers [rows, 2]") from None
-    if pairs.shape != (row_count, 2):
-        raise invalid(
-            f"windows has shape {tuple(pairs.shape)}: give integers [{row_count}, 2]",
-            rows=row_count,
-        )
-    return pairs

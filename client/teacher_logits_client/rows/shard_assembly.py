@@ -10,6 +10,7 @@ is one copy into one buffer, of which the plan says that every place is written.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,8 +18,6 @@ import torch
 from teacher_logits.errors import PayloadInvalidError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from teacher_logits.shard_plan import Piece, ShardPlan
 
     Place = tuple[slice, slice, slice]
@@ -66,7 +65,39 @@ def _slices(rows: range, positions: range, ids: range) -> Place:
     )
 
 
+def _check_memory(what: str, given: object) -> None:
+    is_tensor = isinstance(given, torch.Tensor) and not given.is_nested
+    if not is_tensor or given.layout is not torch.strided or given.is_meta:  # type: ignore[attr-defined]
+        raise PayloadInvalidError(
+            f"{what} is a {type(given).__name__} without memory of its own in rows: give a dense "
+            "tensor [rows, positions, ids]",
+            facts={"given": type(given).__name__},
+        )
+
+
+def _check_kinds(tensors: Sequence[torch.Tensor], out: torch.Tensor | None) -> None:
+    """Refuse what is no memory of shards or of a slice."""
+    if not isinstance(tensors, Sequence):
+        raise PayloadInvalidError(
+            f"tensors are a {type(tensors).__name__}: give those of the shards, in a list",
+            facts={"given": type(tensors).__name__},
+        )
+    for at, tensor in enumerate(tensors):
+        _check_memory(f"the tensor of shard {at}", tensor)
+    if out is not None:
+        _check_memory("out", out)
+        steps = zip(out.shape, out.stride(), strict=True)
+        if (out.requires_grad and torch.is_grad_enabled()) or any(
+            n > 1 and not s for n, s in steps
+        ):
+            raise PayloadInvalidError(
+                "out requires a gradient, or is expanded and has less memory than entries: give "
+                "memory of its own"
+            )
+
+
 def _check(plan: ShardPlan, tensors: Sequence[torch.Tensor], out: torch.Tensor | None) -> None:
+    _check_kinds(tensors, out)
     for piece in plan.pieces:
         if piece.shard >= len(tensors):
             raise PayloadInvalidError(

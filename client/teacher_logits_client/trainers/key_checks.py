@@ -34,6 +34,45 @@ def check_array(name: str, given: object, *, kind: str, shape: Sequence[int | No
     )
 
 
+def check_learnable(
+    positions: torch.Tensor, values: torch.Tensor, ids: torch.Tensor, tail: torch.Tensor | None
+) -> None:
+    """Let entries [N,S,K] pass of which a loss makes numbers wherever ``positions`` [N,S] count.
+
+    What stands elsewhere is masked, and may be anything.
+
+    Raises:
+        PayloadInvalidError: a mask, a value or a tail is NaN or +inf, all values of a position are
+            -inf, or an id is beyond int32; with the first position that is so.
+    """
+    if not values.shape[-1]:
+        raise PayloadInvalidError("positions have 0 entries each: give at least one")
+    counts = positions != 0
+    wrong = {
+        "a mask that is no number": positions.isnan(),
+        "a value that is NaN or +inf": (values.isnan() | values.isposinf()).any(-1),
+        "no value above -inf": values.isneginf().all(-1),
+        "an id beyond int32, or below -1": ((ids < -1) | (ids > _MOST_ID)).any(-1),
+    }
+    if tail is not None:
+        wrong["a tail that is NaN or +inf"] = tail.isnan() | tail.isposinf()
+        del wrong["no value above -inf"]  # all the mass may be in the tail
+    if not torch.stack([(where & counts).any() for where in wrong.values()]).any():
+        return  # a device was waited for once
+    for what, where in wrong.items():
+        found = (where & counts).nonzero()
+        if len(found):
+            row, position = (int(each) for each in found[0])
+            raise PayloadInvalidError(
+                f"position {position} of row {row} counts, and has {what}: a loss would spread it "
+                "over the whole step",
+                facts={"row": row, "position": position, "positions": len(found)},
+            )
+
+
+_MOST_ID = torch.iinfo(torch.int32).max
+
+
 def lengths_of(given: object, *, rows: int) -> list[int]:
     """Return how many tokens each of ``rows`` rows has, at least 1.
 

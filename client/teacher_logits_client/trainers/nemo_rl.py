@@ -14,6 +14,7 @@ Imports no NeMo RL; a ``BatchedDataDict`` is a mapping like any other.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,7 +23,13 @@ from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.grid import is_size, is_whole
 from teacher_logits_client.losses.fitting import check_temperature_above_zero
 from teacher_logits_client.targets import ABSENT_LOGPROB, Targets
-from teacher_logits_client.trainers.key_checks import FLOATS, NUMBERS, WHOLE, check_array
+from teacher_logits_client.trainers.key_checks import (
+    FLOATS,
+    NUMBERS,
+    WHOLE,
+    check_array,
+    check_learnable,
+)
 from teacher_logits_client.trainers.rectangles import (
     Rectangle,
     check_shapes,
@@ -32,8 +39,6 @@ from teacher_logits_client.trainers.rectangles import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from teacher_logits_client.student import Session
 
 __all__ = [
@@ -101,6 +106,11 @@ def position_mask(batch: Mapping[str, object]) -> torch.Tensor:
     Raises:
         PayloadInvalidError: a mask is missing, or none of its shape.
     """
+    if not isinstance(batch, Mapping):
+        raise PayloadInvalidError(
+            f"the batch is a {type(batch).__name__}: give a mapping of keys to tensors",
+            facts={"given": type(batch).__name__},
+        )
     if POSITIONS in batch:
         given = tensor_of(batch, POSITIONS)
         check_array(POSITIONS, given, kind=NUMBERS, shape=(None, None))
@@ -124,9 +134,11 @@ def to_targets(batch: Mapping[str, object], *, temperature: float = 1.0) -> Targ
 
     Raw logits are divided by ``temperature`` and renormalised on the K ids. Where
     ``teacher_log_tail`` is there, the values have to be log-probabilities at that temperature.
+    A value of -inf becomes the log-probability of what is absent.
 
     Raises:
-        PayloadInvalidError: a key is missing, or shapes disagree with those of the masks.
+        PayloadInvalidError: a key is missing, shapes disagree with those of the masks, or a
+            position that counts has a NaN, +inf, no finite value, or an id that is none.
     """
     positions = position_mask(batch)
     shape = tuple(positions.shape)
@@ -146,10 +158,13 @@ def to_targets(batch: Mapping[str, object], *, temperature: float = 1.0) -> Targ
         tail = tensor_of(batch, TAIL)
         check_array(TAIL, tail, kind=FLOATS, shape=shape)
         tail = tail.to(values)
+        check_learnable(positions, values, ids, tail)
     else:
+        check_learnable(positions, values, ids, None)
         values = (values / temperature).log_softmax(-1)
         tail = values.new_full(shape, ABSENT_LOGPROB, dtype=torch.float32)
-    rectangle = Rectangle(ids=ids, logprobs=values, log_tail=tail)
+    floor = ABSENT_LOGPROB
+    rectangle = Rectangle(ids=ids, logprobs=values.clamp_min(floor), log_tail=tail.clamp_min(floor))
     return targets_of_rectangle(rectangle, positions, temperature=temperature)
 
 

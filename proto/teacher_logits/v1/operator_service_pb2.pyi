@@ -38,7 +38,7 @@ class ReclaimResponse(_message.Message):
     def __init__(self, freed_bytes: _Optional[int] = ..., lease_count: _Optional[int] = ..., session_count: _Optional[int] = ...) -> None: ...
 
 class InspectResponse(_message.Message):
-    __slots__ = ("epoch", "version", "uptime", "draining", "teachers", "sessions", "leases", "pool", "queue", "steps", "registered", "object_store", "replicas", "metrics")
+    __slots__ = ("epoch", "version", "uptime", "draining", "teachers", "sessions", "leases", "pool", "queue", "steps", "registered", "object_store", "replicas", "metrics", "queues")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     UPTIME_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +53,7 @@ class InspectResponse(_message.Message):
     OBJECT_STORE_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
     epoch: str
     version: str
     uptime: _duration_pb2.Duration
@@ -67,7 +68,8 @@ class InspectResponse(_message.Message):
     object_store: ObjectStoreState
     replicas: _containers.RepeatedCompositeFieldContainer[ReplicaState]
     metrics: _containers.RepeatedCompositeFieldContainer[MetricSample]
-    def __init__(self, epoch: _Optional[str] = ..., version: _Optional[str] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., draining: bool = ..., teachers: _Optional[_Iterable[_Union[_profile_pb2.TeacherProfile, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[SessionState, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseState, _Mapping]]] = ..., pool: _Optional[_Union[PoolState, _Mapping]] = ..., queue: _Optional[_Union[QueueState, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[StepState, _Mapping]]] = ..., registered: _Optional[_Union[RegisteredState, _Mapping]] = ..., object_store: _Optional[_Union[ObjectStoreState, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaState, _Mapping]]] = ..., metrics: _Optional[_Iterable[_Union[MetricSample, _Mapping]]] = ...) -> None: ...
+    queues: _containers.RepeatedCompositeFieldContainer[QueueState]
+    def __init__(self, epoch: _Optional[str] = ..., version: _Optional[str] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., draining: bool = ..., teachers: _Optional[_Iterable[_Union[_profile_pb2.TeacherProfile, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[SessionState, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseState, _Mapping]]] = ..., pool: _Optional[_Union[PoolState, _Mapping]] = ..., queue: _Optional[_Union[QueueState, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[StepState, _Mapping]]] = ..., registered: _Optional[_Union[RegisteredState, _Mapping]] = ..., object_store: _Optional[_Union[ObjectStoreState, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaState, _Mapping]]] = ..., metrics: _Optional[_Iterable[_Union[MetricSample, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[QueueState, _Mapping]]] = ...) -> None: ...
 
 class MetricSample(_message.Message):
     __slots__ = ("name", "labels", "value")
@@ -275,15 +277,19 @@ class ReplicaState(_message.Message):
     def __init__(self, number: _Optional[int] = ..., state: _Optional[str] = ..., node_id: _Optional[str] = ..., host_name: _Optional[str] = ..., pid: _Optional[int] = ..., outstanding_passes: _Optional[int] = ..., outstanding_tokens: _Optional[int] = ..., restarts: _Optional[int] = ..., reason: _Optional[str] = ..., teacher_id: _Optional[str] = ...) -> None: ...
 
 class QueueState(_message.Message):
-    __slots__ = ("waiting_requests", "waiting_tokens", "running_requests", "scored_requests", "scored_tokens")
+    __slots__ = ("waiting_requests", "waiting_tokens", "running_requests", "scored_requests", "scored_tokens", "teacher_id", "serving")
     WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     SCORED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     SCORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEACHER_ID_FIELD_NUMBER: _ClassVar[int]
+    SERVING_FIELD_NUMBER: _ClassVar[int]
     waiting_requests: int
     waiting_tokens: int
     running_requests: int
     scored_requests: int
     scored_tokens: int
-    def __init__(self, waiting_requests: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., running_requests: _Optional[int] = ..., scored_requests: _Optional[int] = ..., scored_tokens: _Optional[int] = ...) -> None: ...
+    teacher_id: str
+    serving: bool
+    def __init__(self, waiting_requests: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., running_requests: _Optional[int] = ..., scored_requests: _Optional[int] = ..., scored_tokens: _Optional[int] = ..., teacher_id: _Optional[str] = ..., serving: bool = ...) -> None: ...

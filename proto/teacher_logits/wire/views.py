@@ -39,6 +39,7 @@ def server_view_to_wire(view: ServerView) -> messages.InspectResponse:
         object_store=None if view.object_store is None else store_to_wire(view.object_store),
         replicas=[replica_to_wire(each) for each in view.replicas],
         metrics=[_metric_to_wire(each) for each in view.metrics],
+        queues=[_queue_to_wire(each) for each in view.queues],
     )
 
 
@@ -66,6 +67,7 @@ def server_view_from_wire(message: messages.InspectResponse) -> ServerView:
         else None,
         replicas=tuple(replica_from_wire(each) for each in message.replicas),
         metrics=tuple(_metric_from_wire(each) for each in message.metrics),
+        queues=tuple(_queue_from_wire(each) for each in message.queues),
     )
 
 
@@ -180,6 +182,8 @@ def _queue_to_wire(view: QueueView) -> messages.QueueState:
         running_requests=view.running_requests,
         scored_requests=view.scored_requests,
         scored_tokens=view.scored_tokens,
+        teacher_id=view.teacher_id,
+        serving=view.serving,
     )
 
 
@@ -190,6 +194,8 @@ def _queue_from_wire(message: messages.QueueState) -> QueueView:
         running_requests=message.running_requests,
         scored_requests=message.scored_requests,
         scored_tokens=message.scored_tokens,
+        teacher_id=message.teacher_id,
+        serving=message.serving,
     )
 
 

@@ -23,6 +23,7 @@ from teacher_logits_server.services import Services
 from teacher_logits_server.services.certificates import server_credentials
 from teacher_logits_server.services.counted_calls import CONNECTION_SHARE, CountedCalls
 from teacher_logits_server.services.reflecting import reflect
+from teacher_logits_server.services.teacher_health import TeacherHealth
 from teacher_logits_server.sockets import SocketClaim, audience_of
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class Endpoint:
         self._credentials = credentials
         self._claims: list[SocketClaim] = []
         self._health = health.HealthServicer()
+        self.teachers = TeacherHealth(self._health)
         self._is_ready = False
         self._server = grpc.aio.server(
             handlers=(self.services,),
@@ -131,6 +133,7 @@ class Endpoint:
     async def stop(self, *, grace_seconds: float) -> None:
         """Take no more calls, let those under way finish within the grace, and free the sockets."""
         await self.set_serving(False)
+        await self.teachers.end()
         await self._server.stop(grace_seconds)
         for claim in self._claims:
             claim.release()

@@ -6,13 +6,15 @@
 
 Promises: whoever lives keeps its place, and the newcomer is refused as soon as that shows: at once
 where the kernel tells of the holder's end, and with the next sign of life where only a TTL does.
-A holder that died gives its place up as soon as that shows, and the newcomer gets it.
+A holder that died gives its place up as soon as that shows, and the newcomer gets it. Whoever waits
+is told for what, before its answer: a teacher's name may be mistyped, and since any server takes
+publishers, nobody can know that none will come by it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from teacher_logits.clock import span_text
 from teacher_logits.errors import (
@@ -21,15 +23,30 @@ from teacher_logits.errors import (
     NotAvailable,
     TeacherLogitsError,
 )
+from teacher_logits.wire.waits import waits_to_metadata
 from teacher_logits_server.admission.holders import Holder, PlaceTaken
 from teacher_logits_server.broker.peers import is_gone
 from teacher_logits_server.publishers import WAITABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
+
+    from grpc.aio import ServicerContext
 
     from teacher_logits_server.ledger import Ledger, OpenedSession
     from teacher_logits_server.services.waiting import Waiting
+
+Q = TypeVar("Q")
+R = TypeVar("R")
+
+
+def teller(context: ServicerContext[Q, R]) -> Callable[[str], Awaitable[None]]:
+    """Return what tells a call's caller what it waits for, before its answer."""
+
+    async def tell(text: str) -> None:
+        await context.send_initial_metadata(waits_to_metadata(text))
+
+    return tell
 
 
 class Opening:
@@ -37,11 +54,19 @@ class Opening:
 
     Args:
         admit: opens the session, or says why it cannot be; called with each change.
+        tell: says to the newcomer what it waits for, once, as soon as it does.
     """
 
-    def __init__(self, ledger: Ledger, admit: Callable[[], OpenedSession]) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        admit: Callable[[], OpenedSession],
+        tell: Callable[[str], Awaitable[None]] | None = None,
+    ) -> None:
         self._ledger = ledger
         self._admit = admit
+        self._tell = tell
+        self._seconds = 0.0
         self._why: TeacherLogitsError | None = None
         self._looked_at = 0.0
         #: The last sign of life of each holder when it was first seen.
@@ -55,6 +80,7 @@ class Opening:
             UnknownTeacherError, DeadlinePassedError: the teacher, or some of it, did not come.
             DrainingError: the server stops.
         """
+        self._seconds = seconds
         return await waiting.until(
             self._look, bell=waiting.teachers, seconds=seconds, too_late=self._too_late
         )
@@ -74,7 +100,15 @@ class Opening:
                     "one again once it is back"
                 ) from None
             self._why = error
+        if self._tell is not None:
+            tell, self._tell = self._tell, None
+            await tell(
+                f"{self._why.message}; this is waited for up to {self._within(self._seconds)}"
+            )
         return None
+
+    def _within(self, seconds: float) -> str:
+        return f"{span_text(seconds)} (the shorter of the call's deadline and --default-wait)"
 
     def _may_be_dead(self, holder: Holder) -> bool:
         if holder.seconds_left is None:
@@ -87,7 +121,7 @@ class Opening:
         if isinstance(error, PlaceTaken):
             return error.after(asyncio.get_running_loop().time() - self._looked_at)
         facts = {**error.facts, "waited_seconds": waited}
-        within = f"{span_text(waited)} (the shorter of the call's deadline and --default-wait)"
+        within = self._within(waited)
         if isinstance(error, NotAvailable):
             return DeadlinePassedError(
                 f"the teacher is not all there after {within}: {error.message}", facts=facts

@@ -7,7 +7,7 @@ the beginning of the process that the broker proved.
 from __future__ import annotations
 
 import logging
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -50,6 +50,7 @@ class OperatorService(stubs.OperatorServiceServicer):
         replicas: those of their engines, as they are when it is called.
         metrics: what the server has counted, likewise.
         node_stores: where what these compute stays, likewise.
+        able: whether each of them takes requests, likewise.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class OperatorService(stubs.OperatorServiceServicer):
         replicas: Callable[[], tuple[ReplicaView, ...]] = tuple,
         metrics: Callable[[], tuple[MetricView, ...]] = tuple,
         node_stores: Callable[[], tuple[NodeStoreView, ...]] = tuple,
+        able: Callable[[], Mapping[str, bool]] = dict,
     ) -> None:
         self._ledger = ledger
         self._publishing = publishing
@@ -72,6 +74,7 @@ class OperatorService(stubs.OperatorServiceServicer):
         self._node_stores = node_stores
         self._replicas = replicas
         self._metrics = metrics
+        self._able = able
         self._started_at = clock.now()
 
     async def Inspect(
@@ -80,7 +83,7 @@ class OperatorService(stubs.OperatorServiceServicer):
         context: ServicerContext[messages.InspectRequest, messages.InspectResponse],
     ) -> messages.InspectResponse:
         """Describe what the server holds."""
-        held = self._ledger.view()
+        held, queues = self._ledger.view(), self._queues()
         view = ServerView(
             epoch=self._ledger.epoch,
             version=__version__,
@@ -93,11 +96,19 @@ class OperatorService(stubs.OperatorServiceServicer):
             steps=held.steps,
             registered=held.registered,
             object_store=None if self._objects is None else self._view_objects(self._objects),
-            queue=sum_of([scorer.queue() for scorer in self._scorers.values()]),
+            queue=sum_of(queues),
             replicas=self._replicas(),
             metrics=self._metrics(),
+            queues=queues,
         )
         return server_view_to_wire(view)
+
+    def _queues(self) -> tuple[QueueView, ...]:
+        able = self._able()
+        return tuple(
+            replace(scorer.queue(), teacher_id=name, serving=able.get(name, False))
+            for name, scorer in self._scorers.items()
+        )
 
     async def Reclaim(
         self,
@@ -142,5 +153,5 @@ class OperatorService(stubs.OperatorServiceServicer):
 
 def sum_of(queues: Sequence[QueueView]) -> QueueView:
     """Return the queues of several teachers as one; nothing waits where there is none."""
-    names = [each.name for each in fields(QueueView)]
+    names = [each.name for each in fields(QueueView) if each.default is MISSING]
     return QueueView(**{name: sum(getattr(each, name) for each in queues) for name in names})

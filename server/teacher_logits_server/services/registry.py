@@ -33,7 +33,7 @@ from teacher_logits.wire.protocol import spoken_from_wire
 from teacher_logits.wire.session import session_to_wire
 from teacher_logits.wire.transport import probe_from_wire
 from teacher_logits_server.access import owner
-from teacher_logits_server.services.opening import Opening
+from teacher_logits_server.services.opening import Opening, teller
 from teacher_logits_server.services.patience import Patience
 from teacher_logits_server.services.session_log import PUBLISHER, log_refused
 from teacher_logits_server.services.uploads import Upload
@@ -95,7 +95,7 @@ class RegistryService(stubs.RegistryServiceServicer):
                 offer=_offer(request),
                 owner=owner(),
             )
-            opening = Opening(self._ledger, admit)
+            opening = Opening(self._ledger, admit, teller(context))
             opened = await opening.wait(self._waiting, self._waiting.seconds_for(context))
         except TeacherLogitsError as error:
             log_refused(_publisher(profile), error, what=PUBLISHER)

@@ -35,7 +35,7 @@ from teacher_logits.wire.steps import grant_to_wire
 from teacher_logits.wire.transport import probe_to_wire, refusal_from_wire
 from teacher_logits_server.access import owner
 from teacher_logits_server.metrics.instruments import Instruments
-from teacher_logits_server.services.opening import Opening
+from teacher_logits_server.services.opening import Opening, teller
 from teacher_logits_server.services.session_log import PUBLISHER, log_refused, log_settled, who_asks
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
                 profile=profile,
                 owner=owner(),
             )
-            opening = Opening(self._ledger, admit)
+            opening = Opening(self._ledger, admit, teller(context))
             opened = await opening.wait(self._waiting, self._waiting.seconds_for(context))
         except SessionRefusedError as error:
             log_refused(who_asks(profile), error)

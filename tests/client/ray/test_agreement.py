@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from teacher_logits.errors import GridMismatchError
 from teacher_logits_client.ray.agreement import Path, Side, StepPlan, agree
 from teacher_logits_client.ray.driver import require_deferred
-from teacher_logits_client.ray.row_order import DynamicBatching, SequencePacking
+from teacher_logits_client.ray.row_orders import DynamicBatching, SequencePacking
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -121,7 +121,20 @@ def test_ids_that_do_not_fit_are_not_packed() -> None:
         put(tensors, by)
     assert put(tensors).description.id_range == (0, 1 << 31)
     assert isinstance(by.room, OwnRoom)
-    assert by.room.back == 1
+    assert by.room.taken == []
+
+
+def test_values_that_become_infinite_when_packed_are_refused_by_every_replica() -> None:
+    tensors = told()
+    tensors["topk_logits"][1, 2, 3] = 65_536.0
+    for is_representative in (True, False):
+        by = teacher(value_type=ElementType.FLOAT16, is_representative=is_representative)
+        with pytest.raises(PayloadInvalidError, match="65536 do not fit"):
+            put(tensors, by)
+    out = {name: torch.zeros(N, S, K, dtype=each.dtype) for name, each in tensors.items()}
+    out["topk_logits"] = out["topk_logits"].half()
+    with pytest.raises(PayloadInvalidError, match="65536 do not fit"):
+        put(tensors).copy_into(out)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +191,7 @@ def test_a_payload_is_of_two_tensors_of_one_shape(tensors: dict[str, torch.Tenso
 
 @pytest.mark.parametrize("rows", [(0,), (0, 0), (0, 0, 1), (0, -1), (0, 1, 2), (0, 1.0)])
 def test_every_row_is_told_its_place_in_the_batch(rows: tuple[int, ...]) -> None:
-    with pytest.raises(PayloadInvalidError, match="global index"):
+    with pytest.raises(PayloadInvalidError, match=r"global index|from 0 on"):
         put(told(), rows=rows)
 
 
@@ -341,7 +354,7 @@ def test_a_teacher_without_lengths_is_compared_by_all_that_it_had() -> None:
 
 @pytest.mark.parametrize("lengths", [[2], [2, 4], [-1, 2]])
 def test_lengths_are_one_a_row_and_within_it(lengths: list[int]) -> None:
-    with pytest.raises(PayloadInvalidError, match="one a row, within it"):
+    with pytest.raises(PayloadInvalidError, match=r"one a row|the payload 3 positions|from 0 on"):
         put(told(), input_ids=TOKENS, lengths=torch.tensor(lengths))
 
 

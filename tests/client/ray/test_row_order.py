@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from teacher_logits.errors import GridMismatchError
 from teacher_logits.layout import round_up
 from teacher_logits_client.ray.bins import pack_rows
-from teacher_logits_client.ray.row_order import (
+from teacher_logits_client.ray.row_orders import (
     DynamicBatching,
     RowOrder,
     SequencePacking,

@@ -94,3 +94,39 @@ def test_what_is_not_what_was_planned_is_refused() -> None:
             assemble_shards(plan, tensors)
     with pytest.raises(PayloadInvalidError, match="shards and slice are unlike"):
         assemble_shards(plan, held, out=torch.empty(ROWS, LENGTH, IDS - 1))
+
+
+SLICE = ShardBox(rows=range(2), positions=(range(4),), ids=range(8))
+HALVES = plan_shards(
+    [ShardBox(rows=range(2), positions=(range(4),), ids=ids) for ids in (range(4), range(4, 8))],
+    SLICE,
+)
+HALF = torch.zeros(2, 4, 4)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        None,
+        {0: HALF, 1: HALF},
+        [HALF, None],
+        [HALF.numpy(), HALF.numpy()],
+        [HALF.to_sparse(), HALF],
+        [HALF.to("meta"), HALF],
+        [torch.nested.nested_tensor([HALF], layout=torch.jagged), HALF],
+    ],
+    ids=["none", "a mapping", "one is none", "arrays", "sparse", "meta", "nested"],
+)
+def test_shards_are_dense_tensors(tensors: list[torch.Tensor]) -> None:
+    with pytest.raises(PayloadInvalidError):
+        assemble_shards(HALVES, tensors)
+
+
+@pytest.mark.parametrize(
+    "out",
+    ["x", torch.zeros(1, 1, 1).expand(2, 4, 8), torch.zeros(2, 4, 8, requires_grad=True)],
+    ids=["a text", "expanded", "a parameter"],
+)
+def test_a_slice_is_copied_into_memory_alone(out: torch.Tensor) -> None:
+    with pytest.raises(PayloadInvalidError, match="out "):
+        assemble_shards(HALVES, [HALF, HALF], out=out)

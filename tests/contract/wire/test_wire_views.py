@@ -165,6 +165,17 @@ FULL = ServerView(
             teacher_id="own",
         ),
     ),
+    queues=(
+        QueueView(
+            waiting_requests=1,
+            waiting_tokens=2,
+            running_requests=3,
+            scored_requests=4,
+            scored_tokens=5,
+            teacher_id="own",
+            serving=True,
+        ),
+    ),
     metrics=(
         MetricView(
             name="teacher_logits_refusals_total",
@@ -200,7 +211,7 @@ def test_every_field_of_the_messages_is_filled() -> None:
         *message.sessions,
         *message.leases,
         message.pool,
-        message.queue,
+        *message.queues,
         *message.steps,
         message.registered,
         *message.registered.device_slabs,
@@ -211,9 +222,12 @@ def test_every_field_of_the_messages_is_filled() -> None:
     assert [name for part in parts for name in unset(part)] == []
 
 
+QUEUE_COUNTS = [each.name for each in dataclasses.fields(QueueView) if each.type == "int"]
+
+
 @given(
     uptime=spans,
-    queue=st.builds(QueueView, **{each.name: counts for each in dataclasses.fields(QueueView)}),
+    queue=st.builds(QueueView, **dict.fromkeys(QUEUE_COUNTS, counts), teacher_id=st.text()),
     lease=st.builds(
         LeaseView,
         lease_id=st.text(),

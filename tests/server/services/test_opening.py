@@ -20,6 +20,7 @@ from tests.server.services.registry_rig import (
     serving,
 )
 
+import teacher_logits_client as tl
 from teacher_logits.clock import MonotonicClock
 from teacher_logits.errors import (
     DeadlinePassedError,
@@ -27,6 +28,7 @@ from teacher_logits.errors import (
     UnknownTeacherError,
 )
 from teacher_logits.v1 import teacher_logits_service_pb2 as messages
+from teacher_logits_client.calls import told
 from teacher_logits_server.broker.peers import is_gone
 
 if TYPE_CHECKING:
@@ -221,6 +223,39 @@ class TestATeacherThatDoesNotCome:
 
         assert "published" in str(raised.value.facts["teachers"])
         assert raised.value.facts["waited_seconds"]
+
+    def test_is_named_in_the_students_log_while_it_is_waited_for(
+        self, hasty: Wire, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(told, "MOMENT_SECONDS", 0.01)
+        with tl.connect(hasty.address) as client, pytest.raises(UnknownTeacherError):
+            client.open_session(a_student(teacher_id="publshed"))
+
+        [said] = [each.getMessage() for each in caplog.records if "waited for up" in each.message]
+        assert "there is no teacher 'publshed' here; there are: " in said
+        assert "published" in said
+
+    def test_is_named_in_the_log_only_where_it_takes_longer_than_a_moment(
+        self, wire: Wire, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with tl.connect(wire.address) as client, pytest.raises(UnknownTeacherError):
+            client.open_session(a_student(teacher_id="absent"), timeout=0.1)
+
+        assert "waited for up" not in caplog.text
+
+    def test_leaves_nothing_behind_when_the_student_gives_up(
+        self, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def interrupt(*_: object) -> str:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(told, "MOMENT_SECONDS", 0.01)
+        monkeypatch.setattr(told, "waits_from_metadata", interrupt)
+        with tl.connect(wire.address) as client, pytest.raises(KeyboardInterrupt):
+            client.open_session(a_student(teacher_id="late", student_id="gave-up"))
+
+        wire.publisher(a_teacher(teacher_id="late"))
+        wire.student(a_student(teacher_id="late", student_id="gave-up"))
 
     def test_is_named_with_the_shards_that_lack(self, hasty: Wire) -> None:
         hasty.publisher(a_teacher(0, of=2, teacher_id="half"))

@@ -11,7 +11,7 @@ As NeMo RL cuts a batch, chunk by chunk (a chunk has ``batch_size`` rows, the wh
 Pure: numbers in, numbers out. Promises that the ranks' rows tile the batch once. Refuses, by a rule
 name each, what NeMo RL refuses: ``batch_not_multiple_of_shards``, ``total_not_multiple_of_batch``;
 and: ``not_positive``, ``row_too_long``, ``too_few_rows``, ``lengths_missing``,
-``algorithm_unknown``.
+``algorithm_unknown``, ``not_whole``.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from teacher_logits.errors import GridMismatchError, Violation
 from teacher_logits.grid import check_sizes
 from teacher_logits.layout import round_up
 from teacher_logits_client.ray.bins import pack_rows
+from teacher_logits_client.ray.given import as_violation, whole_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -92,7 +93,8 @@ def row_order(
         GridMismatchError: the rows cannot be cut so; ``violations`` says by which rule.
     """
     size = row_count if batch_size is None else batch_size
-    tokens = None if lengths is None else [int(each) for each in lengths]
+    with as_violation("not_whole"):
+        tokens = None if lengths is None else list(whole_numbers(lengths, what="lengths"))
     _check(row_count, ranks, size, tokens, batching)
     if batching is None or tokens is None:
         part = size // ranks
