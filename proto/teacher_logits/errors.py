@@ -4,12 +4,10 @@
     ├─ ContractViolation                   the caller must change something; never retried
     │  ├─ SessionRefusedError              every broken rule of a handshake
     │  ├─ GridMismatchError, NotNodeLocalError   the same rules, called as functions
-    │  ├─ RequestInvalidError              a call that cannot be read, or lacks a deadline
-    │  ├─ PayloadInvalidError              shape, type, k, rows, ids, NaN
+    │  ├─ RequestInvalidError, PayloadInvalidError   what cannot be read; shape, type, rows, NaN
     │  ├─ AlignmentError                   digest, probe or lookup disagrees: row, position, offset
-    │  ├─ UnknownTeacherError              with the teachers there are
+    │  ├─ UnknownTeacherError, NoCommonTransportError   with those there are; with every refusal
     │  ├─ ConfigError, ForkedClientError   a setting and its flag; a client in a forked child
-    │  ├─ NoCommonTransportError           with every refusal
     │  ├─ PayloadConflictError             same key, other bytes; rows that overlap
     │  └─ NotAllowedError, its UnknownCallerError   not this caller's; no token that is known
     ├─ StaleReference                      it was right once; start again one level up
@@ -17,8 +15,7 @@
     │  └─ StalePayloadError                bytes were overwritten under a reader: discard the step
     ├─ NotAvailable                        waiting or room may help
     │  ├─ PayloadRetiredError, its ProducerLostError   no new leases; its writer died
-    │  ├─ DeadlinePassedError              what was waited for, and how long
-    │  ├─ PoolFullError                    need, free, quarantined, retry after
+    │  ├─ DeadlinePassedError, PoolFullError   what was waited for; need, free, quarantined
     │  ├─ LimitReachedError                which limit, its number, the flag that raises it
     │  ├─ HostCopyNeededError              a reader cannot open the device memory that it lies in
     │  ├─ DrainingError, ServerUnreachableError   no new work; nobody answers at the address

@@ -42,13 +42,13 @@ from teacher_logits_server.scorer import Scorer
 from teacher_logits_server.services.line import LineDesk
 from teacher_logits_server.services.publishing import PublisherCalls
 from teacher_logits_server.slabs import ServerSlabs
+from teacher_logits_server.vitals import Vitals
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from teacher_logits.clock import Clock
     from teacher_logits.device_memory import DeviceMemory
-    from teacher_logits.views import ReplicaView
     from teacher_logits_server.config import ServerConfig
     from teacher_logits_server.engines.device import EngineDevice
     from teacher_logits_server.engines.served import ServedTeacher
@@ -124,6 +124,7 @@ class Core:
         self.scorers = {each.teacher_id: self._make_scorer(each, clock) for each in teachers}
         self._make_exporters(config, local, ray)
         self.broker = self._make_broker(config, broker_path, clock) if broker_path else None
+        self.vitals = Vitals(scorers=self.scorers, passes=self.passes, broker=self.broker)
 
     def _make_stores(self, config: ServerConfig) -> Stores | None:
         """Have what replicas compute stay on their nodes, for sessions that read objects."""
@@ -250,7 +251,7 @@ class Core:
             epoch=self.ledger.epoch,
             view=self._view,
             queues=lambda: {name: each.queue() for name, each in self.scorers.items()},
-            replicas=self.replicas,
+            replicas=self.vitals.replicas,
             objects=lambda: None if objects is None else objects.view(),
             line_calls=lambda: {} if broker is None else dict(self.desk.calls),
             line_count=lambda: 0 if broker is None else broker.line_count,
@@ -259,54 +260,6 @@ class Core:
     def _view(self) -> LedgerView:
         held = self.ledger.view()
         return replace(held, sessions=looked_at(held.sessions, self.ledger.processes()))
-
-    def threads(self) -> dict[str, bool]:
-        """Return which threads there are, and whether each lives."""
-        threads = {f"scorer of {name}": each.healthy for name, each in self.scorers.items()}
-        if self.broker is not None:
-            threads["broker"] = self.broker.is_alive
-        for name, passes in self.passes.items():
-            threads[f"replicas of {name}"] = passes.is_alive
-        return threads
-
-    def replicas(self) -> tuple[ReplicaView, ...]:
-        """Describe the replicas of the teachers that run in some."""
-        return tuple(
-            replace(each, teacher_id=teacher_id)
-            for teacher_id, passes in self.passes.items()
-            for each in passes.replicas()
-        )
-
-    def health(self) -> dict[str, str | bool]:
-        """Return what the health is made of, for the log."""
-        facts: dict[str, str | bool] = {**self.threads()}
-        for name, passes in self.passes.items():
-            states = [each.state for each in passes.replicas()]
-            facts[f"ready of {name}"] = f"{states.count('ready')} of {len(states)} replicas"
-            why = passes.refusal
-            facts[f"reason of {name}"] = "" if why is None else why.message
-        return facts
-
-    @property
-    def is_healthy(self) -> bool:
-        """Whether the broker lives and, where there are teachers of its own, one of them is able.
-
-        The others' students come and go meanwhile; each has a health of its own.
-        """
-        able = self.able().values()
-        lines = self.broker is None or self.broker.is_alive
-        return lines and (any(able) or not able)
-
-    def able(self) -> dict[str, bool]:
-        """Return whether each of its own teachers takes requests.
-
-        Its thread lives and, where it runs in replicas, so does theirs, and one is ready.
-        """
-        able = {name: scorer.healthy for name, scorer in self.scorers.items()}
-        for name, passes in self.passes.items():
-            ready = any(each.state == "ready" for each in passes.replicas())
-            able[name] = able[name] and passes.is_alive and ready
-        return able
 
     @property
     def is_idle(self) -> bool:

@@ -5,9 +5,8 @@
     drain    health NOT_SERVING, no new work; leases run out
     stop     every call, thread, socket and slab gone
 
-Promises: whatever fails on the way up takes down what was up already, and a second server
-on the same socket or port is refused before it loads a teacher. (``app`` looks at the settings
-even before that, and imports the module of an engine of one's own.)
+Promises: whatever fails on the way up takes down what was up already; a second server on the same
+socket or port is refused before it loads a teacher. (``app`` looks at the settings before that.)
 """
 
 from __future__ import annotations
@@ -92,6 +91,7 @@ class Server:
         self._page: MetricsPage | None = None
         self._endpoint: Endpoint | None = None
         self._broker_claim: SocketClaim | None = None
+        self._broker_path = ""
         self._core: Core | None = None
         self._ray: RayLink | None = None
         self._scoring: ScoringService | None = None
@@ -153,12 +153,10 @@ class Server:
         core, self._core = self._core, None
         if core is not None:
             core.hang_up()
-        ray, self._ray = self._ray, None
-        if ray is not None:
-            await in_thread(ray.stop, name="stop")
-        page, self._page = self._page, None
-        if page is not None:
-            await in_thread(page.stop, name="stop")
+        ray, page, self._ray, self._page = self._ray, self._page, None, None
+        for each in (ray, page):
+            if each is not None:
+                await in_thread(each.stop, name="stop")
         claim, self._broker_claim = self._broker_claim, None
         if claim is not None:
             claim.release()
@@ -180,6 +178,7 @@ class Server:
         if Transport.SHARED_MEMORY in config.transports and sys.platform == "linux":
             path = broker_path(config, addresses)
             self._broker_claim = SocketClaim(path, flag="--broker", audience=endpoint.audience)
+            self._broker_path = self._broker_claim.path
         if config.ray_address and Transport.RAY_OBJECT in config.transports:
             self._ray = await in_thread(partial(join_cluster, config), name="join")
         self._core = core = await in_thread(self._build, name="load")
@@ -215,10 +214,6 @@ class Server:
                 instruments=self._instruments,
             )
 
-    @property
-    def _broker_path(self) -> str:
-        return self._broker_claim.path if self._broker_claim is not None else ""
-
     def _add_services(self, endpoint: Endpoint, core: Core, addresses: Sequence[Address]) -> None:
         from teacher_logits_server.services.scoring import ScoringService  # brings torch too
 
@@ -240,14 +235,14 @@ class Server:
         services.add_student(student)
         if objects is not None:
             services.add_objects(ObjectService(exporter=objects, waiting=waiting))
-        services.add_registry(
-            RegistryService(
-                ledger=ledger, slabs=core.slabs, calls=calls, waiting=waiting, broker_path=path
-            )
+        registry = RegistryService(
+            ledger=ledger, slabs=core.slabs, calls=calls, waiting=waiting, broker_path=path
         )
-        scoring = ScoringService(scorers=scorers, ledger=ledger, clock=clock, longest_wait=wait)
-        services.add_scoring(scoring)
-        self._scoring = scoring
+        services.add_registry(registry)
+        self._scoring = ScoringService(
+            scorers=scorers, ledger=ledger, clock=clock, longest_wait=wait
+        )
+        services.add_scoring(self._scoring)
         services.add_operator(
             OperatorService(
                 ledger=ledger,
@@ -255,23 +250,21 @@ class Server:
                 scorers=scorers,
                 clock=clock,
                 objects=objects,
-                replicas=core.replicas,
+                replicas=core.vitals.replicas,
                 metrics=instruments.samples,
                 node_stores=tuple if core.stores is None else core.stores.view,
-                able=core.able,
+                able=core.vitals.able,
             )
         )
         if Transport.STREAM in self._config.transports:
             services.add_generic_rpc_handlers([self._make_bulk(core, addresses).handler()])
 
     def _make_bulk(self, core: Core, addresses: Sequence[Address]) -> BulkService:
-        paths = [address.path for address in addresses if address.is_unix]
-        stall = self._config.default_wait
         return BulkService(
             exporter=core.stream,
-            stall=stall,
+            stall=self._config.default_wait,
             max_session_streams=self._config.max_session_streams,
-            unix_paths=paths,
+            unix_paths=[address.path for address in addresses if address.is_unix],
             instruments=self._instruments,
             bringing=core.bringing,
         )
@@ -281,11 +274,11 @@ class Server:
         core, endpoint = self._core, self._endpoint
         if core is None or endpoint is None:
             return
-        healthy = core.is_healthy
-        self._states.health(healthy, core.health)
+        healthy = core.vitals.is_healthy
+        self._states.health(healthy, core.vitals.health)
         self._states.room(core.ledger.is_full, core.ledger.usage)
         await endpoint.set_serving(healthy and not self._draining)
-        await endpoint.teachers.tell(core.able(), draining=self._draining)
+        await endpoint.teachers.tell(core.vitals.able(), draining=self._draining)
 
     def _readiness(self, core: Core, addresses: Sequence[Address]) -> Readiness:
         teachers = core.profiles
@@ -300,7 +293,7 @@ class Server:
             transports=tuple(sorted(transport.value for transport in core.offered)),
             epoch=core.ledger.epoch,
             pid=os.getpid(),
-            replicas=len(core.replicas()),
+            replicas=len(core.vitals.replicas()),
             metrics=str(self._page.address) if self._page is not None else "",
         )
         _log.info("ready", extra={"facts": asdict(readiness)})

@@ -81,10 +81,8 @@ class Broker:
         self._postbox.open()
         self._poll = select.epoll()
         self._leaving = Leaving(self._poll)
-        #: Those that have said hello and not ended.
-        self._living = Leaving(self._poll)
-        #: Processes that let go of a line, with room left in quarantine.
-        self._doubted = Leaving(self._poll)
+        self._living = Leaving(self._poll)  # that have said hello and not ended
+        self._doubted = Leaving(self._poll)  # that let go of a line, with room in quarantine
         self._poll.register(self._gate, select.EPOLLIN)
         self._poll.register(self._postbox, select.EPOLLIN)
         self._thread.start()
@@ -120,8 +118,7 @@ class Broker:
         The broker's own thread sends it as soon as the packet at hand is understood, before
         that one's reply.
         """
-        writers: list[str] = []
-        readers: list[str] = []
+        writers, readers = list[str](), list[str]()
         for session_id in session_ids:
             is_writer = (each := self._by_session.get(session_id)) and each.line.takes_descriptors
             (writers if is_writer else readers).append(session_id)
@@ -159,8 +156,8 @@ class Broker:
         self._poll.register(fd, _READABLE)
         oldest = self._strangers.come(fd, uid=uid, now=self._clock.now())
         if oldest is not None:
-            self._refusals.turned_away(TurnedAway.TOO_MANY_STRANGERS)
-            self._drop(self._open[oldest], ConnectionError("its user has too many without a hello"))
+            error = ConnectionError("its user has too many without a hello")
+            self._drop(self._open[oldest], error, TurnedAway.TOO_MANY_STRANGERS)
 
     def _serve_guarded(self, each: OpenLine, events: int) -> None:
         try:
@@ -173,9 +170,9 @@ class Broker:
     def _serve(self, each: OpenLine, events: int) -> None:
         if events & select.EPOLLOUT and not self._flush(each):
             return
-        line = each.line
+        takes = each.line.takes_descriptors
         try:
-            data, descriptor, flaw = receive(each.socket, takes_descriptors=line.takes_descriptors)
+            data, descriptor, flaw = receive(each.socket, takes_descriptors=takes)
         except BlockingIOError:
             return
         except ConnectionResetError:  # hung up with replies unread
@@ -186,7 +183,7 @@ class Broker:
         elif not data and events & select.EPOLLRDHUP:  # shut down, not closed
             self._hang_up(each)
         elif flaw is not None:
-            self._send(each, self._desk.refuse(line, data, flaw))
+            self._send(each, self._desk.refuse(each.line, data, flaw))
         else:  # an empty packet is a packet too
             self._answer(each, data, descriptor)
 
@@ -222,8 +219,7 @@ class Broker:
     def _deliver(self) -> None:
         """Send the mail that is due; it waits where its reader has not read what came before."""
         while session_id := self._postbox.take():
-            each = self._by_session.get(session_id)
-            if each is not None and each.outbox.is_empty:
+            if (each := self._by_session.get(session_id)) is not None and each.outbox.is_empty:
                 self._send_mail(each)
 
     def _send_mail(self, each: OpenLine) -> bool:
@@ -251,8 +247,8 @@ class Broker:
         self._poll.modify(each.socket.fileno(), _READABLE)
         return not each.line.session_id or self._send_mail(each)
 
-    def _drop(self, each: OpenLine, error: Exception) -> None:
-        self._refusals.turned_away(TurnedAway.REPLIES_UNREAD)
+    def _drop(self, each: OpenLine, error: Exception, why: TurnedAway | None = None) -> None:
+        self._refusals.turned_away(why or TurnedAway.REPLIES_UNREAD)
         facts = {**each.line.facts, "error": str(error)}
         _log.warning("line dropped", extra={"facts": facts, "throttle": ""})
         self._hang_up(each)
@@ -292,8 +288,7 @@ class Broker:
 
     def _timeout(self) -> float | None:
         """Seconds until something must be given up; None where nothing waits."""
-        both = self._strangers.next_time, self._leaving.next_time
-        times = [time for time in both if time is not None]
+        times = [t for t in (self._strangers.next_time, self._leaving.next_time) if t is not None]
         return max(0.0, min(times) - self._clock.now()) if times else None
 
     def _give_up(self) -> None:

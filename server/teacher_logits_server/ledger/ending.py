@@ -76,7 +76,7 @@ class Ending(Stepping):
     def _note_alone(self, was_shared: bool) -> None:
         """Have whoever waits for room look again where one session is left, which may have all."""
         if was_shared and not self._is_shared():
-            self._lending.note_memory_freed()
+            self._lending.freed.note()
 
     def line_ended(self, session_id: str, *, process_alive: bool, is_cut: bool = False) -> bool:
         """Learn that the last holder of a session's line let go of it.

@@ -46,7 +46,7 @@ class Reclaiming(Reading):
                     "those that there are",
                     facts={"session_id": session_id[:128]},
                 )
-            before = self._lending.freed_bytes
+            before = self._lending.freed.total_bytes
             leases = self._lending.leases.of_session(session_id)
             was_there = session.phase is not Phase.ENDED
             for lease in leases:
@@ -55,7 +55,7 @@ class Reclaiming(Reading):
                 self._revoke(session, lease_id)
             self._end(session)
             return Reclaimed(
-                freed_bytes=self._lending.freed_bytes - before,
+                freed_bytes=self._lending.freed.total_bytes - before,
                 lease_count=len(leases),
                 session_count=int(was_there),
             )
@@ -99,9 +99,9 @@ class Reclaiming(Reading):
                     "(--reclaim s-...)",
                     facts={"teacher_id": teacher_id},
                 )
-            before = self._lending.freed_bytes
+            before = self._lending.freed.total_bytes
             self._clear_away(published)
-            return Reclaimed(freed_bytes=self._lending.freed_bytes - before)
+            return Reclaimed(freed_bytes=self._lending.freed.total_bytes - before)
 
     def reclaim_quarantined(self) -> Reclaimed:
         """End every lease in quarantine."""
@@ -109,7 +109,7 @@ class Reclaiming(Reading):
             return self._reclaim(self._lending.leases.in_quarantine())
 
     def _reclaim(self, leases: list[Lease]) -> Reclaimed:
-        before = self._lending.freed_bytes
+        before = self._lending.freed.total_bytes
         for lease in leases:
             session = self._sessions.find(lease.session_id)
             if session is not None:
@@ -117,7 +117,7 @@ class Reclaiming(Reading):
             self._take_back(lease, returned=False)
             if session is not None:
                 self._drop_if_done(session)
-        freed = self._lending.freed_bytes - before
+        freed = self._lending.freed.total_bytes - before
         return Reclaimed(freed_bytes=freed, lease_count=len(leases))
 
     def _tell(self, session: Session, lease: Lease) -> None:

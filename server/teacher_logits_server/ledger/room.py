@@ -71,9 +71,9 @@ class Room:
     def _take_news(self) -> News | None:
         """Return what this step has changed; None where that is nothing."""
         news = self._news
-        news.room_freed = self._lending.take_freed()
+        news.room_freed = self._lending.freed.take()
         news.slabs_dropped = self._lending.relays.take_dropped()
-        news.stored_freed = self._lending.take_freed_stored()
+        news.stored_freed = self._lending.freed.take_stored()
         if not news:
             return None
         self._news = News()
@@ -200,7 +200,7 @@ class Room:
     def memory_freed(self) -> None:
         """Learn that there may be memory for one more slab: whoever waits for room looks again."""
         with self._step():
-            self._lending.note_memory_freed()
+            self._lending.freed.note()
 
     @property
     def is_full(self) -> bool:

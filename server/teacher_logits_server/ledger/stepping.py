@@ -249,7 +249,7 @@ class Stepping(Settling):
             }
 
     def _take_news(self) -> News | None:
-        for session_id, payload_id in self._lending.take_freed_foreign():
+        for session_id, payload_id in self._lending.freed.take_foreign():
             if session_id in self._writers:
                 self._mail.note_freed(session_id, payload_id)
                 self._news.mail.add(session_id)

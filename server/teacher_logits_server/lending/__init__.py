@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from teacher_logits.errors import PoolFullError
 from teacher_logits.pool import Growth, Pool, PoolUsage
+from teacher_logits_server.lending.freed import Freed
 from teacher_logits_server.lending.full import RETRY_AFTER, check_quarantine
 from teacher_logits_server.lending.holdings import Held, Holdings
 from teacher_logits_server.lending.leases import Doubt, Lease, Leases
@@ -67,10 +68,7 @@ class Lending:
         self._slots = slots
         self._max_quarantine = max_quarantine
         self._registry = Registry()
-        self._freed = False
-        self._freed_bytes = 0
-        self._freed_foreign: list[tuple[str, str]] = []
-        self._freed_stored: list[str] = []
+        self.freed = Freed()
         self.leases = Leases()
         self.relays = Relays(slab_cap)
         #: Device memory of the engines', where they have some.
@@ -152,8 +150,7 @@ class Lending:
         self._pool_for(self.has_device_slab(extent.slab_id)).free(extent)
         self.shares.give_back(extent)
         self.holdings.give_back(extent)
-        self._freed = True
-        self._freed_bytes += extent.size_bytes
+        self.freed.note(extent.size_bytes)
 
     def check_relays(self, session_id: str) -> None:
         """Refuse new payloads of a publisher of whose own slabs too much is in quarantine."""
@@ -162,15 +159,6 @@ class Lending:
     def usage(self) -> PoolUsage:
         """Return where the bytes of the budget of host memory are."""
         return self._pool.usage()
-
-    def note_memory_freed(self) -> None:
-        """Note that whoever waits for room may have some, though no extent came free."""
-        self._freed = True
-
-    def take_freed(self) -> bool:
-        """Say whether room came free since this was last asked."""
-        freed, self._freed = self._freed, False
-        return freed
 
     def take_unmappable(self) -> list[tuple[str, str]]:
         """Return slabs that readers are to let go of: (session id, slab id), each once."""
@@ -182,16 +170,6 @@ class Lending:
         self.relays.forget_reader(session_id)
         if self.own_device is not None:
             self.own_device.forget_reader(session_id)
-
-    def take_freed_foreign(self) -> list[tuple[str, str]]:
-        """Return whose payloads came free in publishers' slabs: (session id, payload id)."""
-        freed, self._freed_foreign = self._freed_foreign, []
-        return freed
-
-    @property
-    def freed_bytes(self) -> int:
-        """Bytes that came free since the start, in all slabs."""
-        return self._freed_bytes
 
     # Payloads and leases
 
@@ -287,8 +265,7 @@ class Lending:
             self.discard(sealed)
         elif fate is Fate.FREE and sealed.owner:
             self.relays.free(sealed.room)
-            self._freed_foreign.append((sealed.owner, sealed.payload.payload_id))
-            self._freed_bytes += sealed.size_bytes
+            self.freed.note_foreign(sealed.owner, sealed.payload.payload_id, sealed.size_bytes)
         elif fate is Fate.FREE:
             self.give_back(sealed.room)
         elif fate is Fate.QUARANTINED and sealed.owner:
@@ -302,14 +279,8 @@ class Lending:
         if sealed.extent is not None:
             self.give_back(sealed.extent)
         if sealed.stays:
-            self._freed = True
-            self._freed_bytes += 0 if sealed.extent else sealed.size_bytes
-            self._freed_stored.append(sealed.payload.payload_id)
-
-    def take_freed_stored(self) -> list[str]:
-        """Return the payloads that nobody needs any more where they were computed."""
-        freed, self._freed_stored = self._freed_stored, []
-        return freed
+            size_bytes = 0 if sealed.extent else sealed.size_bytes
+            self.freed.note_stored(sealed.payload.payload_id, size_bytes)
 
     def _pool_for(self, on_device: bool) -> Pool:
         if not on_device:
