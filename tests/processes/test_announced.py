@@ -65,7 +65,8 @@ with tl.connect(sys.argv[1]) as client, client.open_publisher(a_teacher("announc
         tl.select_top_k(logits, out=draft)
         print("written", flush=True)
         sys.stdin.readline()
-        os.utime = die
+        is_at_the_slot = iter((False, True))  # it is touched ahead of the seal, too
+        os.utime = lambda fd: next(is_at_the_slot) and die(fd)
 """
 
 
