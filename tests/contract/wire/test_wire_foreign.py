@@ -46,7 +46,9 @@ def readers() -> Iterator[tuple[str, Callable[[random.Random], object]]]:
                 continue  # a number
             given = {"payload": payload, "slab_id": "s-1"}
             rest = {each.name: given[each.name] for each in more if each.name in given}
-            yield name, partial(_read_one, read, message_class(first.annotation), rest)
+            where = module.__name__.removeprefix(f"{wire.__name__}.")
+            make = message_class(first.annotation)
+            yield f"{where}.{name}", partial(_read_one, read, make, rest)
 
 
 def _read_one(
@@ -62,9 +64,11 @@ READERS = dict(readers())
 
 
 def test_every_reader_is_among_them() -> None:
-    assert {"session_from_wire", "lease_from_wire", "mail_from_wire", "student_from_wire"} <= set(
-        READERS
-    )
+    assert len(READERS) == len(list(readers()))
+    names = {name.rpartition(".")[2] for name in READERS}
+    assert {
+        *("session_from_wire", "lease_from_wire", "mail_from_wire", "student_from_wire")
+    } <= names
 
 
 @pytest.mark.parametrize("name", READERS)
