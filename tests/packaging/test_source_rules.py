@@ -157,6 +157,22 @@ def _lines(node: ast.stmt) -> int:
     return (node.end_lineno or node.lineno) - node.lineno + 1
 
 
+def left_out_by_o(text: str) -> list[Breach]:
+    """What `python -O` leaves out, but for asserts that only tell a type to its checker."""
+    return [
+        (node.lineno, ast.unparse(node))
+        for node in ast.walk(parsed(text))
+        if (isinstance(node, ast.Assert) and not _tells_a_type(node.test))
+        or (isinstance(node, ast.Name) and node.id == "__debug__")
+    ]
+
+
+def _tells_a_type(test: ast.expr) -> bool:
+    if isinstance(test, ast.Compare):
+        return isinstance(test.ops[0], ast.IsNot) and ast.unparse(test.comparators[0]) == "None"
+    return isinstance(test, ast.Call) and ast.unparse(test.func) == "isinstance"
+
+
 @functools.cache
 def required() -> frozenset[str]:
     """The distributions that ours requires, those of its extras too."""
@@ -281,6 +297,15 @@ def test_the_rule_about_long_functions_does_not_count_a_docstring() -> None:
     assert long_functions(f"def f():\n{docstring}    x = 1\n") == []
 
 
+@pytest.mark.parametrize("text", ["assert dp % 2 == 0", "assert rows", "if __debug__:\n    x = 1"])
+def test_the_rule_about_python_o_bites(text: str) -> None:
+    assert left_out_by_o(text)
+
+
+def test_the_rule_about_python_o_leaves_what_tells_a_type() -> None:
+    assert left_out_by_o("assert x is not None\nassert isinstance(x, int)") == []
+
+
 def test_the_rule_about_undeclared_imports_bites() -> None:
     assert undeclared("import os\nimport torch.nn\nimport pytest as py") == [(3, "pytest")]
 
@@ -308,6 +333,9 @@ class TestTheProduct:
 
     def test_reads_no_clock_that_can_be_set(self) -> None:
         assert breaches_of(lambda text: uses(text, WALL_CLOCKS)) == {}
+
+    def test_is_the_same_under_python_o(self) -> None:
+        assert breaches_of(left_out_by_o) == {}
 
     def test_imports_only_what_the_distribution_requires(self) -> None:
         assert breaches_of(undeclared) == {}

@@ -317,9 +317,14 @@ class TestOthersSessions:
                 with session.score(ROWS).result(timeout=SECONDS) as payload:
                     (lease,) = [each.lease_id for each in place.view().leases]
                     named = {"session_id": own.terms.session_id, "lease_id": lease}
-                    release = student_method("ReleasePayload")
-                    with contextlib.suppress(grpc.RpcError):
-                        call(channel, release, "bob", named)
+                    read = methods_of(bulk_service_pb2)[0]
+                    request = read.request(**named).SerializeToString()
+                    stream = channel.unary_stream(read.path, bytes, bytes)
+                    with place.counts("rpc", "NOT_ALLOWED", times=2):
+                        reading = stream(request, timeout=SECONDS, metadata=shown("bob"))
+                        assert code_of(lambda: list(reading)) is Code.PERMISSION_DENIED
+                        release = partial(call, channel, student_method("ReleasePayload"), "bob")
+                        assert code_of(lambda: release(named)) is Code.PERMISSION_DENIED
                     assert [each.lease_id for each in place.view().leases] == [lease]
                     assert len(payload.row_offsets) == len(ROWS) + 1
 

@@ -3,7 +3,7 @@
 A session that shares memory lives by its line, and goes on where only the socket's name went: what
 it has is still shared. One whose line was cut has ended, and says so to every call; it is never
 turned into one that streams. The next handshake settles what is to be had by then, and shows it in
-the session, the payload, the server's log and its view.
+the session, the payload, the server's log, its view and its metrics.
 """
 
 import os
@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from tests.processes.running import PATIENCE_SECONDS
 from tests.reports.raw import connect_raw
 from tests.transport_suite.writing import a_profile
@@ -52,11 +54,26 @@ class Place:
         (ours,) = [each for each in sessions if each.session_id == session.terms.session_id]
         return tuple(ours.settlements)
 
+    def unsettled(self) -> float:
+        """How often, by its metric, a session settled without memory for want of the broker."""
+        page = f"http://{self.server.readiness['metrics']}/metrics"
+        with urlopen(page, timeout=PATIENCE_SECONDS) as answer:
+            families = list(text_string_to_metric_families(answer.read().decode()))
+        return sum(
+            each.value
+            for family in families
+            for each in family.samples
+            if each.name == "teacher_logits_transport_refusals_total"
+            and each.labels == {"transport": "shared_memory", "reason": "BROKER_UNREACHABLE"}
+        )
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     broker = tmp_path_factory.mktemp("broker") / "b"
-    with tl.testing.serve(pool_size="16MiB", slab_size="1MiB", broker=broker) as server:
+    with tl.testing.serve(
+        pool_size="16MiB", slab_size="1MiB", broker=broker, metrics="127.0.0.1:0"
+    ) as server:
         yield Place(server, broker)
 
 
@@ -100,7 +117,9 @@ def test_t52_what_is_shared_stays_shared_where_only_the_sockets_name_went(
 def test_t52_the_next_session_streams_where_it_may_and_everybody_says_so(
     place: Place, client: tl.Client
 ) -> None:
+    before = place.unsettled()
     with place.without_broker(), client.open_session(profile()) as session:
+        assert place.unsettled() == before + 1
         assert session.transport is tl.Transport.STREAM
         (refusal,) = session.refusals
         assert refusal.reason is RefusalReason.BROKER_UNREACHABLE

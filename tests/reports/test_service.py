@@ -71,6 +71,11 @@ def test_r17_a_wait_that_the_server_leaves_alone_names_the_callers_or_its_defaul
     assert 0 < said <= counted
 
 
+def test_r17_whoever_says_no_deadline_is_told_one_of_less_than_ten_minutes(tried: Tried) -> None:
+    with tried.client.open_session(a_profile(top_k=8)) as session:
+        assert 0 < session.terms.default_wait.total_seconds() < 600
+
+
 # T37 and other starts that cannot be: the flag, the numbers, and the exit code of a usage error
 
 
@@ -168,7 +173,7 @@ BROKEN_AT_LENGTH = [
 def test_t39_a_profile_that_breaks_everything_at_length_keeps_code_and_first_rules(
     tried: Tried,
 ) -> None:
-    long = "ü" * 8_000
+    long = "ü" * 1_024  # as long as a name may be
     profile: profile_pb2.StudentProfile = student_to_wire(a_profile())
     profile.batch_grid.CopyFrom(type(profile.batch_grid)())  # all zeros
     profile.model_grid.node_count = -(2**31)

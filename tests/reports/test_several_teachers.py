@@ -1,4 +1,4 @@
-"""Several teachers behind one address: R18, R30, R44, R52."""
+"""Several teachers behind one address: R17, R18, R30, R44, R52."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -21,6 +21,7 @@ from teacher_logits.errors import (
     DeadlinePassedError,
     EngineError,
     LeaseLostError,
+    NotAllowedError,
     PayloadInvalidError,
     PoolFullError,
     RequestInvalidError,
@@ -422,3 +423,22 @@ def test_r18_two_publishers_of_two_teachers_publish_where_no_model_is_loaded(
                     assert same(batch.columns, expected(*rows))
         view = inspect_server(client.address, timeout=10)
         assert [each.teacher_id for each in view.teachers] == ["math", "code"]
+
+
+@pytest.mark.parametrize("transport", [tl.Transport.SHARED_MEMORY, tl.Transport.STREAM])
+def test_r17_who_asks_a_published_teacher_for_scores_is_told_at_the_first_call(
+    tmp_path: Path, transport: tl.Transport
+) -> None:
+    """And so is who asks for a teacher that is not there yet, before any of it."""
+    with (
+        serve_in_thread(ServerConfig(listen=(f"unix:{tmp_path}/s",)), None) as server,
+        tl.connect(server.address) as client,
+    ):
+        student = a_student("math", transports=(transport,))
+        with pytest.raises(UnknownTeacherError, match="'math'"):
+            client.open_session(student, timeout=0.2)
+        with client.open_publisher(a_teacher("math")), client.open_session(student) as session:
+            ids, lengths, _ = some_rows(1)
+            future = session.score(ids, lengths=lengths)
+            with pytest.raises(NotAllowedError, match=r"'math' is published.*acquire its steps"):
+                future.result()

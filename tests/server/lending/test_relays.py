@@ -77,6 +77,8 @@ def test_a_publisher_has_so_many_slabs_at_most() -> None:
     [
         (extent(offset=91), "is outside the slab's 100 bytes"),
         (extent(offset=-1), "is outside"),
+        (extent(offset=2**63 - 1, size=1), "is outside the slab's 100 bytes"),
+        (extent(offset=2**63 - 1, size=2**63 - 1), "is outside the slab's 100 bytes"),
         (extent(size=0), "is outside"),
         (extent(offset=50, size=4), "too small for a payload of 5 bytes"),
         (extent(offset=50, slot=-1), "has slot -1 of"),

@@ -242,6 +242,28 @@ class TestASlab:
 
         assert holders_of(slab.fd) == before - 1
 
+    @pytest.mark.parametrize("streams", [False, True], ids=["mapped", "streamed"])
+    def test_that_is_dropped_under_a_reader_is_read_whole_and_then_closed(
+        self, wire: Wire, streams: bool
+    ) -> None:
+        publisher = wire.publisher(a_teacher())
+        slab = publisher.put_slab()
+        before = holders_of(slab.fd)
+        payload = a_payload()
+        publisher.publish(payload, bytes_of(payload))
+        student = wire.student(a_student(), streams=streams)
+        grant = student.acquire(0)
+        publisher.own_line.call(drop_slab=line_pb2.DropSlabRequest(slab_id=slab.slab_id))
+
+        (lease,) = grant.leases
+        assert holders_of(slab.fd) == before
+        assert student.read(lease) == bytes_of(payload)
+        student.release(grant)
+
+        limit = MonotonicClock().now() + PATIENCE
+        while holders_of(slab.fd) != before - 1 + (not streams):  # a map keeps one of its own
+            assert MonotonicClock().now() < limit
+
 
 def _file(folder: Path) -> tuple[int, int, str]:
     path = folder / "file"
