@@ -243,21 +243,21 @@ class Server:
             scorers=scorers, ledger=ledger, clock=clock, longest_wait=wait
         )
         services.add_scoring(self._scoring)
-        services.add_operator(
-            OperatorService(
-                ledger=ledger,
-                publishing=calls,
-                scorers=scorers,
-                clock=clock,
-                objects=objects,
-                replicas=core.vitals.replicas,
-                metrics=instruments.samples,
-                node_stores=tuple if core.stores is None else core.stores.view,
-                able=core.vitals.able,
-            )
-        )
+        services.add_operator(self._make_operator(core))
         if Transport.STREAM in self._config.transports:
             services.add_generic_rpc_handlers([self._make_bulk(core, addresses).handler()])
+
+    def _make_operator(self, core: Core) -> OperatorService:
+        return OperatorService(
+            ledger=core.ledger,
+            publishing=core.publishing,
+            scorers=core.scorers,
+            clock=self._clock,
+            objects=core.objects,
+            vitals=core.vitals,
+            metrics=self._instruments.samples,
+            node_stores=tuple if core.stores is None else core.stores.view,
+        )
 
     def _make_bulk(self, core: Core, addresses: Sequence[Address]) -> BulkService:
         return BulkService(

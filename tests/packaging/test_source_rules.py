@@ -315,11 +315,11 @@ def test_the_rules_find_modules_to_look_at() -> None:
 
 
 def breaches_of(rule: Callable[[str], list[Breach]], *, but: str = "") -> dict[str, list[Breach]]:
-    """Where the product breaks a rule, by module; those of one name may."""
+    """Where the product breaks a rule, by module; those whose paths end so may."""
     found = {
         str(path.relative_to(ROOT)): rule(path.read_text("utf-8"))
         for path in product_modules()
-        if path.name != but
+        if not (but and path.match(but))
     }
     return {module: breaches for module, breaches in found.items() if breaches}
 
@@ -332,7 +332,8 @@ class TestTheProduct:
         assert breaches_of(lambda text: uses(text, ENVIRONMENT), but="config.py") == {}
 
     def test_reads_no_clock_that_can_be_set(self) -> None:
-        assert breaches_of(lambda text: uses(text, WALL_CLOCKS)) == {}
+        # A certificate says from what day to what day it is good.
+        assert breaches_of(lambda text: uses(text, WALL_CLOCKS), but="doctor/certificates.py") == {}
 
     def test_is_the_same_under_python_o(self) -> None:
         assert breaches_of(left_out_by_o) == {}

@@ -23,20 +23,18 @@ from teacher_logits.v1 import (
     teacher_logits_service_pb2_grpc,
 )
 from teacher_logits.wire import student_to_wire, transport_to_wire
-from teacher_logits.wire.objects import holder_from_wire
 from teacher_logits.wire.payloads import lease_from_wire
 from teacher_logits.wire.protocol import spoken_to_wire
 from teacher_logits.wire.session import session_from_wire
-from teacher_logits.wire.transport import probe_from_wire, refusal_to_wire
+from teacher_logits.wire.transport import refusal_to_wire
 from teacher_logits_client.calls.channels import Channels
 from teacher_logits_client.calls.direct_streams import ending
 from teacher_logits_client.calls.failures import Waiting, error_of, stream_error_of
 from teacher_logits_client.calls.objects import ObjectCalls
-from teacher_logits_client.calls.opened import OpenedSession
+from teacher_logits_client.calls.opened import opened_from_wire, opening_call
 from teacher_logits_client.calls.pending import PendingLease
 from teacher_logits_client.calls.registry import RegistryCalls
 from teacher_logits_client.calls.steps import PendingStep
-from teacher_logits_client.calls.told import Telling, Unary
 from teacher_logits_client.credentials import NO_CREDENTIALS
 
 if TYPE_CHECKING:
@@ -48,15 +46,16 @@ if TYPE_CHECKING:
     from teacher_logits.profiles import StudentProfile
     from teacher_logits.terms import LeaseTerms, SessionTerms
     from teacher_logits.transport import Refusal, Transport
+    from teacher_logits_client.calls.opened import OpenedSession
     from teacher_logits_client.calls.pending import Scored
     from teacher_logits_client.calls.scoring import Scoring
+    from teacher_logits_client.calls.told import Unary
     from teacher_logits_client.credentials import Credentials
 
 Request = TypeVar("Request", bound="Message")
 Reply = TypeVar("Reply", bound="Message")
 
 _READ_PAYLOAD = "/teacher_logits.v1.BulkService/ReadPayload"
-_OPEN_SESSION = "/teacher_logits.v1.TeacherLogitsService/OpenSession"
 _OPENING = "the opening of a session"
 
 
@@ -70,15 +69,7 @@ class Calls:
         self._metadata = self._channels.shown.metadata
         control, bulk = self._channels.control, self._channels.bulk
         self._service = teacher_logits_service_pb2_grpc.TeacherLogitsServiceStub(control)
-        self._open_session: Telling[
-            teacher_logits_service_pb2.OpenSessionRequest,
-            teacher_logits_service_pb2.OpenSessionResponse,
-        ] = Telling(
-            control,
-            _OPEN_SESSION,
-            reply=teacher_logits_service_pb2.OpenSessionResponse,
-            what=_OPENING,
-        )
+        self._open_session = opening_call(control, what=_OPENING)
         self._scoring = scoring_service_pb2_grpc.ScoringServiceStub(control)
         self._read = bulk.unary_stream(
             _READ_PAYLOAD,
@@ -119,13 +110,7 @@ class Calls:
             what=_OPENING,
             timeout=timeout,
         )
-        return OpenedSession(
-            terms=session_from_wire(reply.session),
-            broker_path=reply.broker_path,
-            nonce=reply.nonce,
-            device_probes=tuple(map(probe_from_wire, reply.device_probes)),
-            ray_holder=holder_from_wire(reply.ray_holder) if reply.HasField("ray_holder") else None,
-        )
+        return opened_from_wire(reply)
 
     def prove_locality(
         self,
