@@ -5,6 +5,7 @@ This process is a driver of the cluster, and the server that runs in it has join
 
 # ruff: noqa: F401, F811 - the suite's tests and fixtures are for pytest to find
 
+import gc
 import os
 import signal
 import threading
@@ -280,6 +281,34 @@ def test_what_publishers_register_comes_too(server: Embedded, writes: str) -> No
         assert holds(session, 3)  # what it left behind is read all the same
         assert set(session.transports.values()) == {RAY}
         assert client.statistics().streamed_bytes == 0
+
+
+@ray.remote(max_calls=1)
+def publish_and_end(address: str, name: str) -> int:
+    """Publish a step in a process that ends behind this."""
+    ids, lengths, logits = some_rows(0)
+    with (
+        tl.connect(address) as client,
+        client.open_publisher(
+            a_teacher(name), pool_size_bytes=1 << 20, slab_size_bytes=1 << 20
+        ) as publisher,
+        publisher.reserve(0, input_ids=ids, lengths=lengths) as draft,
+    ):
+        tl.select_top_k(logits, out=draft)
+    return os.getpid()
+
+
+@pytest.mark.slow
+def test_what_a_task_published_outlives_its_process(server: Embedded) -> None:
+    """The process that made it owns nothing in Ray: the server's holder does."""
+    profile = a_student("of-a-task", transports=(RAY,))
+    task = publish_and_end.remote(server.address, "of-a-task")
+    pid = ray.get(task, timeout=4 * PATIENCE_SECONDS)  # in which a worker starts
+    await_that(lambda: not Path(f"/proc/{pid}").exists())
+    gc.collect()
+    with tl.connect(server.address) as client, client.open_session(profile) as session:
+        assert holds(session, 0)
+        assert set(session.transports.values()) == {RAY}
 
 
 class TestWhoIsOfNoClusterOrAnother:

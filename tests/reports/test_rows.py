@@ -381,6 +381,7 @@ ROWS: dict[str, list[tuple[str, str]]] = {
     ],
     # An object whose owner is gone.
     "R40": [
+        (RAY_OBJECTS, "test_what_a_task_published_outlives_its_process"),
         (RAY_OBJECTS, "test_what_publishers_register_comes_too"),
         (RAY_OBJECTS, "test_is_a_typed_error_before_the_deadline_and_has_a_successor"),
         (RAY_OBJECTS, "test_a_server_whose_ray_process_died_serves_on_and_joins_again"),
