@@ -102,7 +102,7 @@ class Core:
         }
         engines = [described(each, of_several=len(teachers) > 1) for each in teachers]
         self.profiles = tuple(each.profile for each in engines)
-        # Behind the probes, which take what they need of the one device that all teachers are on.
+        # Behind the probes, which had the teachers take what they work with; all on one device.
         self.device = self._find_device(teachers[0].config, device_memory) if teachers else None
         self.slabs = ServerSlabs(epoch=epoch, device=self.device)
         local = LocalExporter(epoch=epoch, slabs=self.slabs)

@@ -332,7 +332,7 @@ class TestTheProduct:
         assert breaches_of(lambda text: uses(text, ENVIRONMENT), but="config.py") == {}
 
     def test_reads_no_clock_that_can_be_set(self) -> None:
-        # A certificate says from what day to what day it is good.
+        # What a certificate says of its time is the time of day.
         assert breaches_of(lambda text: uses(text, WALL_CLOCKS), but="doctor/certificates.py") == {}
 
     def test_is_the_same_under_python_o(self) -> None:

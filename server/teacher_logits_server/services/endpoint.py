@@ -95,7 +95,11 @@ class Endpoint:
         self._server = grpc.aio.server(
             handlers=(self.services,),
             interceptors=(
-                CountedCalls(max_calls=limits.max_calls, max_watchers=limits.max_watchers),
+                CountedCalls(
+                    max_calls=limits.max_calls,
+                    max_watchers=limits.max_watchers,
+                    refusals=instruments.refusals,
+                ),
                 Guard(
                     is_ready=lambda: self._is_ready,
                     access=access,
@@ -119,6 +123,11 @@ class Endpoint:
         await self._set_health(serving=False)
         await self._server.start()
         return bound
+
+    @property
+    def unix_paths(self) -> list[str]:
+        """Where its Unix sockets are."""
+        return [claim.path for claim in self._claims]
 
     def open(self) -> None:
         """Let every call in, from now on."""

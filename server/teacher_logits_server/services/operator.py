@@ -30,12 +30,12 @@ if TYPE_CHECKING:
         NodeStoreView,
         ObjectStoreView,
         Reclaimed,
+        ReplicaView,
     )
     from teacher_logits_server.exporters.ray_object import RayObjectExporter
     from teacher_logits_server.ledger import Ledger
     from teacher_logits_server.scorer import Scorer
     from teacher_logits_server.services.publishing import PublisherCalls
-    from teacher_logits_server.vitals import Vitals
 
 _log = logging.getLogger(__name__)
 
@@ -47,9 +47,10 @@ class OperatorService(stubs.OperatorServiceServicer):
         publishing: hears of seals before a publisher's session is ended by force.
         scorers: of the server's own teachers, by their ids.
         objects: None where it has joined no Ray cluster.
-        vitals: the replicas of their engines, and whether each of them takes requests.
-        metrics: what the server has counted, as it is when it is called.
-        node_stores: where what replicas compute stays, likewise.
+        replicas: those of their engines, as they are when it is called.
+        metrics: what the server has counted, likewise.
+        node_stores: where what these compute stays, likewise.
+        able: whether each of them takes requests, likewise.
     """
 
     def __init__(
@@ -59,10 +60,11 @@ class OperatorService(stubs.OperatorServiceServicer):
         publishing: PublisherCalls,
         scorers: Mapping[str, Scorer],
         clock: Clock,
-        objects: RayObjectExporter | None,
-        vitals: Vitals,
-        metrics: Callable[[], tuple[MetricView, ...]],
-        node_stores: Callable[[], tuple[NodeStoreView, ...]],
+        objects: RayObjectExporter | None = None,
+        replicas: Callable[[], tuple[ReplicaView, ...]] = tuple,
+        metrics: Callable[[], tuple[MetricView, ...]] = tuple,
+        node_stores: Callable[[], tuple[NodeStoreView, ...]] = tuple,
+        able: Callable[[], Mapping[str, bool]] = dict,
     ) -> None:
         self._ledger = ledger
         self._publishing = publishing
@@ -70,8 +72,9 @@ class OperatorService(stubs.OperatorServiceServicer):
         self._clock = clock
         self._objects = objects
         self._node_stores = node_stores
-        self._vitals = vitals
+        self._replicas = replicas
         self._metrics = metrics
+        self._able = able
         self._started_at = clock.now()
 
     async def Inspect(
@@ -94,14 +97,14 @@ class OperatorService(stubs.OperatorServiceServicer):
             registered=held.registered,
             object_store=None if self._objects is None else self._view_objects(self._objects),
             queue=sum_of(queues),
-            replicas=self._vitals.replicas(),
+            replicas=self._replicas(),
             metrics=self._metrics(),
             queues=queues,
         )
         return server_view_to_wire(view)
 
     def _queues(self) -> tuple[QueueView, ...]:
-        able = self._vitals.able()
+        able = self._able()
         return tuple(
             replace(scorer.queue(), teacher_id=name, serving=able.get(name, False))
             for name, scorer in self._scorers.items()
