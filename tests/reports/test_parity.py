@@ -391,6 +391,12 @@ class TestALocalModel:
         transformers.PreTrainedTokenizerFast(tokenizer_object=bare).save_pretrained(other)
         assert "tokenizer" in complain(address, "--parity", str(other))
 
+    def test_that_knows_fewer_ids_is_refused(
+        self, server: Embedded, complain: Complain, folder: Path
+    ) -> None:
+        said = complain(server.address, "--parity", str(folder))
+        assert "knows 120 ids, and the teacher 1,500" in said
+
 
 class TestWhatCannotBeAsked:
     @pytest.mark.parametrize(
