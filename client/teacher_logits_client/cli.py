@@ -2,8 +2,8 @@
 
 Exit codes: 0 done (and nothing worse than a warning), 1 failed, 2 called wrongly, or nothing could
 be compared (``--parity``). Errors of the tree are raised to the entry point, which writes their
-message. What a command needs
-beyond the standard library is imported when it runs, so that ``--help`` is quick.
+message. What a command needs beyond the standard library is imported when it runs, so that
+``--help`` is quick.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def doctor(argv: Sequence[str]) -> int:
         ConfigError: the address or a flag is wrong.
     """
     parser = _parser("doctor", _DOCTOR, _DOCTOR_END)
-    parser.add_argument("address", nargs="?", help=f"a server to visit; {ADDRESS_HELP}")
+    parser.add_argument("address", nargs="?", help=f"{ADDRESS_HELP} (default: visit none)")
     _add_common(parser)
     parser.add_argument(
         "--pool-size",
