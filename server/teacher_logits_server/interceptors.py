@@ -109,8 +109,8 @@ class Guard(grpc.aio.ServerInterceptor):
         except NotAllowedError as error:
             return self._refusing(error)
         check = partial(self._enter, entry, method)
-        if method.startswith(REFLECTION):
-            return _written(handler)
+        if method.startswith(REFLECTION):  # gRPC's own, both ways a stream
+            return handler
         if handler.request_streaming:
             return self._guarded_stream(handler, method, check)
         return self._guarded(handler, method, check)
@@ -229,18 +229,6 @@ def traced(method: str, context: Context[Q, R]) -> AbstractContextManager[object
 def status_of(error: Exception) -> grpc.StatusCode:
     """Return the code that an error travels under."""
     return code_of(error) if isinstance(error, TeacherLogitsError) else grpc.StatusCode.INTERNAL
-
-
-def _written(handler: Handler[Q, R]) -> Handler[Q, R]:
-    """Return gRPC's own reflection, which yields its replies, as a coroutine that writes them."""
-
-    async def call(requests: AsyncIterator[Q], context: Context[Q, R]) -> None:
-        async for reply in handler.stream_stream(requests, context):  # type: ignore[attr-defined]
-            await context.write(reply)
-
-    return grpc.stream_stream_rpc_method_handler(
-        call, handler.request_deserializer, handler.response_serializer
-    )
 
 
 def _check_deadline(context: Context[Q, R], method: str) -> None:
