@@ -4,7 +4,7 @@
     looks at health       none: a probe is answered, however busy the server is
     any other             --max-calls
 
-One call too many is refused before it is read (``LimitReachedError``). One connection has a quarter
+One call too many is refused before it is read (``LimitReachedError``), and counted. One connection has a quarter
 of ``--max-calls`` at a time: gRPC's client holds back what it asks beyond that.
 """
 
@@ -18,6 +18,7 @@ from teacher_logits.errors import LimitReachedError
 from teacher_logits_server.caps import Cap
 from teacher_logits_server.interceptors import abort
 from teacher_logits_server.metrics.instruments import HEALTH
+from teacher_logits_server.metrics.refusals import Refusals, Surface
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -53,9 +54,16 @@ class _Count:
 
 
 class CountedCalls(grpc.aio.ServerInterceptor):
-    """Counts every call, around the guard, whose handlers are coroutines."""
+    """Counts every call, around the guard, whose handlers are coroutines.
 
-    def __init__(self, *, max_calls: int, max_watchers: int) -> None:
+    Args:
+        refusals: counts those that are refused here; the guard never hears of them.
+    """
+
+    def __init__(
+        self, *, max_calls: int, max_watchers: int, refusals: Refusals | None = None
+    ) -> None:
+        self._refusals = refusals or Refusals()
         self._calls = _Count(
             Cap(
                 name="calls",
@@ -87,29 +95,31 @@ class CountedCalls(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or (method.startswith(HEALTH) and method != WATCH):
             return handler
-        return _counted(handler, self._watchers if method == WATCH else self._calls)
+        return self._counted(handler, self._watchers if method == WATCH else self._calls)
 
+    def _counted(
+        self, handler: grpc.RpcMethodHandler[Q, R], calls: _Count
+    ) -> grpc.RpcMethodHandler[Q, R]:
+        """Return a handler that is refused, or counts while it runs."""
+        kind = f"{_word(handler.request_streaming)}_{_word(handler.response_streaming)}"
+        behaviour: Callable[[object, grpc.aio.ServicerContext[Q, R]], Awaitable[R]]
+        behaviour = getattr(handler, kind)
 
-def _counted(handler: grpc.RpcMethodHandler[Q, R], calls: _Count) -> grpc.RpcMethodHandler[Q, R]:
-    """Return a handler that is refused, or counts while it runs."""
-    kind = f"{_word(handler.request_streaming)}_{_word(handler.response_streaming)}"
-    behaviour: Callable[[object, grpc.aio.ServicerContext[Q, R]], Awaitable[R]]
-    behaviour = getattr(handler, kind)
+        async def call(request: object, context: grpc.aio.ServicerContext[Q, R]) -> R:
+            try:
+                calls.enter()
+            except LimitReachedError as error:
+                self._refusals.refused(Surface.RPC, error)
+                await abort(context, error)
+                raise  # never reached: aborting raises
+            try:
+                return await behaviour(request, context)
+            finally:
+                calls.leave()
 
-    async def call(request: object, context: grpc.aio.ServicerContext[Q, R]) -> R:
-        try:
-            calls.enter()
-        except LimitReachedError as error:
-            await abort(context, error)
-            raise  # never reached: aborting raises
-        try:
-            return await behaviour(request, context)
-        finally:
-            calls.leave()
-
-    make: Callable[..., grpc.RpcMethodHandler[Q, R]]
-    make = getattr(grpc, f"{kind}_rpc_method_handler")
-    return make(call, handler.request_deserializer, handler.response_serializer)
+        make: Callable[..., grpc.RpcMethodHandler[Q, R]]
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        return make(call, handler.request_deserializer, handler.response_serializer)
 
 
 def _word(is_stream: bool) -> str:

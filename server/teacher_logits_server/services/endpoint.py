@@ -95,7 +95,11 @@ class Endpoint:
         self._server = grpc.aio.server(
             handlers=(self.services,),
             interceptors=(
-                CountedCalls(max_calls=limits.max_calls, max_watchers=limits.max_watchers),
+                CountedCalls(
+                    max_calls=limits.max_calls,
+                    max_watchers=limits.max_watchers,
+                    refusals=instruments.refusals,
+                ),
                 Guard(
                     is_ready=lambda: self._is_ready,
                     access=access,
