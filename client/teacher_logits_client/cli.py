@@ -52,7 +52,7 @@ Show what a running server holds: sessions and how their payloads come, steps an
 wait for, leases, the pool of shared memory, the queue of scoring requests.
 
   teacher-logits inspect unix:/run/teacher-logits/teacher.sock
-  teacher-logits inspect 127.0.0.1:5555 --json | jq .pool.free_bytes
+  teacher-logits inspect tls://teacher.example:5555 --tls-ca ca.pem --json | jq .pool.free_bytes
 
 With --reclaim it takes room back by force, which nothing else does under a reader:
 
