@@ -24,9 +24,13 @@ def test_a_user_whom_a_socket_keeps_out_is_found(tmp_path: Path, mode: int) -> N
         tmp_path.chmod(0o711)
         pid = os.fork()
         if pid == 0:
-            os.chdir(tmp_path)  # the folders above let nobody else in
-            os.setuid(NOBODY)
-            os._exit(channels._is_kept_out("s"))
+            answer = 2
+            try:
+                os.chdir(tmp_path)  # the folders above let nobody else in
+                os.setuid(NOBODY)
+                answer = int(channels._is_kept_out("s"))
+            finally:
+                os._exit(answer)
         _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == (mode == 0o600)
 
