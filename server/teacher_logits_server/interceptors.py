@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 Q = TypeVar("Q")
 R = TypeVar("R")
+T = TypeVar("T")
 
 if TYPE_CHECKING:  # gRPC's classes are generic to type checkers alone
     Handler: TypeAlias = grpc.RpcMethodHandler[Q, R]
@@ -198,8 +199,8 @@ class Guard(grpc.aio.ServerInterceptor):
         return make(call, handler.request_deserializer, handler.response_serializer)
 
     async def _answered(
-        self, behave: Callable[[], Awaitable[R]], context: Context[Q, R], method: str
-    ) -> R:
+        self, behave: Callable[[], Awaitable[T]], context: Context[Q, R], method: str
+    ) -> T:
         """Return what a handler returns, or end the call with the status of what it raises."""
         began, code = self._rpcs.begin(method), grpc.StatusCode.CANCELLED
         try:

@@ -4,8 +4,9 @@
     looks at health       none: a probe is answered, however busy the server is
     any other             --max-calls
 
-One call too many is refused before it is read (``LimitReachedError``), and counted. One connection has a quarter
-of ``--max-calls`` at a time: gRPC's client holds back what it asks beyond that.
+One call too many is refused before it is read (``LimitReachedError``), and counted as refused. One
+connection has a quarter of ``--max-calls`` at a time: gRPC's client holds back what it asks beyond
+that.
 """
 
 from __future__ import annotations
