@@ -102,10 +102,8 @@ class Core:
         }
         engines = [described(each, of_several=len(teachers) > 1) for each in teachers]
         self.profiles = tuple(each.profile for each in engines)
-        # Behind the probes, which have had the teachers take what they work with.
-        self.device = None
-        if teachers:  # all on one device, where device memory is to be written
-            self.device = self._find_device(teachers[0].config, device_memory)
+        # Behind the probes, which had the teachers take what they work with; all on one device.
+        self.device = self._find_device(teachers[0].config, device_memory) if teachers else None
         self.slabs = ServerSlabs(epoch=epoch, device=self.device)
         local = LocalExporter(epoch=epoch, slabs=self.slabs)
         self.ledger = Ledger(

@@ -32,16 +32,11 @@ from teacher_logits_server.metrics.instruments import Instruments
 from teacher_logits_server.metrics.page import MetricsPage
 from teacher_logits_server.readiness import Readiness
 from teacher_logits_server.reaper import Reaper
-from teacher_logits_server.services.bulk import BulkService
 from teacher_logits_server.services.endpoint import Endpoint, endpoint_of
-from teacher_logits_server.services.objects import ObjectService
-from teacher_logits_server.services.operator import OperatorService
-from teacher_logits_server.services.registry import RegistryService
 from teacher_logits_server.services.state_log import StateLog, log_loaded
-from teacher_logits_server.services.student import StudentService
-from teacher_logits_server.services.waiting import Waiting
 from teacher_logits_server.sockets import SocketClaim
 from teacher_logits_server.threads import in_thread
+from teacher_logits_server.wiring import Wired, wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,7 +46,6 @@ if TYPE_CHECKING:
     from teacher_logits_server.core import Core
     from teacher_logits_server.engines.served import ServedTeacher
     from teacher_logits_server.exporters.ray_link import RayLink
-    from teacher_logits_server.services.scoring import ScoringService
 
 SWEEP_INTERVAL = timedelta(milliseconds=500)
 DRAIN_POLL_SECONDS = 0.05
@@ -94,8 +88,7 @@ class Server:
         self._broker_path = ""
         self._core: Core | None = None
         self._ray: RayLink | None = None
-        self._scoring: ScoringService | None = None
-        self._waiting: Waiting | None = None
+        self._wired: Wired | None = None
         self._reaping: asyncio.Task[None] | None = None
         self._draining = False
         self._states = StateLog(self._clock)
@@ -120,8 +113,8 @@ class Server:
             return True
         self._draining = True
         self._core.ledger.drain()
-        if self._waiting is not None:
-            self._waiting.ring_all()  # who waits for a session or for room is told
+        if self._wired is not None:
+            self._wired.waiting.ring_all()  # who waits for a session or for room is told
         await self._endpoint.set_serving(False)
         grace = self._config.drain_grace.total_seconds()
         leases = self._core.ledger.lease_count()
@@ -146,10 +139,9 @@ class Server:
         if reaping is not None:
             reaping.cancel()
             await asyncio.wait([reaping])
-        if self._scoring is not None:
-            self._scoring.stop()
-        if self._waiting is not None:
-            self._waiting.stop()
+        if self._wired is not None:
+            self._wired.scoring.stop()
+            self._wired.waiting.stop()
         core, self._core = self._core, None
         if core is not None:
             core.hang_up()
@@ -187,7 +179,9 @@ class Server:
         if self._broker_claim is not None:
             self._broker_claim.let_in()
         self._access.ask(core.ledger)
-        self._add_services(endpoint, core, addresses)
+        self._wired = wire(
+            core, endpoint, config=self._config, clock=self._clock, instruments=self._instruments
+        )
         reaper = Reaper(ledger=core.ledger, every=SWEEP_INTERVAL, also=self._tell_health)
         self._reaping = asyncio.ensure_future(reaper.run())
         endpoint.open()
@@ -213,61 +207,6 @@ class Server:
                 ray=self._ray,
                 instruments=self._instruments,
             )
-
-    def _add_services(self, endpoint: Endpoint, core: Core, addresses: Sequence[Address]) -> None:
-        from teacher_logits_server.services.scoring import ScoringService  # brings torch too
-
-        clock, ledger, scorers = self._clock, core.ledger, core.scorers
-        services, objects, instruments = endpoint.services, core.objects, self._instruments
-        calls, path, wait = core.publishing, self._broker_path, self._config.default_wait
-        self._waiting = waiting = Waiting(
-            clock=clock, longest_wait=wait, limits=self._config, instruments=instruments
-        )
-        waiting.listen_to(ledger)
-        student = StudentService(
-            ledger=ledger,
-            publishing=calls,
-            waiting=waiting,
-            broker_path=path,
-            objects=objects,
-            instruments=instruments,
-        )
-        services.add_student(student)
-        if objects is not None:
-            services.add_objects(ObjectService(exporter=objects, waiting=waiting))
-        registry = RegistryService(
-            ledger=ledger, slabs=core.slabs, calls=calls, waiting=waiting, broker_path=path
-        )
-        services.add_registry(registry)
-        self._scoring = ScoringService(
-            scorers=scorers, ledger=ledger, clock=clock, longest_wait=wait
-        )
-        services.add_scoring(self._scoring)
-        services.add_operator(
-            OperatorService(
-                ledger=ledger,
-                publishing=calls,
-                scorers=scorers,
-                clock=clock,
-                objects=objects,
-                replicas=core.vitals.replicas,
-                metrics=instruments.samples,
-                node_stores=tuple if core.stores is None else core.stores.view,
-                able=core.vitals.able,
-            )
-        )
-        if Transport.STREAM in self._config.transports:
-            services.add_generic_rpc_handlers([self._make_bulk(core, addresses).handler()])
-
-    def _make_bulk(self, core: Core, addresses: Sequence[Address]) -> BulkService:
-        return BulkService(
-            exporter=core.stream,
-            stall=self._config.default_wait,
-            max_session_streams=self._config.max_session_streams,
-            unix_paths=[address.path for address in addresses if address.is_unix],
-            instruments=self._instruments,
-            bringing=core.bringing,
-        )
 
     async def _tell_health(self) -> None:
         """Say SERVING while it is healthy and no drain was asked for; of each teacher likewise."""

@@ -14,6 +14,7 @@ from teacher_logits.views import (
     DeviceSlabView,
     LeaseView,
     MetricView,
+    NodeStoreView,
     ObjectStoreView,
     QueueView,
     RegisteredView,
@@ -31,6 +32,9 @@ leases[].age_seconds leases[].doubt leases[].lease_id leases[].payload_id leases
 leases[].session_id leases[].size_bytes
 metrics[].labels metrics[].labels.transport metrics[].name metrics[].value
 object_store.budget_bytes object_store.holder object_store.holder_restarts
+object_store.nodes[].budget_bytes object_store.nodes[].holder
+object_store.nodes[].holder_restarts object_store.nodes[].node_id
+object_store.nodes[].object_count object_store.nodes[].used_bytes
 object_store.object_count object_store.spilled_bytes object_store.state object_store.store_bytes
 object_store.store_used_bytes object_store.used_bytes object_store.waiting_count
 pool.budget_bytes pool.committed_bytes pool.extent_count pool.free_bytes pool.quarantined_bytes
@@ -62,6 +66,9 @@ teachers[].vocabulary_size
 """.split()
 """Every path to a value. A line is added here, and none is taken away."""
 
+NODE_STORE = NodeStoreView(
+    node_id="n", budget_bytes=1, used_bytes=1, object_count=1, holder="h", holder_restarts=0
+)
 QUEUE = QueueView(
     waiting_requests=1,
     waiting_tokens=1,
@@ -160,6 +167,7 @@ VIEW = ServerView(
         spilled_bytes=0,
         holder="h",
         holder_restarts=0,
+        nodes=(NODE_STORE,),
     ),
     replicas=(
         ReplicaView(

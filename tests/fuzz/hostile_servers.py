@@ -235,10 +235,10 @@ class Replies:
 
     def __init__(self) -> None:
         self._schema = schema()
-        self._readers = sorted(
+        self._readers = [
             (name, read.args[0], read.args[1], read.args[2])  # type: ignore[attr-defined]
-            for name, read in readers()
-        )
+            for name, read in sorted(readers(), key=lambda each: each[0])
+        ]
 
     def seeds(self) -> Sequence[bytes]:
         seeds = []

@@ -17,6 +17,7 @@ MODULES = {
     "grpc_health.v1": "grpcio-health-checking",
     "crc32c": "crc32c",
     "yaml": "pyyaml",
+    "prometheus_client": "prometheus-client",
     "typing_extensions": "typing-extensions",
 }
 """What is imported, and the distribution that has it: those that pyproject.toml names."""

@@ -282,7 +282,7 @@ def test_ids_of_an_older_server_are_refused_at_every_rpc_and_on_the_line(tried: 
 def broker_of(tried: Tried) -> str:
     broker = tried.server.core.broker
     assert broker is not None
-    return broker._path
+    return broker.path
 
 
 def test_a_payload_of_an_older_server_is_gone_and_its_reader_goes_on(

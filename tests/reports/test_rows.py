@@ -281,6 +281,8 @@ ROWS: dict[str, list[tuple[str, str]]] = {
             "test_r30_each_row_of_a_mixed_batch_is_scored_by_the_teacher_that_has_its_tag",
         ),
         (SEVERAL, "test_r30_rows_of_one_teacher_are_its_own_payload"),
+        (SEVERAL, "test_r30_ids_of_ones_own_choice_are_scored_by_the_teacher_of_their_row"),
+        (SEVERAL, "test_r30_ids_that_are_not_of_the_batch_are_refused"),
         (SEVERAL, "test_r30_sessions_with_profiles_of_their_own_make_one_batch_of_the_widest"),
         (SEVERAL, "test_r30_a_profile_that_names_a_teacher_itself_is_refused"),
         (SEVERAL, "test_r30_what_is_taken_out_ends_with_the_answer"),

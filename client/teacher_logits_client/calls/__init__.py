@@ -16,12 +16,9 @@ from teacher_logits import tracing
 from teacher_logits.errors import ServerUnreachableError
 from teacher_logits.protocol import OURS
 from teacher_logits.terms import SERVER_WRITER
-from teacher_logits.v1 import (
-    bulk_service_pb2,
-    scoring_service_pb2_grpc,
-    teacher_logits_service_pb2,
-    teacher_logits_service_pb2_grpc,
-)
+from teacher_logits.v1 import bulk_service_pb2, scoring_service_pb2_grpc
+from teacher_logits.v1 import teacher_logits_service_pb2 as messages
+from teacher_logits.v1 import teacher_logits_service_pb2_grpc as stubs
 from teacher_logits.wire import student_to_wire, transport_to_wire
 from teacher_logits.wire.objects import holder_from_wire
 from teacher_logits.wire.payloads import lease_from_wire
@@ -69,16 +66,10 @@ class Calls:
         self._channels = Channels(address, credentials)
         self._metadata = self._channels.shown.metadata
         control, bulk = self._channels.control, self._channels.bulk
-        self._service = teacher_logits_service_pb2_grpc.TeacherLogitsServiceStub(control)
-        self._open_session: Telling[
-            teacher_logits_service_pb2.OpenSessionRequest,
-            teacher_logits_service_pb2.OpenSessionResponse,
-        ] = Telling(
-            control,
-            _OPEN_SESSION,
-            reply=teacher_logits_service_pb2.OpenSessionResponse,
-            what=_OPENING,
-        )
+        self._service = stubs.TeacherLogitsServiceStub(control)
+        opened = messages.OpenSessionResponse
+        self._open_session: Telling[messages.OpenSessionRequest, messages.OpenSessionResponse]
+        self._open_session = Telling(control, _OPEN_SESSION, reply=opened, what=_OPENING)
         self._scoring = scoring_service_pb2_grpc.ScoringServiceStub(control)
         self._read = bulk.unary_stream(
             _READ_PAYLOAD,
@@ -111,10 +102,8 @@ class Calls:
         """Be admitted, or raise every broken rule."""
         reply = self._call(
             self._open_session,
-            teacher_logits_service_pb2.OpenSessionRequest(
-                request_id=request_id,
-                **spoken_to_wire(OURS),
-                profile=student_to_wire(profile),
+            messages.OpenSessionRequest(
+                request_id=request_id, profile=student_to_wire(profile), **spoken_to_wire(OURS)
             ),
             what=_OPENING,
             timeout=timeout,
@@ -141,10 +130,10 @@ class Calls:
         """
         reply = self._call(
             self._service.ProveLocality,
-            teacher_logits_service_pb2.ProveLocalityRequest(
+            messages.ProveLocalityRequest(
                 session_id=session_id,
                 proofs=[
-                    teacher_logits_service_pb2.LocalityProof(
+                    messages.LocalityProof(
                         transport=transport_to_wire(transport),
                         writer_id=writer_id or SERVER_WRITER,
                         mac=mac,
@@ -162,7 +151,7 @@ class Calls:
         """Renew a session; return whether the server is draining."""
         reply = self._call(
             self._service.RenewSession,
-            teacher_logits_service_pb2.RenewSessionRequest(session_id=session_id),
+            messages.RenewSessionRequest(session_id=session_id),
             what="the renewal of a session",
             timeout=timeout,
         )
@@ -172,7 +161,7 @@ class Calls:
         """End a session."""
         self._call(
             self._service.CloseSession,
-            teacher_logits_service_pb2.CloseSessionRequest(session_id=session_id),
+            messages.CloseSessionRequest(session_id=session_id),
             what="the end of a session",
             timeout=timeout,
         )
@@ -183,7 +172,7 @@ class Calls:
         """Lease a payload."""
         reply = self._call(
             self._service.AcquirePayload,
-            teacher_logits_service_pb2.AcquirePayloadRequest(
+            messages.AcquirePayloadRequest(
                 session_id=session_id, request_id=request_id, payload_id=payload_id
             ),
             what=f"payload {payload_id}",
@@ -197,7 +186,7 @@ class Calls:
         """Ask for all that a step holds of a rank's rows, and do not wait for it."""
         seconds = max(0.001, timeout)
         waiting = Waiting(what=f"step {step}", address=self.address, seconds=seconds)
-        request = teacher_logits_service_pb2.AcquireStepRequest(
+        request = messages.AcquireStepRequest(
             session_id=session_id, request_id=request_id, step=step
         )
         with self._open():
@@ -218,7 +207,7 @@ class Calls:
         """Return a lease; see ``Line.release``."""
         self._call(
             self._service.ReleasePayload,
-            teacher_logits_service_pb2.ReleasePayloadRequest(
+            messages.ReleasePayloadRequest(
                 session_id=session_id, lease_id=lease_id, request_id=request_id, unread=unread
             ),
             what="the return of a lease",

@@ -60,7 +60,7 @@ class Broker:
         max_lines: int,
         refusals: Refusals | None = None,
     ) -> None:
-        self._path = path
+        self.path = path
         self._desk = desk
         self._clock = clock
         self._max_lines = max_lines
@@ -77,7 +77,7 @@ class Broker:
         Raises:
             OSError: the socket cannot be made.
         """
-        self._gate = Gate(self._path, self._refusals)
+        self._gate = Gate(self.path, self._refusals)
         self._postbox.open()
         self._poll = select.epoll()
         self._leaving = Leaving(self._poll)

@@ -4,13 +4,14 @@
     looks at health       none: a probe is answered, however busy the server is
     any other             --max-calls
 
-One call too many is refused before it is read (``LimitReachedError``), and counted as refused. One
-connection has a quarter of ``--max-calls`` at a time: gRPC's client holds back what it asks beyond
-that.
+One call too many is refused before it is read (``LimitReachedError``). One connection has a quarter
+of ``--max-calls`` at a time: gRPC's client holds back what it asks beyond that.
 """
 
 from __future__ import annotations
 
+import inspect
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import grpc
@@ -22,7 +23,7 @@ from teacher_logits_server.metrics.instruments import HEALTH
 from teacher_logits_server.metrics.refusals import Refusals, Surface
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from typing import TypeVar
 
     Q = TypeVar("Q")
@@ -36,8 +37,9 @@ CONNECTION_SHARE = 4
 class _Count:
     """Calls under way of one kind."""
 
-    def __init__(self, cap: Cap) -> None:
+    def __init__(self, cap: Cap, refusals: Refusals) -> None:
         self._cap = cap
+        self._refusals = refusals
         self.count = 0
 
     def enter(self) -> None:
@@ -46,7 +48,11 @@ class _Count:
         Raises:
             LimitReachedError: there are as many as may be.
         """
-        self._cap.check(self.count)
+        try:
+            self._cap.check(self.count)
+        except LimitReachedError as error:
+            self._refusals.refused(Surface.RPC, error)
+            raise
         self.count += 1
 
     def leave(self) -> None:
@@ -55,16 +61,12 @@ class _Count:
 
 
 class CountedCalls(grpc.aio.ServerInterceptor):
-    """Counts every call, around the guard, whose handlers are coroutines.
-
-    Args:
-        refusals: counts those that are refused here; the guard never hears of them.
-    """
+    """Counts every call, around the guard. What is refused here ``refusals`` counts."""
 
     def __init__(
         self, *, max_calls: int, max_watchers: int, refusals: Refusals | None = None
     ) -> None:
-        self._refusals = refusals or Refusals()
+        refusals = refusals or Refusals()
         self._calls = _Count(
             Cap(
                 name="calls",
@@ -72,7 +74,8 @@ class CountedCalls(grpc.aio.ServerInterceptor):
                 flag="--max-calls",
                 what="calls under way",
                 way_out="wait for some to end",
-            )
+            ),
+            refusals,
         )
         self._watchers = _Count(
             Cap(
@@ -81,7 +84,8 @@ class CountedCalls(grpc.aio.ServerInterceptor):
                 flag="--max-watchers",
                 what="calls that watch the server's health",
                 way_out="look with Check now and then",
-            )
+            ),
+            refusals,
         )
 
     async def intercept_service(
@@ -96,31 +100,42 @@ class CountedCalls(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or (method.startswith(HEALTH) and method != WATCH):
             return handler
-        return self._counted(handler, self._watchers if method == WATCH else self._calls)
+        return _counted(handler, self._watchers if method == WATCH else self._calls)
 
-    def _counted(
-        self, handler: grpc.RpcMethodHandler[Q, R], calls: _Count
-    ) -> grpc.RpcMethodHandler[Q, R]:
-        """Return a handler that is refused, or counts while it runs."""
-        kind = f"{_word(handler.request_streaming)}_{_word(handler.response_streaming)}"
-        behaviour: Callable[[object, grpc.aio.ServicerContext[Q, R]], Awaitable[R]]
-        behaviour = getattr(handler, kind)
 
-        async def call(request: object, context: grpc.aio.ServicerContext[Q, R]) -> R:
-            try:
-                calls.enter()
-            except LimitReachedError as error:
-                self._refusals.refused(Surface.RPC, error)
-                await abort(context, error)
-                raise  # never reached: aborting raises
-            try:
-                return await behaviour(request, context)
-            finally:
-                calls.leave()
+def _counted(handler: grpc.RpcMethodHandler[Q, R], calls: _Count) -> grpc.RpcMethodHandler[Q, R]:
+    """Return a handler that is refused, or counts while it runs."""
+    kind = f"{_word(handler.request_streaming)}_{_word(handler.response_streaming)}"
+    behaviour: Callable[[object, grpc.aio.ServicerContext[Q, R]], Awaitable[R]]
+    behaviour = getattr(handler, kind)
 
-        make: Callable[..., grpc.RpcMethodHandler[Q, R]]
-        make = getattr(grpc, f"{kind}_rpc_method_handler")
-        return make(call, handler.request_deserializer, handler.response_serializer)
+    async def answer(request: object, context: grpc.aio.ServicerContext[Q, R]) -> R:
+        async with _one_of(calls, context):
+            return await behaviour(request, context)
+
+    async def answers(request: object, context: grpc.aio.ServicerContext[Q, R]) -> AsyncIterator[R]:
+        async with _one_of(calls, context):
+            async for reply in behaviour(request, context):  # type: ignore[attr-defined]
+                yield reply
+
+    call = answers if inspect.isasyncgenfunction(behaviour) else answer  # reflection's yields
+    make: Callable[..., grpc.RpcMethodHandler[Q, R]]
+    make = getattr(grpc, f"{kind}_rpc_method_handler")
+    return make(call, handler.request_deserializer, handler.response_serializer)
+
+
+@asynccontextmanager
+async def _one_of(calls: _Count, context: grpc.aio.ServicerContext[Q, R]) -> AsyncIterator[None]:
+    """Count a call while it runs, or end it."""
+    try:
+        calls.enter()
+    except LimitReachedError as error:
+        await abort(context, error)
+        raise  # never reached: aborting raises
+    try:
+        yield
+    finally:
+        calls.leave()
 
 
 def _word(is_stream: bool) -> str:

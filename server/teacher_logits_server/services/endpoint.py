@@ -124,6 +124,11 @@ class Endpoint:
         await self._server.start()
         return bound
 
+    @property
+    def unix_paths(self) -> list[str]:
+        """Where its Unix sockets are."""
+        return [claim.path for claim in self._claims]
+
     def open(self) -> None:
         """Let every call in, from now on."""
         self._is_ready = True

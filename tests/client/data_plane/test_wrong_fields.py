@@ -93,6 +93,7 @@ def at(row: int, position: int, value: float, like: torch.Tensor) -> torch.Tenso
 
 
 VALUES, TAIL = torch.randn(2, 4, 3), torch.full((2, 4), -3.0)
+CHOSEN = torch.arange(24).reshape(2, 4, 3)
 
 
 @pytest.mark.parametrize(
@@ -101,8 +102,8 @@ VALUES, TAIL = torch.randn(2, 4, 3), torch.full((2, 4), -3.0)
         ({"teacher_topk_logits": at(1, 0, NAN, VALUES)}, "a value that is NaN or"),
         ({"teacher_topk_logits": at(1, 0, INF, VALUES)}, "a value that is NaN or"),
         ({"teacher_topk_logits": at(1, 0, -INF, VALUES)}, "no value above -inf"),
-        ({"teacher_topk_indices": at(1, 0, 2**40, VALUES.long())}, "an id beyond int32"),
-        ({"teacher_topk_indices": at(1, 0, -7, VALUES.long())}, "an id beyond int32"),
+        ({"teacher_topk_indices": at(1, 0, 2**40, CHOSEN)}, "an id beyond int32"),
+        ({"teacher_topk_indices": at(1, 0, -7, CHOSEN)}, "an id beyond int32"),
         ({"teacher_log_tail": at(1, 0, NAN, TAIL)}, "a tail that is NaN"),
         ({"teacher_log_tail": at(1, 0, INF, TAIL)}, "a tail that is NaN"),
         ({"token_mask": at(1, 1, NAN, torch.ones(2, 4))}, "a mask that is no number"),

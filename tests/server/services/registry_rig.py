@@ -84,7 +84,8 @@ def serving(folder: Path, **settings: object) -> Iterator[Wire]:
     try:
         readiness = run(server.start())
         with Wire(readiness.address, drain=lambda: run(server.drain())) as wire:
-            wire.clock, wire.waiting = clock, server._waiting
+            assert server._wired is not None
+            wire.clock, wire.waiting = clock, server._wired.waiting
             yield wire
             run(server.stop(grace_seconds=0))
     finally:
