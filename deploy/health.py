@@ -5,7 +5,8 @@
 
 Exit codes: 0 it is SERVING, or with ``--alive`` it answers, whatever it says; 1 it is not, as
 while its teacher loads and while it drains, or nobody answers; 2 called wrongly. A supervisor
-that ends what does not live asks with ``--alive``, or it would cut every drain short.
+that ends what does not live asks with ``--alive``, or it would cut every drain short. It speaks no
+TLS: a server whose TCP has TLS is asked over its Unix socket.
 
 Imports neither torch nor the service, so that asking every few seconds costs little.
 """
@@ -40,7 +41,7 @@ def status_of(address: str, *, timeout: float = TIMEOUT_SECONDS) -> str:
 def main(arguments: list[str]) -> int:
     """Say how the server at the last argument is, and return the exit code."""
     *options, address = arguments or [""]
-    if not address or options not in ([], ["--alive"]):
+    if not address or address.startswith("-") or options not in ([], ["--alive"]):
         sys.stderr.write("usage: health.py [--alive] unix:/path | host:port\n")
         return 2
     try:

@@ -2,8 +2,8 @@
 
 Exit codes: 0 done (and nothing worse than a warning), 1 failed, 2 called wrongly, or nothing could
 be compared (``--parity``). Errors of the tree are raised to the entry point, which writes their
-message. What a command needs
-beyond the standard library is imported when it runs, so that ``--help`` is quick.
+message. What a command needs beyond the standard library is imported when it runs, so that
+``--help`` is quick.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Show what a running server holds: sessions and how their payloads come, steps an
 wait for, leases, the pool of shared memory, the queue of scoring requests.
 
   teacher-logits inspect unix:/run/teacher-logits/teacher.sock
-  teacher-logits inspect 127.0.0.1:5555 --json | jq .pool.free_bytes
+  teacher-logits inspect tls://teacher.example:5555 --tls-ca ca.pem --json | jq .pool.free_bytes
 
 With --reclaim it takes room back by force, which nothing else does under a reader:
 
@@ -98,7 +98,7 @@ def doctor(argv: Sequence[str]) -> int:
         ConfigError: the address or a flag is wrong.
     """
     parser = _parser("doctor", _DOCTOR, _DOCTOR_END)
-    parser.add_argument("address", nargs="?", help=f"a server to visit; {ADDRESS_HELP}")
+    parser.add_argument("address", nargs="?", help=f"{ADDRESS_HELP} (default: visit none)")
     _add_common(parser)
     parser.add_argument(
         "--pool-size",

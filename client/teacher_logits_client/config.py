@@ -163,8 +163,8 @@ def parse_address(address: str | os.PathLike[str], *, insecure: bool = False) ->
     if not insecure and not where.is_loopback:
         raise ConfigError(
             f"address {text!r} is not on this host, and token ids and scores would travel "
-            "unencrypted: connect with tls=Tls(ca=...), or pass insecure=True if the network is "
-            "yours alone",
+            "unencrypted: connect with tls=Tls(ca=...) (--tls-ca), or pass insecure=True "
+            "(--insecure) if the network is yours alone",
             facts={"address": text},
         )
     return where

@@ -133,7 +133,8 @@ def check_token_is_safe(address: Address, credentials: Credentials, *, insecure:
         return
     raise ConfigError(
         f"a token would travel to {str(address)!r} unencrypted, and another program may listen "
-        "there: connect with tls=Tls(ca=...), or pass insecure=True if the network is yours alone",
+        "there: connect with tls=Tls(ca=...) (--tls-ca), or pass insecure=True (--insecure) if the "
+        "network is yours alone",
         facts={"address": str(address), "reason": "TOKEN_IN_THE_OPEN"},
     )
 

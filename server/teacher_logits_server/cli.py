@@ -10,6 +10,7 @@ import argparse
 import logging
 import os
 import sys
+import textwrap
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -89,12 +90,21 @@ def read_config(argv: Sequence[str]) -> ServerConfig:
     return ServerConfig(**values)  # type: ignore[arg-type]
 
 
+class _WholeWords(argparse.RawDescriptionHelpFormatter):
+    """Breaks no line at a hyphen, so that what is to be typed stays in one piece."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="teacher-logits serve",
+        # All flags in one line are read by nobody: they stand below, in groups.
+        usage="teacher-logits serve [--config FILE] [settings, as below]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_WholeWords,
         # Left out means left out: only then can a file have its say.
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,

@@ -2,8 +2,8 @@
 
 gRPC tells the program of connections that came about, and of no others: a line on standard error
 is all that there is. So, while a server with TLS runs in a process of its own, that descriptor is
-a pipe; lines about handshakes are counted, and all others go where they went. The server's log
-does not pass through it.
+a pipe; lines about handshakes are counted, those about names that clients ask for are dropped, and
+all others go where they went. The server's log does not pass through it.
 
 Promises: nobody waits long who writes there; at the end the descriptor is as it was. What a library
 says as it ends the process may be lost. With GRPC_VERBOSITY at ERROR or NONE nothing is said, and
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 STDERR = 2
 _FAILED = b"] Handshake failed with"
+_NAMES = b"] No match found for server name"
+"""Said of a client that asks for another name, whose handshake may go well; it is dropped, since
+whoever reaches the port could fill the log with it."""
 _SAID = (
     (b"WRONG_VERSION_NUMBER", BrokenHandshake.NOT_TLS),
     (b"HTTP_REQUEST", BrokenHandshake.NOT_TLS),
@@ -106,7 +109,7 @@ class HandshakeWatch:
             for line in lines:
                 if _FAILED in line:
                     self._note(line)
-                else:
+                elif _NAMES not in line:
                     self._pass_on(line + b"\n")
 
     def _note(self, line: bytes) -> None:

@@ -3,7 +3,7 @@
     a call that is not the caller's to make   UnknownCallerError, NotAllowedError, before it is read
     more than the RPC takes (64 KiB mostly)   RequestInvalidError, before they are parsed
     bytes that are no message of the RPC      RequestInvalidError, INVALID_ARGUMENT
-    no deadline (health watches aside)        RequestInvalidError
+    no deadline (see ``WITHOUT_DEADLINE``)    RequestInvalidError
     a server whose teacher is not loaded      NotAvailable, with when to try again
     an error of the tree                      its status, with google.rpc details
     anything else                             INTERNAL; its text stays in the log
@@ -19,12 +19,14 @@ import logging
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import grpc
 
 from teacher_logits import tracing
+from teacher_logits.clock import span_text
 from teacher_logits.errors import (
+    DeadlinePassedError,
     NotAllowedError,
     NotAvailable,
     RequestInvalidError,
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
 Q = TypeVar("Q")
 R = TypeVar("R")
+T = TypeVar("T")
 
 if TYPE_CHECKING:  # gRPC's classes are generic to type checkers alone
     Handler: TypeAlias = grpc.RpcMethodHandler[Q, R]
@@ -51,6 +54,8 @@ if TYPE_CHECKING:  # gRPC's classes are generic to type checkers alone
     StreamBehaviour: TypeAlias = Callable[[AsyncIterator[Q], Context[Q, R]], Awaitable[R]]
 
 REFLECTION = "/grpc.reflection."
+REFLECTION_SECONDS = 60.0
+"""Its clients set no deadline, so it has one of ours: a call that stays open takes a place."""
 WITHOUT_DEADLINE = frozenset({f"{HEALTH}Watch"})
 MAX_REQUEST_BYTES = 64 * 1024
 OF_ANY_SIZE = frozenset(
@@ -76,6 +81,7 @@ class Guard(grpc.aio.ServerInterceptor):
         access: who may make which call; anybody every one where not given.
         refusals: counts every call that ends in an error, here alone.
         rpcs: what calls take, and what they end in.
+        reflection_seconds: how long a call of reflection may stay open.
     """
 
     def __init__(
@@ -85,11 +91,13 @@ class Guard(grpc.aio.ServerInterceptor):
         access: Access | None = None,
         refusals: Refusals | None = None,
         rpcs: RpcTimes | None = None,
+        reflection_seconds: float = REFLECTION_SECONDS,
     ) -> None:
         self._is_ready = is_ready
         self._access = access or Access()
         self._refusals = refusals or Refusals()
         self._rpcs = rpcs or RpcTimes()
+        self._reflection_seconds = reflection_seconds
 
     async def intercept_service(
         self,
@@ -109,8 +117,8 @@ class Guard(grpc.aio.ServerInterceptor):
         except NotAllowedError as error:
             return self._refusing(error)
         check = partial(self._enter, entry, method)
-        if method.startswith(REFLECTION):  # gRPC's own, both ways a stream
-            return handler
+        if method.startswith(REFLECTION):
+            return self._guarded_reflection(handler, method)
         if handler.request_streaming:
             return self._guarded_stream(handler, method, check)
         return self._guarded(handler, method, check)
@@ -170,9 +178,29 @@ class Guard(grpc.aio.ServerInterceptor):
 
         return grpc.stream_unary_rpc_method_handler(call, None, handler.response_serializer)
 
+    def _guarded_reflection(self, handler: Handler[Q, R], method: str) -> Handler[Q, R]:
+        """Make a coroutine of gRPC's own generator, which has both ways a stream, and end it."""
+        behaviour = cast("Callable[..., AsyncIterator[R]]", handler.stream_stream)
+
+        async def tell(raws: AsyncIterator[Q], context: Context[Q, R]) -> None:
+            async for answer in behaviour(raws, context):
+                await context.write(answer)
+
+        async def call(raws: AsyncIterator[Q], context: Context[Q, R]) -> None:
+            async def behave() -> None:
+                try:
+                    await asyncio.wait_for(tell(raws, context), self._reflection_seconds)
+                except asyncio.TimeoutError:
+                    raise _open_too_long(method, self._reflection_seconds) from None
+
+            await self._answered(behave, context, method)
+
+        make = grpc.stream_stream_rpc_method_handler
+        return make(call, handler.request_deserializer, handler.response_serializer)
+
     async def _answered(
-        self, behave: Callable[[], Awaitable[R]], context: Context[Q, R], method: str
-    ) -> R:
+        self, behave: Callable[[], Awaitable[T]], context: Context[Q, R], method: str
+    ) -> T:
         """Return what a handler returns, or end the call with the status of what it raises."""
         began, code = self._rpcs.begin(method), grpc.StatusCode.CANCELLED
         try:
@@ -234,11 +262,19 @@ def status_of(error: Exception) -> grpc.StatusCode:
 def _check_deadline(context: Context[Q, R], method: str) -> None:
     # The stubs say float; the library says None where the caller set no deadline.
     remaining: float | None = context.time_remaining()
-    if remaining is None and method not in WITHOUT_DEADLINE:
+    free = method in WITHOUT_DEADLINE or method.startswith(REFLECTION)
+    if remaining is None and not free:
         raise RequestInvalidError(
             f"{method} needs a deadline: pass timeout=<seconds> with the call",
             facts={"method": method},
         )
+
+
+def _open_too_long(method: str, seconds: float) -> DeadlinePassedError:
+    return DeadlinePassedError(
+        f"{method} was open for {span_text(seconds)}, which is the longest: call it again",
+        facts={"method": method, "waited_seconds": seconds},
+    )
 
 
 def _check_size(raw: bytes, method: str) -> None:

@@ -22,7 +22,7 @@ class LimitSettings:
         2048,
         "--max-student-sessions",
         readers.COUNT,
-        "most of them that one student (student_id) may have",
+        "most ranks of one student (student_id) at a time",
     )
     max_publishers: int = _set(1024, "--max-publishers", readers.COUNT, "most publishers at a time")
     max_user_lines: int = _set(
@@ -50,7 +50,7 @@ class LimitSettings:
         64,
         "--max-session-calls",
         readers.COUNT,
-        "most of them that one session may have of each kind",
+        "most waiting calls of each of these kinds that one session may have",
     )
     max_session_streams: int = _set(
         64, "--max-session-streams", readers.COUNT, "most streams of payloads to one session"

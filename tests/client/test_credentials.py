@@ -37,7 +37,7 @@ def token_file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("address", "given", "rule"),
     [
-        (FAR, {}, r"connect with tls=Tls\(ca=...\), or pass insecure=True"),
+        (FAR, {}, r"connect with tls=Tls\(ca=...\) \(--tls-ca\), or pass insecure=True"),
         (HERE, {"token": TOKEN}, "would travel to '127.0.0.1:5555' unencrypted"),
         (UNIX, {"tls": tl.Tls()}, "is a Unix socket, which takes no TLS"),
         (FAR, {"tls": tl.Tls(), "insecure": True}, "give one of the two"),

@@ -391,6 +391,12 @@ class TestALocalModel:
         transformers.PreTrainedTokenizerFast(tokenizer_object=bare).save_pretrained(other)
         assert "tokenizer" in complain(address, "--parity", str(other))
 
+    def test_that_knows_fewer_ids_is_refused(
+        self, server: Embedded, run: Run, folder: Path
+    ) -> None:
+        with pytest.raises(ConfigError, match="knows 120 ids, and the teacher 1,500"):
+            run(server.address, "--parity", str(folder))
+
 
 class TestWhatCannotBeAsked:
     @pytest.mark.parametrize(

@@ -20,10 +20,17 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
+from tests.client.publishing.a_publisher import a_teacher
 
 import teacher_logits_client as tl
 from teacher_logits.addresses import Address, read_address
 from teacher_logits.errors import ConfigError, SessionRefusedError, TeacherLogitsError
+from teacher_logits.profiles import PROTOCOL_VERSION
+from teacher_logits.v1 import registry_service_pb2 as registry_messages
+from teacher_logits.v1 import teacher_logits_service_pb2 as student_messages
+from teacher_logits.v1.registry_service_pb2_grpc import RegistryServiceStub
+from teacher_logits.v1.teacher_logits_service_pb2_grpc import TeacherLogitsServiceStub
+from teacher_logits.wire import student_to_wire, teacher_to_wire
 from teacher_logits_client.testing import ToyTeacher
 from teacher_logits_server import logs
 from teacher_logits_server.app import serve_in_thread
@@ -217,6 +224,38 @@ def test_a_change_of_state_is_logged_once_and_a_flood_of_refusals_few_times(
     of_it = [e["event"] for e in entries if e.get("session_id") == session_id]
     assert of_it[:3] == ["session opened", "session settled", "session closed"]
     assert len(of_it) == len(set(of_it))
+
+
+def test_calls_that_are_repeated_or_name_nobody_s_session_are_not_logged(watched: Watched) -> None:
+    stream = io.StringIO()
+    opening = student_messages.OpenSessionRequest(
+        request_id="again", protocol_version=PROTOCOL_VERSION, profile=student_to_wire(profile())
+    )
+    publishing = registry_messages.OpenPublisherRequest(
+        request_id="also",
+        protocol_version=PROTOCOL_VERSION,
+        profile=teacher_to_wire(a_teacher("told")),
+    )
+    handler = logs.configure(format="json", level="info", stream=stream)
+    try:
+        with grpc.insecure_channel(watched.address) as channel:
+            students, registry = TeacherLogitsServiceStub(channel), RegistryServiceStub(channel)
+            for _ in range(2):
+                session = students.OpenSession(opening, timeout=PATIENCE).session
+                publisher = registry.OpenPublisher(publishing, timeout=PATIENCE).session
+            for each in (session, publisher):
+                for _ in range(2):
+                    prove = student_messages.ProveLocalityRequest(session_id=each.session_id)
+                    students.ProveLocality(prove, timeout=PATIENCE)
+                for session_id in (each.session_id, each.session_id, each.session_id + "x"):
+                    close = student_messages.CloseSessionRequest(session_id=session_id)
+                    students.CloseSession(close, timeout=PATIENCE)
+    finally:
+        logs.unconfigure(handler)
+    entries = [json.loads(line) for line in stream.getvalue().splitlines()]
+    for who, each in (("session", session), ("publisher", publisher)):
+        told = [e["event"] for e in entries if e.get("session_id", "").startswith(each.session_id)]
+        assert told == [f"{who} {what}" for what in ("opened", "settled", "closed")]
 
 
 def test_there_is_no_other_page(watched: Watched) -> None:

@@ -44,7 +44,7 @@ class Sealed:
 
     payload: Payload
     extent: Extent
-    release: Callable[[], None]
+    release: Callable[[], object]
 
 
 class Embedded:

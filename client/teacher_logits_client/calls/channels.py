@@ -32,14 +32,16 @@ from teacher_logits_client.calls.tls_findings import tls_finding
 from teacher_logits_client.credentials import NO_CREDENTIALS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from teacher_logits.addresses import Address
+    from teacher_logits.errors import Fact
     from teacher_logits_client.credentials import Credentials, Tls
 
 _SERVICE = "teacher_logits.v1.TeacherLogitsService"
 _READY = (grpc.ChannelConnectivity.READY,)
-_WATCH_HEALTH = "/grpc.health.v1.Health/Watch"
+_WATCH_HEALTH, _CHECK_HEALTH = "/grpc.health.v1.Health/Watch", "/grpc.health.v1.Health/Check"
+_LOOK_SECONDS = 0.25
 
 MAX_RECONNECT_SECONDS = 1.2
 """The longest that a channel whose server was not there waits before it tries again."""
@@ -96,34 +98,45 @@ class Channels:
         check_socket(self._address.path)
         self._await_connection(timeout, until)
         waiting = Waiting(what="its health", address=self._address, seconds=timeout)
-        watch = self.control.unary_stream(
-            _WATCH_HEALTH,
-            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
-            response_deserializer=health_pb2.HealthCheckResponse.FromString,
-        )(
-            health_pb2.HealthCheckRequest(service=_SERVICE),
-            timeout=max(0.001, until - time.monotonic()),
-        )
         try:
-            for answer in watch:
-                if answer.status == answer.SERVING:
+            for status in self._statuses(until):
+                if status == health_pb2.HealthCheckResponse.SERVING:
                     return
-                if answer.status == answer.SERVICE_UNKNOWN:
+                if status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
                     raise RequestInvalidError(
                         f"the server at {self._address} is no teacher-logits server",
                         facts={"address": str(self._address)},
                     )
         except grpc.RpcError as error:
-            if watch.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+            if _code_of(error) is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise error_of(error, waiting, is_closed=self.is_closed) from None
-        finally:
-            watch.cancel()
         raise NotAvailable(
             f"the server at {self._address} answers, and did not serve within "
             f"{span_text(timeout)}: it is loading its teacher (wait longer with "
             "connect(timeout=...)) or shutting down",
             facts={"address": str(self._address), "deadline_seconds": timeout},
         )
+
+    def _statuses(self, until: float) -> Iterator[int]:
+        """Yield what the server's health is, with each change.
+
+        Where as many watch it as may, it is looked at instead, as the server says.
+        """
+        request = health_pb2.HealthCheckRequest(service=_SERVICE)
+        kinds = request.__class__.SerializeToString, health_pb2.HealthCheckResponse.FromString
+        left = max(0.001, until - time.monotonic())
+        watch = self.control.unary_stream(_WATCH_HEALTH, *kinds)(request, timeout=left)
+        try:
+            yield from (answer.status for answer in watch)
+        except grpc.RpcError as error:
+            if _code_of(error) is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise
+        finally:
+            watch.cancel()
+        check = self.control.unary_unary(_CHECK_HEALTH, *kinds)
+        while (left := until - time.monotonic()) > 0:
+            yield check(request, timeout=left).status
+            time.sleep(min(_LOOK_SECONDS, left))
 
     def _await_connection(self, timeout: float, until: float) -> None:
         """Wait until somebody answers; what stands in the way of TLS is no matter of time."""
@@ -142,10 +155,16 @@ class Channels:
             self.control.unsubscribe(states.put)
 
     def _unreachable(self, timeout: float) -> ServerUnreachableError:
+        facts: dict[str, Fact] = {"address": str(self._address), "deadline_seconds": timeout}
+        why = "is the server running, and is this its address?"
+        if self._address.path and _is_kept_out(self._address.path):
+            facts["uid"] = os.geteuid()
+            why = (
+                f"user {os.geteuid()} may not connect to it, by the modes of the socket and its "
+                "folder: have the server started with --socket-group, or run as its user"
+            )
         return ServerUnreachableError(
-            f"nobody answers at {self._address} within {span_text(timeout)}: is the server "
-            "running, and is this its address?",
-            facts={"address": str(self._address), "deadline_seconds": timeout},
+            f"nobody answers at {self._address} within {span_text(timeout)}: {why}", facts=facts
         )
 
 
@@ -181,6 +200,17 @@ def check_socket(path: str) -> None:
             "that the server listens on, as a rule the same path without .broker",
             facts={"path": path},
         )
+
+
+def _code_of(error: grpc.RpcError) -> grpc.StatusCode | None:
+    return error.code() if isinstance(error, grpc.Call) else None
+
+
+def _is_kept_out(path: str) -> bool:
+    """Whether the kernel lets this user not connect to a socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        return probe.connect_ex(path) in (errno.EACCES, errno.EPERM)
 
 
 def _takes_packets(path: str) -> bool:

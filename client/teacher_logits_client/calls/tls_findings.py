@@ -69,7 +69,7 @@ def _of_plaintext(address: Address, until: float) -> TeacherLogitsError | None:
         "TLS_EXPECTED",
         address,
         f"the server at {address} speaks TLS, and this client came without: connect with "
-        f"tls=Tls(ca=...), or to tls://{address}",
+        f"tls=Tls(ca=...), or to tls://{address} (--tls-ca)",
     )
 
 
@@ -88,7 +88,8 @@ def _of_tls(address: Address, tls: Tls, until: float) -> TeacherLogitsError | No
     given = "this client shows none" if tls.cert is None else f"{tls.cert} is not one of them"
     return UnknownCallerError(
         f"the server at {address} lets in only who has a certificate that it believes "
-        f"(--tls-client-ca), and {given}: connect with tls=Tls(cert=..., key=...)",
+        f"(--tls-client-ca), and {given}: connect with tls=Tls(cert=..., key=...) "
+        "(--tls-cert, --tls-key)",
         facts={"address": str(address), "reason": "CLIENT_CERTIFICATE_REFUSED"},
     )
 
@@ -101,9 +102,15 @@ def _of_certificate(
         why = "its time is not now: have the server's certificate renewed, or this clock set"
         return _config("CERTIFICATE_EXPIRED", address, _certificate(address, said, why))
     if error.verify_code in _NAME:
-        why = f"it is none of {name!r}: name the server as its certificate does (server_name=...)"
+        why = (
+            f"it is none of {name!r}: name the server as its certificate does (server_name=..., "
+            "--tls-server-name)"
+        )
         return _config("CERTIFICATE_NAME", address, _certificate(address, said, why))
-    why = "nobody signed it whom this client believes: give the server's authority as Tls(ca=...)"
+    why = (
+        "nobody signed it whom this client believes: give the server's authority as Tls(ca=...) "
+        "(--tls-ca)"
+    )
     return _config("CERTIFICATE_UNTRUSTED", address, _certificate(address, said, why))
 
 

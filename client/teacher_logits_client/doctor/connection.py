@@ -139,8 +139,8 @@ def _look_inside(client: Client, visit: Visit) -> tuple[list[Finding], ServerVie
             Finding(
                 name="pool",
                 verdict=Verdict.OK,
-                message="the server shows what it holds to operators alone, and the token shown "
-                "here is another one: no teachers are listed, and a teacher has to be named",
+                message="the server shows what it holds to operators alone, and no operator's "
+                "token was shown: where it has several teachers, name one (--teacher-id)",
                 facts={"reason": error.reason},
             )
         ], None

@@ -6,6 +6,7 @@ import array
 import os
 import select
 import socket
+import struct
 import threading
 import time
 import weakref
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 _MAX_PACKET_BYTES = 1 << 16
 _MAX_DESCRIPTORS = 4
+_LEAST_SECONDS = 0.001
+"""None at all would be no timeout to the kernel."""
 
 
 class Packet(NamedTuple):
@@ -79,20 +82,35 @@ class Connection(socket.socket):
 
 
 def connect(path: str, timeout: float) -> Connection:
-    """Return a connection that never blocks.
+    """Return a connection that never blocks; ``timeout`` seconds are for being taken.
 
     Raises:
         OSError: nobody answers at the path, or this platform has no such sockets.
     """
     connection = Connection()
     try:
-        connection.settimeout(timeout)
-        connection.connect(path)
+        connect_within(connection, path, timeout)
         connection.setblocking(False)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def connect_within(connection: socket.socket, path: str, seconds: float) -> None:
+    """Connect a Unix socket, which blocks afterwards; one that is busy is waited for.
+
+    With a timeout of Python's it would not block, and then one whose queue is full, as when many
+    ranks start at once, refuses at once (EAGAIN).
+
+    Raises:
+        OSError: nobody answers at the path.
+    """
+    seconds = max(seconds, _LEAST_SECONDS)
+    span = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
+    connection.setblocking(True)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, span)
+    connection.connect(path)
 
 
 def send(connection: socket.socket, packet: bytes, descriptors: Sequence[int] = ()) -> None:

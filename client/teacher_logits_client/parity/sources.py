@@ -196,7 +196,16 @@ class LocalModel:
             raise refusal(path, f"does not load: {type(error).__name__}: {said}") from error
 
     def score(self, *, row_count: int, row_tokens: int, id_count: int) -> Computed:
-        """Draw rows of ids below ``id_count`` and score them."""
+        """Draw rows of ids below ``id_count`` and score them.
+
+        Raises:
+            ConfigError: the model knows fewer ids.
+        """
+        known: int = self._model.get_input_embeddings().num_embeddings  # type: ignore[operator]
+        if known < id_count:
+            raise refusal(
+                self._path, f"knows {known:,} ids, and the teacher {id_count:,}: give its own model"
+            )
         generator = torch.Generator().manual_seed(_SEED)
         ids = torch.randint(id_count, (row_count, row_tokens), generator=generator)
         with torch.inference_mode():

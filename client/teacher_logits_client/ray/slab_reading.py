@@ -21,6 +21,7 @@ import numpy as np
 from teacher_logits.errors import PayloadRetiredError, SlabOpenError
 from teacher_logits.layout import round_up
 from teacher_logits.slab import CONTROL_BYTES, check_extent, is_retired, read_header
+from teacher_logits_client.line.packets import connect_within
 from teacher_logits_client.openers.pages import drop_dirtied
 from teacher_logits_client.ray.slab_references import ASK, LENT
 
@@ -104,10 +105,10 @@ def _is_there(socket_name: str) -> bool:
 
 
 def _borrow(line: socket.socket, reference: SlabReference, timeout: float) -> int:
-    line.settimeout(timeout)
     extent = reference.extent
     try:
-        line.connect(f"\0{reference.socket_name}")
+        connect_within(line, f"\0{reference.socket_name}", timeout)
+        line.settimeout(timeout)
         line.sendall(ASK.pack(reference.secret, reference.number, extent.generation))
         answer, fds, _, _ = socket.recv_fds(line, 1, 1)
     except OSError as error:

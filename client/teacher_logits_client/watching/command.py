@@ -28,7 +28,7 @@ Watch a running server: its pool, payloads by transport and how fast they come, 
 what waits for them, steps and whom they wait for, refusals, and every session.
 
   teacher-logits top unix:/run/teacher-logits/teacher.sock
-  teacher-logits top 127.0.0.1:5555 --interval 5
+  teacher-logits top tls://teacher.example:5555 --tls-ca ca.pem --interval 5
   teacher-logits top ADDRESS --once | less
 
 Keys: q quit; p or space pause, and go on; s sort sessions by what they have leased, by how long

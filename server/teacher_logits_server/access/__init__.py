@@ -142,8 +142,8 @@ def _find(tokens: Tokens, shown: dict[str, str]) -> Caller:
     header = shown.get("authorization", "")
     if header[: len(_BEARER)].lower() != _BEARER:
         raise UnknownCallerError(
-            "the server asks for a token, and none was shown: connect with token_file=..., or set "
-            "TEACHER_LOGITS_TOKEN_FILE",
+            "the server asks for a token, and none was shown: connect with token_file=... "
+            "(--token-file), or set TEACHER_LOGITS_TOKEN_FILE",
             facts={"reason": "TOKEN_MISSING"},
         )
     caller = tokens.find(header[len(_BEARER) :].strip())

@@ -38,11 +38,13 @@ if TYPE_CHECKING:
 class OpenedSession:
     """A session just admitted, and the nonce that only its client and the server know.
 
-    ``probes`` is device memory of its writers, which the client is to open on trial.
+    ``is_new``: it was not there before; a call repeated with its request id finds it. ``probes`` is
+    device memory of its writers, which the client is to open on trial.
     """
 
     terms: SessionTerms
     nonce: bytes = field(repr=False)
+    is_new: bool
     probes: tuple[DeviceProbe, ...] = ()
 
 
@@ -77,12 +79,16 @@ class Admitting(Handshake):
         keys.check_name(profile.student_id, what="student id")
         with self._step() as now:
             session = self._sessions.opened(request_id, profile, now=now, owner=owner)
+            is_new = session is None
             if session is None:
                 session = self._admit(request_id, profile, protocol_version, now)
                 session.owner = owner
                 session.agreed = Agreed(version=protocol_version, features=features)
             return OpenedSession(
-                terms=self._terms(session), nonce=session.nonce, probes=self._probes(session)
+                terms=self._terms(session),
+                nonce=session.nonce,
+                is_new=is_new,
+                probes=self._probes(session),
             )
 
     def _probes(self, session: Session) -> tuple[DeviceProbe, ...]:
@@ -218,6 +224,7 @@ class Admitting(Handshake):
         keys.check_name(profile.teacher_id, what="teacher id")
         with self._step() as now:
             session = self._sessions.opened(request_id, profile, now=now, owner=owner)
+            is_new = session is None
             if session is None:
                 self._lapse_over(self._publishers.holders(profile), now)
                 self._check_publisher(profile, protocol_version, now)
@@ -234,4 +241,4 @@ class Admitting(Handshake):
                 entered = self._publishers.enter(session.session_id, profile, offer=offer)
                 self._carry_out(entered)
                 self._news.teachers_changed = True
-            return OpenedSession(terms=self._terms(session), nonce=session.nonce)
+            return OpenedSession(terms=self._terms(session), nonce=session.nonce, is_new=is_new)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from teacher_logits.clock import Clock
     from teacher_logits.profiles import StudentProfile, TeacherProfile
-    from teacher_logits.transport import Refusal
+    from teacher_logits.transport import Refusal, Settlement
     from teacher_logits_server.lending import Slots
     from teacher_logits_server.limits import Limits
     from teacher_logits_server.publishers.engines import EngineTeacher
@@ -127,25 +127,27 @@ class Handshake(Announcing):
             self._note_life(self._hear(session_id, now))
             return self._draining
 
-    def close_session(self, session_id: str) -> None:
+    def close_session(self, session_id: str) -> bool:
         """End a session, or, where its readers look into slabs, let it have no new leases.
 
-        One that has ended is fine.
+        One that has ended is fine. Returns whether it was this call that closed it.
         """
         with self._step():
             keys.check_epoch(session_id, self.epoch, what="session")
             session = self._sessions.find(session_id)
             if session is None or session.phase is Phase.ENDED:
-                return
+                return False
+            is_news = not session.phase.is_leaving
             was_shared = self._is_shared()
             self._end_publisher(session, in_good_order=True)
             is_over = self._sessions.close(session)
             self._note_alone(was_shared)
             if is_over:
                 self._end(session)
-                return
+                return is_news
             self._close_reader(session)
             self._drop_if_done(session)
+            return is_news
 
     def teachers(self) -> tuple[TeacherProfile, ...]:
         """Return the engines' teachers and the published ones."""
@@ -172,6 +174,13 @@ class Handshake(Announcing):
         """Return what a living session was granted."""
         with self._step() as now:
             return self._terms(self._living(session_id, now))
+
+    def settlements(self, session_id: str) -> tuple[Settlement, ...] | None:
+        """Return how a living session reads its writers, or writes; None before it is settled."""
+        with self._step() as now:
+            session = self._living(session_id, now)
+            is_settled = session.phase is not Phase.OPENING
+            return tuple(session.settlements.values()) if is_settled else None
 
     def _living(self, session_id: str, now: float) -> Session:
         keys.check_epoch(session_id, self.epoch, what="session")

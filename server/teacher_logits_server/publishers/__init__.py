@@ -252,7 +252,9 @@ def find_teacher(teacher_id: str, teachers: Sequence[TeacherProfile]) -> Teacher
     asked = teacher_id[:128]
     what = f"there is no teacher {asked!r} here" if asked else "the student names no teacher"
     kind = UnknownTeacherError if found else TeacherAbsent
-    raise kind(f"{what}; there are: {names}", facts={"teacher_id": asked, "teachers": names})
+    way_out = "; say which (teacher_id)" if found else ""
+    facts = {"teacher_id": asked, "teachers": names}
+    raise kind(f"{what}; there are: {names}{way_out}", facts=facts)
 
 
 def shared(profile: TeacherProfile) -> TeacherProfile:

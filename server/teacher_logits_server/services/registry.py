@@ -10,7 +10,6 @@ writer that sends nothing for ``default_wait`` is given up, and keeps its reserv
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
@@ -35,7 +34,7 @@ from teacher_logits.wire.transport import probe_from_wire
 from teacher_logits_server.access import owner
 from teacher_logits_server.services.opening import Opening, teller
 from teacher_logits_server.services.patience import Patience
-from teacher_logits_server.services.session_log import PUBLISHER, log_refused
+from teacher_logits_server.services.session_log import PUBLISHER, log_opened, log_refused
 from teacher_logits_server.services.uploads import Upload
 from teacher_logits_server.settlement.device_offers import DeviceOffer
 
@@ -49,8 +48,6 @@ if TYPE_CHECKING:
     from teacher_logits_server.services.publishing import PublisherCalls
     from teacher_logits_server.services.waiting import Waiting
     from teacher_logits_server.slabs import ServerSlabs
-
-_log = logging.getLogger(__name__)
 
 
 class RegistryService(stubs.RegistryServiceServicer):
@@ -100,10 +97,7 @@ class RegistryService(stubs.RegistryServiceServicer):
         except TeacherLogitsError as error:
             log_refused(_publisher(profile), error, what=PUBLISHER)
             raise
-        _log.info(
-            "publisher opened",
-            extra={"facts": {"session_id": opened.terms.session_id, **_publisher(profile)}},
-        )
+        log_opened(_publisher(profile), opened, what=PUBLISHER)
         return messages.OpenPublisherResponse(
             session=session_to_wire(opened.terms),
             broker_path=self._broker_path,

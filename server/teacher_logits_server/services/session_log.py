@@ -1,4 +1,4 @@
-"""What is logged of sessions as they are refused and settled."""
+"""What is logged of sessions as they are refused, opened and settled: each once, a call never."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from teacher_logits.errors import TeacherLogitsError
     from teacher_logits.profiles import StudentProfile
     from teacher_logits.terms import SessionTerms
+    from teacher_logits_server.ledger import OpenedSession
 
 PUBLISHER = "publisher"
 """Kind of a session that writes."""
@@ -41,6 +42,15 @@ def log_refused(
             "throttle": error.reason,
         },
     )
+
+
+def log_opened(
+    who: Mapping[str, str | int], opened: OpenedSession, *, what: str = "session"
+) -> None:
+    """Log that a session came about; nothing where the call was repeated."""
+    if opened.is_new:
+        facts = {"session_id": opened.terms.session_id, **who}
+        _log.info(f"{what} opened", extra={"facts": facts})
 
 
 def log_settled(who: Mapping[str, str | int], terms: SessionTerms) -> None:

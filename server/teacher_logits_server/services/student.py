@@ -36,7 +36,13 @@ from teacher_logits.wire.transport import probe_to_wire, refusal_from_wire
 from teacher_logits_server.access import owner
 from teacher_logits_server.metrics.instruments import Instruments
 from teacher_logits_server.services.opening import Opening, teller
-from teacher_logits_server.services.session_log import PUBLISHER, log_refused, log_settled, who_asks
+from teacher_logits_server.services.session_log import (
+    PUBLISHER,
+    log_opened,
+    log_refused,
+    log_settled,
+    who_asks,
+)
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
@@ -108,10 +114,7 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
         except SessionRefusedError as error:
             log_refused(who_asks(profile), error)
             raise
-        _log.info(
-            "session opened",
-            extra={"facts": {"session_id": opened.terms.session_id, **who_asks(profile)}},
-        )
+        log_opened(who_asks(profile), opened)
         return messages.OpenSessionResponse(
             session=session_to_wire(opened.terms),
             broker_path=self._broker_path,
@@ -142,9 +145,14 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
             patience = self._waiting.seconds_for(context)
             if self._ledger.lacks_writers(request.session_id, patience=patience):
                 return None
-            return self._ledger.prove_locality(
+            before = self._ledger.settlements(request.session_id)
+            terms = self._ledger.prove_locality(
                 request.session_id, proofs=proofs, failures=failures, device_proofs=device_proofs
             )
+            if terms.settlements != before:  # not where the call was repeated
+                log_settled(who, terms)
+                self._instruments.settled(terms.settlements)
+            return terms
 
         try:
             terms = await self._waiting.until(
@@ -157,8 +165,6 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
         except (SessionRefusedError, NoCommonTransportError) as error:
             log_refused(who, error)
             raise
-        log_settled(who, terms)
-        self._instruments.settled(terms.settlements)
         return messages.ProveLocalityResponse(session=session_to_wire(terms))
 
     async def RenewSession(
@@ -177,9 +183,9 @@ class StudentService(stubs.TeacherLogitsServiceServicer):
         """End a session; doing so twice is fine."""
         who = self._ledger.describe(request.session_id)
         self._publishing.hear_seals(request.session_id)
-        self._ledger.close_session(request.session_id)
-        what = "publisher closed" if who.get("kind") == PUBLISHER else "session closed"
-        _log.info(what, extra={"facts": {"session_id": request.session_id, **who}})
+        if self._ledger.close_session(request.session_id):
+            what = "publisher closed" if who.get("kind") == PUBLISHER else "session closed"
+            _log.info(what, extra={"facts": {"session_id": request.session_id, **who}})
         return messages.CloseSessionResponse()
 
     async def AcquirePayload(

@@ -312,8 +312,8 @@ class LineEnd:
 
     def __init__(self, path: str) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.connect(path)  # blocking: with a timeout, a full backlog refuses at once
         self.socket.settimeout(PATIENCE)
-        self.socket.connect(path)
         self.descriptors: list[int] = []
         self._mail: deque[Mail] = deque()
         self._calls = 0

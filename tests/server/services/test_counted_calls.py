@@ -9,16 +9,18 @@ import pytest
 from google.rpc import status_pb2
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import aio as health
+from prometheus_client import CollectorRegistry
 
 from teacher_logits.wire.errors import DETAILS_KEY, from_status
 from teacher_logits_server.interceptors import Guard
+from teacher_logits_server.metrics.refusals import Refusals
 from teacher_logits_server.services.counted_calls import CountedCalls
 
 PATIENCE = 30.0
 METHOD = "/test.Service/Wait"
 
 
-def test_one_call_too_many_is_refused_and_a_probe_answered() -> None:
+def test_one_call_too_many_is_refused_and_counted_and_a_probe_answered() -> None:
     async def scenario() -> None:
         go_on, arrived = asyncio.Event(), asyncio.Semaphore(0)
 
@@ -27,7 +29,8 @@ def test_one_call_too_many_is_refused_and_a_probe_answered() -> None:
             await go_on.wait()
             return request
 
-        limits = CountedCalls(max_calls=2, max_watchers=1)
+        registry = CollectorRegistry()
+        limits = CountedCalls(max_calls=2, max_watchers=1, refusals=Refusals(registry))
         server = grpc.aio.server(interceptors=(limits, Guard(is_ready=lambda: True)))
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(wait)
         server.add_generic_rpc_handlers(
@@ -52,6 +55,8 @@ def test_one_call_too_many_is_refused_and_a_probe_answered() -> None:
                 await each
             await call(b"", timeout=PATIENCE)
         await server.stop(0)
+        counted = {"surface": "rpc", "reason": "LIMIT_REACHED"}
+        assert registry.get_sample_value("teacher_logits_refusals_total", counted) == 1
         assert told.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         details = dict(told.value.trailing_metadata() or ())[DETAILS_KEY]
         assert isinstance(details, bytes)
