@@ -181,12 +181,18 @@ class Guard(grpc.aio.ServerInterceptor):
     def _guarded_reflection(self, handler: Handler[Q, R], method: str) -> Handler[Q, R]:
         """Make a coroutine of gRPC's own generator, which has both ways a stream, and end it."""
         behaviour = cast("Callable[..., AsyncIterator[R]]", handler.stream_stream)
+        parse = handler.request_deserializer
 
-        async def tell(raws: AsyncIterator[Q], context: Context[Q, R]) -> None:
-            async for answer in behaviour(raws, context):
+        async def requests(raws: AsyncIterator[bytes]) -> AsyncIterator[Q]:
+            async for raw in raws:
+                _check_size(raw, method)
+                yield _parsed(raw, parse, method)
+
+        async def tell(raws: AsyncIterator[bytes], context: Context[Q, R]) -> None:
+            async for answer in behaviour(requests(raws), context):
                 await context.write(answer)
 
-        async def call(raws: AsyncIterator[Q], context: Context[Q, R]) -> None:
+        async def call(raws: AsyncIterator[bytes], context: Context[Q, R]) -> None:
             async def behave() -> None:
                 try:
                     await asyncio.wait_for(tell(raws, context), self._reflection_seconds)
@@ -195,8 +201,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
             await self._answered(behave, context, method)
 
-        make = grpc.stream_stream_rpc_method_handler
-        return make(call, handler.request_deserializer, handler.response_serializer)
+        return grpc.stream_stream_rpc_method_handler(call, None, handler.response_serializer)
 
     async def _answered(
         self, behave: Callable[[], Awaitable[T]], context: Context[Q, R], method: str
