@@ -167,36 +167,33 @@ class Guard(grpc.aio.ServerInterceptor):
         parse = handler.request_deserializer
 
         async def call(raws: AsyncIterator[bytes], context: Context[Q, R]) -> R:
-            async def requests() -> AsyncIterator[Q]:
-                async for raw in raws:
-                    _check_size(raw, method)
-                    request = _parsed(raw, parse, method)
-                    check(request)
-                    yield request
-
-            return await self._answered(lambda: behaviour(requests(), context), context, method)
+            requests = _messages(raws, parse, method, check)
+            return await self._answered(lambda: behaviour(requests, context), context, method)
 
         return grpc.stream_unary_rpc_method_handler(call, None, handler.response_serializer)
 
     def _guarded_reflection(self, handler: Handler[Q, R], method: str) -> Handler[Q, R]:
         """Make a coroutine of gRPC's own generator, which has both ways a stream, and end it."""
         behaviour = cast("Callable[..., AsyncIterator[R]]", handler.stream_stream)
+        parse, seconds = handler.request_deserializer, self._reflection_seconds
 
-        async def tell(raws: AsyncIterator[Q], context: Context[Q, R]) -> None:
-            async for answer in behaviour(raws, context):
+        async def tell(raws: AsyncIterator[bytes], context: Context[Q, R]) -> None:
+            async for answer in behaviour(_messages(raws, parse, method), context):
                 await context.write(answer)
 
-        async def call(raws: AsyncIterator[Q], context: Context[Q, R]) -> None:
+        async def call(raws: AsyncIterator[bytes], context: Context[Q, R]) -> None:
             async def behave() -> None:
                 try:
-                    await asyncio.wait_for(tell(raws, context), self._reflection_seconds)
+                    await asyncio.wait_for(tell(raws, context), seconds)
                 except asyncio.TimeoutError:
-                    raise _open_too_long(method, self._reflection_seconds) from None
+                    raise DeadlinePassedError(
+                        f"{method} was open for {span_text(seconds)}, the longest: call it again",
+                        facts={"method": method, "waited_seconds": seconds},
+                    ) from None
 
             await self._answered(behave, context, method)
 
-        make = grpc.stream_stream_rpc_method_handler
-        return make(call, handler.request_deserializer, handler.response_serializer)
+        return grpc.stream_stream_rpc_method_handler(call, None, handler.response_serializer)
 
     async def _answered(
         self, behave: Callable[[], Awaitable[T]], context: Context[Q, R], method: str
@@ -270,11 +267,17 @@ def _check_deadline(context: Context[Q, R], method: str) -> None:
         )
 
 
-def _open_too_long(method: str, seconds: float) -> DeadlinePassedError:
-    return DeadlinePassedError(
-        f"{method} was open for {span_text(seconds)}, which is the longest: call it again",
-        facts={"method": method, "waited_seconds": seconds},
-    )
+async def _messages(
+    raws: AsyncIterator[bytes],
+    parse: Callable[[bytes], Q] | None,
+    method: str,
+    check: Callable[[object], None] = lambda request: None,
+) -> AsyncIterator[Q]:
+    async for raw in raws:
+        _check_size(raw, method)
+        request = _parsed(raw, parse, method)
+        check(request)
+        yield request
 
 
 def _check_size(raw: bytes, method: str) -> None:

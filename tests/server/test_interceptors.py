@@ -472,37 +472,55 @@ def test_a_health_watch_of_bytes_that_are_no_message_is_refused_as_any_call() ->
     assert isinstance(error, RequestInvalidError)
 
 
-def test_reflection_that_stays_open_is_ended() -> None:
-    async def tell(
-        requests: AsyncIterator[StringValue], context: object
-    ) -> AsyncIterator[StringValue]:
-        async for request in requests:
-            yield request
+async def _tell(
+    requests: AsyncIterator[StringValue], context: object
+) -> AsyncIterator[StringValue]:
+    async for request in requests:
+        yield request
 
-    async def scenario() -> tuple[bytes, tuple[grpc.StatusCode, TeacherLogitsError]]:
-        guard = Guard(is_ready=lambda: True, reflection_seconds=0.1)
-        server = grpc.aio.server(interceptors=(guard,))
-        handler = grpc.stream_stream_rpc_method_handler(
-            tell, StringValue.FromString, StringValue.SerializeToString
-        )
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler("grpc.reflection.v1alpha.S", {"Info": handler}),)
-        )
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        try:
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                stub: grpc.aio.StreamStreamMultiCallable[bytes, bytes]
-                stub = channel.stream_stream("/grpc.reflection.v1alpha.S/Info")
-                call = stub()
-                await call.write(StringValue(value="x").SerializeToString())
-                first = await call.read()
-                assert isinstance(first, bytes)
-                return first, await refusal(call.read())
-        finally:
-            await server.stop(0)
+
+@asynccontextmanager
+async def reflecting(
+    seconds: float,
+) -> AsyncIterator[Callable[[], grpc.aio.StreamStreamCall[bytes, bytes]]]:
+    """A server whose reflection is a generator, as gRPC's own is, and calls of it."""
+    guard = Guard(is_ready=lambda: True, reflection_seconds=seconds)
+    server = grpc.aio.server(interceptors=(guard,))
+    handler = grpc.stream_stream_rpc_method_handler(
+        _tell, StringValue.FromString, StringValue.SerializeToString
+    )
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("grpc.reflection.v1alpha.S", {"Info": handler}),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield channel.stream_stream("/grpc.reflection.v1alpha.S/Info")
+    finally:
+        await server.stop(0)
+
+
+def test_reflection_that_stays_open_is_ended() -> None:
+    async def scenario() -> tuple[object, tuple[grpc.StatusCode, TeacherLogitsError]]:
+        async with reflecting(0.1) as start:
+            call = start()
+            await call.write(StringValue(value="x").SerializeToString())
+            return await call.read(), await refusal(call.read())
 
     first, (code, error) = run(scenario())
-    assert StringValue.FromString(first).value == "x"
+    assert first == StringValue(value="x").SerializeToString()
     assert code is grpc.StatusCode.DEADLINE_EXCEEDED
     assert "open for 0.1 s" in error.message
+
+
+def test_reflection_refuses_bytes_that_are_no_message() -> None:
+    async def scenario() -> tuple[grpc.StatusCode, TeacherLogitsError]:
+        async with reflecting(PATIENCE) as start:
+            call = start()
+            await call.write(b"\xff\xff")
+            return await refusal(call.read())
+
+    code, error = run(scenario())
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "are no message" in error.message

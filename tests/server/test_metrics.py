@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 from urllib.error import HTTPError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import grpc
 import pytest
@@ -256,6 +256,15 @@ def test_calls_that_are_repeated_or_name_nobody_s_session_are_not_logged(watched
     for who, each in (("session", session), ("publisher", publisher)):
         told = [e["event"] for e in entries if e.get("session_id", "").startswith(each.session_id)]
         assert told == [f"{who} {what}" for what in ("opened", "settled", "closed")]
+
+
+def test_a_scraper_that_asks_for_a_version_that_is_none_gets_the_plain_page(
+    watched: Watched,
+) -> None:
+    wanted = {"Accept": "application/openmetrics-text;version=x"}
+    request = Request(f"http://{watched.page}/metrics", headers=wanted)
+    with urlopen(request, timeout=PATIENCE) as answer:
+        assert answer.headers["Content-Type"].startswith("text/plain")
 
 
 def test_there_is_no_other_page(watched: Watched) -> None:

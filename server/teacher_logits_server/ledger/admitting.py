@@ -44,7 +44,7 @@ class OpenedSession:
 
     terms: SessionTerms
     nonce: bytes = field(repr=False)
-    is_new: bool
+    is_new: bool = field(compare=False)
     probes: tuple[DeviceProbe, ...] = ()
 
 

@@ -140,7 +140,10 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path.partition("?")[0] != PATH:
             self.send_error(404, explain=f"there is {PATH} alone")
             return
-        encode, content_type = choose_encoder(self.headers.get("Accept") or "")
+        try:
+            encode, content_type = choose_encoder(self.headers.get("Accept") or "")
+        except (TypeError, ValueError):  # a version that is none
+            encode, content_type = choose_encoder("")
         body = encode(self.server.page)
         self.send_response(200)
         self.send_header("Content-Type", content_type)

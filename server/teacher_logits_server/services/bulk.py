@@ -87,17 +87,17 @@ class BulkService:
         """Write a payload's chunks, from an offset on."""
         session_id = request.session_id
         self._cap.check(self._streams[session_id])
-        await self._bring(request, context)
-        reading = self._exporter.read(
-            session_id,
-            request.lease_id,
-            request.offset_bytes,
-            as_written=request.as_written,
-        )
         patience = Patience(self._stall_seconds)
-        self._streams[session_id] += 1
+        self._streams[session_id] += 1  # before anything is waited for
         self._instruments.streams.inc()
         try:
+            await self._bring(request, context)
+            reading = self._exporter.read(
+                session_id,
+                request.lease_id,
+                request.offset_bytes,
+                as_written=request.as_written,
+            )
             with reading as chunks:
                 self._sockets.look(asyncio.get_running_loop().time())
                 while (chunk := await self._next(chunks, session_id)) is not None:

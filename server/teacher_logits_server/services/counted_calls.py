@@ -10,8 +10,6 @@ of ``--max-calls`` at a time: gRPC's client holds back what it asks beyond that.
 
 from __future__ import annotations
 
-import inspect
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import grpc
@@ -23,7 +21,7 @@ from teacher_logits_server.metrics.instruments import HEALTH
 from teacher_logits_server.metrics.refusals import Refusals, Surface
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
     from typing import TypeVar
 
     Q = TypeVar("Q")
@@ -61,7 +59,11 @@ class _Count:
 
 
 class CountedCalls(grpc.aio.ServerInterceptor):
-    """Counts every call, around the guard. What is refused here ``refusals`` counts."""
+    """Counts every call, around the guard, whose handlers are coroutines.
+
+    Args:
+        refusals: counts what is refused here.
+    """
 
     def __init__(
         self, *, max_calls: int, max_watchers: int, refusals: Refusals | None = None
@@ -109,33 +111,20 @@ def _counted(handler: grpc.RpcMethodHandler[Q, R], calls: _Count) -> grpc.RpcMet
     behaviour: Callable[[object, grpc.aio.ServicerContext[Q, R]], Awaitable[R]]
     behaviour = getattr(handler, kind)
 
-    async def answer(request: object, context: grpc.aio.ServicerContext[Q, R]) -> R:
-        async with _one_of(calls, context):
+    async def call(request: object, context: grpc.aio.ServicerContext[Q, R]) -> R:
+        try:
+            calls.enter()
+        except LimitReachedError as error:
+            await abort(context, error)
+            raise  # never reached: aborting raises
+        try:
             return await behaviour(request, context)
+        finally:
+            calls.leave()
 
-    async def answers(request: object, context: grpc.aio.ServicerContext[Q, R]) -> AsyncIterator[R]:
-        async with _one_of(calls, context):
-            async for reply in behaviour(request, context):  # type: ignore[attr-defined]
-                yield reply
-
-    call = answers if inspect.isasyncgenfunction(behaviour) else answer  # reflection's yields
     make: Callable[..., grpc.RpcMethodHandler[Q, R]]
     make = getattr(grpc, f"{kind}_rpc_method_handler")
     return make(call, handler.request_deserializer, handler.response_serializer)
-
-
-@asynccontextmanager
-async def _one_of(calls: _Count, context: grpc.aio.ServicerContext[Q, R]) -> AsyncIterator[None]:
-    """Count a call while it runs, or end it."""
-    try:
-        calls.enter()
-    except LimitReachedError as error:
-        await abort(context, error)
-        raise  # never reached: aborting raises
-    try:
-        yield
-    finally:
-        calls.leave()
 
 
 def _word(is_stream: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, closing, contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, cast
@@ -11,7 +12,7 @@ import grpc
 import pytest
 from google.rpc import status_pb2
 
-from teacher_logits.errors import DeadlinePassedError
+from teacher_logits.errors import DeadlinePassedError, LimitReachedError
 from teacher_logits.v1 import bulk_service_pb2
 from teacher_logits.v1.bulk_service_pb2 import ReadPayloadRequest
 from teacher_logits.wire.errors import DETAILS_KEY, from_status
@@ -21,6 +22,8 @@ from teacher_logits_server.services.bulk import BulkService
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+
+    from teacher_logits_server.exporters.bringing import Bringing
 
 PATIENCE = 30.0
 CHUNK = 2**20
@@ -194,6 +197,42 @@ def test_under_several_streams_others_are_heard_between_any_two_chunks() -> None
     asyncio.run(scenario())
     assert told.count("chunk") == 6
     assert ["chunk", "chunk"] not in [told[at : at + 2] for at in range(len(told) - 2)]
+
+
+def test_streams_that_wait_for_their_payload_to_be_brought_count() -> None:
+    class Never:
+        """Brings what never comes."""
+
+        def start(self, session_id: str, lease_id: str, *, seconds: float) -> Future[None]:
+            return Future()
+
+    service = BulkService(
+        exporter=cast("StreamExporter", ThreeChunks()),
+        stall=timedelta(seconds=PATIENCE),
+        max_session_streams=1,
+        bringing=cast("Bringing", Never()),
+    )
+
+    async def scenario() -> None:
+        context = cast("grpc.aio.ServicerContext[ReadPayloadRequest, bytes]", Waits())
+        first = asyncio.ensure_future(service.read_payload(ReadPayloadRequest(), context))
+        await asyncio.sleep(0)
+        with pytest.raises(LimitReachedError, match="--max-session-streams"):
+            await service.read_payload(ReadPayloadRequest(), context)
+        first.cancel()
+        await asyncio.wait([first])
+        again = asyncio.ensure_future(service.read_payload(ReadPayloadRequest(), context))
+        await asyncio.sleep(0)
+        assert not again.done()
+        again.cancel()
+
+    class Waits:
+        """A call without a deadline."""
+
+        def time_remaining(self) -> None:
+            return None
+
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE))
 
 
 class ThreeChunks:
