@@ -6,7 +6,6 @@ import array
 import os
 import select
 import socket
-import struct
 import threading
 import time
 import weakref
@@ -15,14 +14,13 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from teacher_logits_client.line.file_watch import FileWatch
+from teacher_logits_client.unix_sockets import connect_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _MAX_PACKET_BYTES = 1 << 16
 _MAX_DESCRIPTORS = 4
-_LEAST_SECONDS = 0.001
-"""None at all would be no timeout to the kernel."""
 
 
 class Packet(NamedTuple):
@@ -95,22 +93,6 @@ def connect(path: str, timeout: float) -> Connection:
         connection.close()
         raise
     return connection
-
-
-def connect_within(connection: socket.socket, path: str, seconds: float) -> None:
-    """Connect a Unix socket, which blocks afterwards; one that is busy is waited for.
-
-    With a timeout of Python's it would not block, and then one whose queue is full, as when many
-    ranks start at once, refuses at once (EAGAIN).
-
-    Raises:
-        OSError: nobody answers at the path.
-    """
-    seconds = max(seconds, _LEAST_SECONDS)
-    span = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
-    connection.setblocking(True)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, span)
-    connection.connect(path)
 
 
 def send(connection: socket.socket, packet: bytes, descriptors: Sequence[int] = ()) -> None:

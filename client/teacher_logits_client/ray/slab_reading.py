@@ -21,9 +21,9 @@ import numpy as np
 from teacher_logits.errors import PayloadRetiredError, SlabOpenError
 from teacher_logits.layout import round_up
 from teacher_logits.slab import CONTROL_BYTES, check_extent, is_retired, read_header
-from teacher_logits_client.line.packets import connect_within
 from teacher_logits_client.openers.pages import drop_dirtied
 from teacher_logits_client.ray.slab_references import ASK, LENT
+from teacher_logits_client.unix_sockets import connect_within
 
 if TYPE_CHECKING:
     from teacher_logits_client.ray.flat import Bytes
