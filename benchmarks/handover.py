@@ -18,7 +18,8 @@ One JSON object a line, in microseconds unless it says otherwise:
                    for it, with nothing done at either end: what a machine's wake-up costs alone
 `handover`         from the call of `acquire` to a step in hand, which was sealed while the one
                    before was held and every byte of it written over in place; `after` says
-                   what came right before: the close of that one, or its way back, done
+                   what came right before: the close of that one, or its way back, done. What
+                   the caches held is swept out before at every size, as a training step does
 `close`            that close: what came of the next step meanwhile is opened there; dirtied pages
                    are dropped, and the room given back, by another thread
 `seal_to_reader`   from the call of `seal` to the step in the hand of a reader in another
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 IN_HAND = ("topk_ids", "topk_logprobs", "log_tail")
 CALLS_A_ROUND = 20
 PAGE_BYTES = 4096
+SWEPT_BYTES = 64_000_000
 
 
 def main(argv: list[str]) -> int:
@@ -135,6 +137,7 @@ class _Student:
         self._session = stack.enter_context(self._client.open_session(profile))
         self._step = -1
         self._size_bytes = 0
+        self._swept = torch.zeros(SWEPT_BYTES, dtype=torch.uint8)
         self._figures: dict[tuple[str, str, str], list[float]] = {}
         self._publish("publish")
         with self._session.acquire(step=self._step, timeout=PATIENCE_SECONDS) as batch:
@@ -149,6 +152,7 @@ class _Student:
         started = time.perf_counter()
         _write_over(batch.columns)
         self._note("write_pages", "ms", (time.perf_counter() - started) * 1e3)
+        self._swept.add_(1)
         started = time.perf_counter()
         batch.close()
         self._note("close", "us", (time.perf_counter() - started) * 1e6)

@@ -64,6 +64,8 @@ class LineSteps:
         self._taken = Recent()
         #: The steps that were wanted last.
         self._wanted = range(0)
+        #: The last step that the thread of the returns is about to want; none below 0.
+        self._to_be_wanted = -1
         self._lock = threading.Lock()
         #: Steps that threads wait for, each once for each of them.
         self._awaited: list[int] = []
@@ -123,7 +125,8 @@ class LineSteps:
         """
         self.look_ahead(at_once=True)
         if self._mailbox.prefetch:
-            self._later(partial(self._move_on, step, behind=1))
+            self._to_be_wanted = step + self._mailbox.prefetch + 1
+            self._later(partial(self._want_behind, step))
 
     def look_ahead(self, *, at_once: bool = False) -> None:
         """Read and open what was sent ahead, or only what takes no wait."""
@@ -193,13 +196,17 @@ class LineSteps:
         with self._lock:
             self._want(step, until=_AT_ONCE, on_refusal=_ignore)
 
+    def _want_behind(self, step: int) -> None:
+        self._to_be_wanted = -1
+        self._move_on(step, behind=1)
+
     def _move_on(self, step: int, *, behind: int = 0) -> None:
-        """Have the steps behind one that was taken come, unless they are wanted already.
+        """Have the steps behind one that was taken come, unless they are wanted, or will be.
 
         ``behind`` of them will be taken before it is said again.
         """
         last = step + self._mailbox.prefetch + behind
-        if last in self._wanted or last - step > MAX_PREFETCH:
+        if last in self._wanted or last <= self._to_be_wanted or last - step > MAX_PREFETCH:
             return
         if self._lock.acquire(blocking=False):  # else a newer request is on its way
             try:
