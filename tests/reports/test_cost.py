@@ -20,6 +20,7 @@ from teacher_logits.errors import (
 from teacher_logits_client import Transport
 
 FEW, MANY = 512, 2048
+MOST = 8192
 
 
 @dataclass(frozen=True)
@@ -34,18 +35,29 @@ class Peaks:
 @pytest.fixture(scope="module")
 def peaks() -> Peaks:
     """Of the built-in engine at a vocabulary of 150,000, in a process of its own."""
+    return peaks_of(FEW, MANY)
+
+
+def peaks_of(few: int, many: int) -> Peaks:
     script = Path(__file__).with_name("peak_memory.py")
     ran = subprocess.run(
-        [sys.executable, script, str(FEW), str(MANY)], capture_output=True, check=True, text=True
+        [sys.executable, script, str(few), str(many)], capture_output=True, check=True, text=True
     )
     found = json.loads(ran.stdout)
-    return Peaks(found["chunk_bytes"], found["peaks"][str(FEW)], found["peaks"][str(MANY)])
+    return Peaks(found["chunk_bytes"], found["peaks"][str(few)], found["peaks"][str(many)])
 
 
 def test_r05_memory_does_not_grow_with_the_tokens_scored(peaks: Peaks) -> None:
     assert peaks.many <= peaks.few * 1.3
     whole = MANY * 150_000 * 4
     assert peaks.many < whole / 10
+
+
+@pytest.mark.slow
+def test_r05_nor_with_the_most_that_a_row_has() -> None:
+    most = peaks_of(FEW, MOST)
+    assert most.many <= most.few * 1.3
+    assert 0.75 * most.chunk_bytes <= most.many <= 1.25 * most.chunk_bytes
 
 
 def test_r06_memory_is_what_the_formula_of_a_chunk_says(peaks: Peaks) -> None:

@@ -73,11 +73,25 @@ def test_t01_what_three_clients_read_in_changing_shapes_leaves_no_room_taken(
     assert 1 <= len(set(asked)) <= POOL_BYTES // SLAB_BYTES
 
 
-def test_r29_many_requests_at_once_are_all_answered_within_the_pool() -> None:
-    """256 requests of 128 KiB through a pool of 1 MiB take no more memory than 32 of them."""
+@pytest.mark.parametrize(
+    ("rows", "pool_bytes"),
+    [
+        pytest.param(1, MIB, id="128 KiB each through 1 MiB"),
+        pytest.param(64, 64 * MIB, marks=pytest.mark.slow, id="8 MiB each through 64 MiB"),
+    ],
+)
+def test_r29_many_requests_at_once_are_all_answered_within_the_pool(
+    rows: int, pool_bytes: int
+) -> None:
+    """256 requests take no more memory than 32 of them."""
     engine = "tests.transport_suite.dense_teacher:make"
     root = Path(__file__).parents[2]
-    flags = {"pool_size": MIB, "slab_size": MIB, "max_waiting_requests": 256}
+    flags = {
+        "pool_size": pool_bytes,
+        "slab_size": pool_bytes,
+        "max_waiting_requests": 256,
+        "default_wait": 240,
+    }
     with (
         testing.serve(engine, folder=root, **flags) as server,
         tl.connect(server.address) as client,
@@ -90,10 +104,11 @@ def test_r29_many_requests_at_once_are_all_answered_within_the_pool() -> None:
 
         async def answered(count: int) -> int:
             """Ask for so many at once, and take each as it comes; return their bytes."""
-            futures = [session.score([[3] * 21], timeout=60) for _ in range(count)]
+            futures = [session.score([[3] * 21] * rows, timeout=240) for _ in range(count)]
             return sum(await asyncio.gather(*map(take, futures)))
 
         asyncio.run(answered(32))
         before = forget_peak(server.pid)
-        assert asyncio.run(answered(256)) > 30 * MIB
-        assert peak_bytes(server.pid) - before < 16 * MIB
+        assert asyncio.run(answered(256)) > 30 * pool_bytes
+        # What a batch is computed in goes up and down again; thirty pools were asked for.
+        assert peak_bytes(server.pid) - before < 16 * MIB + 2 * pool_bytes
