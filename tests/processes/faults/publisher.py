@@ -80,6 +80,7 @@ class PublisherRole(Role):
             draft.columns["topk_ids"][:half] = 7
             self.stops.at("write")
             tl.select_top_k(logits, out=draft)
+            draft.seal(timeout=timeout)
 
     def leave(self) -> None:
         """Close the publisher, and keep the client."""
