@@ -7,11 +7,11 @@ session that is dropped unclosed is named in a ``ResourceWarning`` and ended.
 from __future__ import annotations
 
 import logging
-import warnings
 from typing import TYPE_CHECKING, TypeVar
 
 from teacher_logits.clock import span_text
 from teacher_logits.errors import SessionExpiredError
+from teacher_logits_client.dropped import warn_dropped
 from teacher_logits_client.forks import refuse_to_travel
 from teacher_logits_client.scoring.answers import Answers
 from teacher_logits_client.sessions.liveness import Liveness
@@ -145,13 +145,7 @@ class Admitted:
         self._closed = True
         self._returner.later(self._steps.close)
         self._liveness.end()
-        warnings.warn(
-            f"session {self.terms.session_id} was dropped without being closed: use it in a "
-            "`with` block",
-            ResourceWarning,
-            stacklevel=2,
-            source=self,
-        )
+        warn_dropped(f"session {self.terms.session_id}", self)
 
     def __reduce__(self) -> tuple[object, ...]:
         return refuse_to_travel("a session")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from teacher_logits.digest import payload_digest
 from teacher_logits.errors import StalePayloadError
 from teacher_logits.layout import ColumnKind
+from teacher_logits_client.dropped import warn_dropped
 from teacher_logits_client.forks import refuse_to_travel
 from teacher_logits_client.openers.own import OwnPayload
 from teacher_logits_client.payloads.columns import LeasedColumns, NamedColumns
@@ -246,13 +247,7 @@ class LeasedPayload:
         if self._closed or not self._returner.is_here:
             return
         self.drop()
-        warnings.warn(
-            f"lease {self.lease_id} of payload {self.payload.payload_id} was dropped without "
-            "being closed: use it in a `with` block",
-            ResourceWarning,
-            stacklevel=2,
-            source=self,
-        )
+        warn_dropped(f"lease {self.lease_id} of payload {self.payload.payload_id}", self)
 
     def __reduce__(self) -> tuple[object, ...]:
         return refuse_to_travel("a lease", "hand on clones, such as payload.targets.clone()")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from teacher_logits.errors import StalePayloadError
 from teacher_logits.layout import ColumnKind
+from teacher_logits_client.dropped import warn_dropped
 from teacher_logits_client.forks import refuse_to_travel
 from teacher_logits_client.payloads.checked_rows import CheckedRows
 from teacher_logits_client.payloads.micro_batches import MicroBatch, RowTargets
@@ -219,13 +220,7 @@ class Batch:
         self._closed = True
         for payload in self._payloads:
             payload.drop()
-        warnings.warn(
-            f"the batch of step {self.step} was dropped without being closed: use it in a `with` "
-            "block",
-            ResourceWarning,
-            stacklevel=2,
-            source=self,
-        )
+        warn_dropped(f"the batch of step {self.step}", self)
 
     def __reduce__(self) -> tuple[object, ...]:
         return refuse_to_travel("a batch")

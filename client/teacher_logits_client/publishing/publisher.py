@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import time
-import warnings
 import weakref
 from typing import TYPE_CHECKING, Literal
 
@@ -27,6 +26,7 @@ from teacher_logits.errors import (
 from teacher_logits.shard_parts import shard_of
 from teacher_logits_client.config import check_timeout
 from teacher_logits_client.drafts.rows import Given
+from teacher_logits_client.dropped import warn_dropped
 from teacher_logits_client.forks import refuse_to_travel
 from teacher_logits_client.publishing.desk import PublisherDesk
 from teacher_logits_client.publishing.publisher_rows import rows_of_step
@@ -258,13 +258,7 @@ class Publisher:
             return
         self._closed = True
         self._desk.liveness.end()
-        warnings.warn(
-            f"publisher {self.terms.session_id} was dropped without being closed: use it in a "
-            "`with` block",
-            ResourceWarning,
-            stacklevel=2,
-            source=self,
-        )
+        warn_dropped(f"publisher {self.terms.session_id}", self)
 
     def __reduce__(self) -> tuple[object, ...]:
         return refuse_to_travel("a publisher")
