@@ -13,7 +13,7 @@ from teacher_logits.wire.session import duration_to_wire
 if TYPE_CHECKING:
     from teacher_logits.terms import ObjectTicket, StoredTicket
     from teacher_logits_client.calls.channels import Channels
-    from teacher_logits_client.calls.registry import Invoke
+    from teacher_logits_client.calls.invoking import Invoke
 
 
 class ObjectCalls:
