@@ -17,7 +17,6 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Literal
 
-from teacher_logits.clock import span_text
 from teacher_logits.errors import (
     DeadlinePassedError,
     SessionExpiredError,
@@ -58,6 +57,7 @@ class Publisher:
     """An admitted publisher. A context manager; ``Client.open_publisher`` makes one.
 
     ``terms`` is what the server granted and ``profile`` what was said to it, hints included.
+    ``transport`` is how it and the server are joined, ``refusals`` why not by a better one.
     """
 
     _closed = True
@@ -232,14 +232,7 @@ class Publisher:
             draft.abandon()
         self._closed = True
         self._await_readers()
-        self._desk.liveness.end()
-        if not self._returner.wait(self._timeout):
-            _log.warning(
-                "publisher %s: its end took longer than %s: the server does not answer, or a "
-                "device hangs",
-                self.terms.session_id,
-                span_text(self._timeout),
-            )
+        self._desk.liveness.end_and_wait("publisher")
 
     def __enter__(self) -> Publisher:
         self.check()
