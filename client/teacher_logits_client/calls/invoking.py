@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 
@@ -26,22 +26,8 @@ LEAST_SECONDS = 0.001
 """Shortest deadline that a call is given."""
 
 
-class Invoke(Protocol):
-    """Calls a method with a deadline, and raises what failed as an error of the tree."""
-
-    def __call__(
-        self,
-        method: Unary[Request, Reply],
-        request: Request,
-        *,
-        what: str,
-        timeout: float,
-    ) -> Reply:
-        """Return the reply; ``what`` is what an error says was asked for."""
-
-
 class Invoker:
-    """Makes the calls of one client; an ``Invoke``."""
+    """Makes the calls of one client that are answered once."""
 
     def __init__(self, channels: Channels, *, address: Address) -> None:
         self._channels = channels
@@ -56,7 +42,11 @@ class Invoker:
         what: str,
         timeout: float,
     ) -> Reply:
-        """Return the reply; see ``Invoke``."""
+        """Return the reply to a call within ``timeout`` seconds; ``what`` names it in an error.
+
+        Raises:
+            TeacherLogitsError: what the server refused it for, or that it did not answer.
+        """
         try:
             with self.open():
                 shown = self._metadata(getattr(request, "session_id", ""))

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from teacher_logits.profiles import TeacherProfile
     from teacher_logits.terms import Reservation
     from teacher_logits_client.calls.channels import Channels
-    from teacher_logits_client.calls.invoking import Invoke
+    from teacher_logits_client.calls.invoking import Invoker
 
 _OPEN_PUBLISHER = "/teacher_logits.v1.RegistryService/OpenPublisher"
 _OPENING = "the opening of a publisher"
@@ -48,7 +48,7 @@ _CRC = struct.Struct("<I")
 class RegistryCalls:
     """What a publisher calls over gRPC; ``Calls`` makes one."""
 
-    def __init__(self, channels: Channels, *, address: Address, invoke: Invoke) -> None:
+    def __init__(self, channels: Channels, *, address: Address, invoke: Invoker) -> None:
         self._channels = channels
         self._address = address
         self._invoke = invoke
