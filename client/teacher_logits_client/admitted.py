@@ -6,12 +6,10 @@ session that is dropped unclosed is named in a ``ResourceWarning`` and ended.
 
 from __future__ import annotations
 
-import logging
-import warnings
 from typing import TYPE_CHECKING, TypeVar
 
-from teacher_logits.clock import span_text
 from teacher_logits.errors import SessionExpiredError
+from teacher_logits_client.dropped import warn_dropped
 from teacher_logits_client.forks import refuse_to_travel
 from teacher_logits_client.scoring.answers import Answers
 from teacher_logits_client.sessions.liveness import Liveness
@@ -31,8 +29,6 @@ if TYPE_CHECKING:
     from teacher_logits_client.steps.mailbox import Mailbox
 
     Self = TypeVar("Self", bound="Admitted")
-
-_log = logging.getLogger("teacher_logits_client")
 
 
 class Admitted:
@@ -64,7 +60,6 @@ class Admitted:
         self._calls = calls
         self._returner = returner
         self._reader = reader
-        self._timeout = timeout
         self._liveness = Liveness(
             agreed.terms, calls=calls, returner=returner, reader=reader, timeout=timeout
         )
@@ -118,14 +113,7 @@ class Admitted:
         self._closed = True
         self._answers.give_up_all()
         self._steps.close()
-        self._liveness.end()
-        if not self._returner.wait(self._timeout):
-            _log.warning(
-                "session %s: its end took longer than %s: the server does not answer, or a "
-                "device hangs",
-                self.terms.session_id,
-                span_text(self._timeout),
-            )
+        self._liveness.end_and_wait("session")
 
     def __enter__(self: Self) -> Self:
         self._check()
@@ -145,13 +133,7 @@ class Admitted:
         self._closed = True
         self._returner.later(self._steps.close)
         self._liveness.end()
-        warnings.warn(
-            f"session {self.terms.session_id} was dropped without being closed: use it in a "
-            "`with` block",
-            ResourceWarning,
-            stacklevel=2,
-            source=self,
-        )
+        warn_dropped(f"session {self.terms.session_id}", self)
 
     def __reduce__(self) -> tuple[object, ...]:
         return refuse_to_travel("a session")

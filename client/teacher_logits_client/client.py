@@ -77,7 +77,7 @@ class Client:
 
     @property
     def credentials(self) -> Credentials:
-        """What it shows there."""
+        """What it shows there: its token and certificates."""
         return self._calls.credentials
 
     def open_session(
@@ -108,6 +108,8 @@ class Client:
             SessionRefusedError: with every rule that the profile breaks.
             NoCommonTransportError: with every refusal.
             UnknownTeacherError: with the teachers there are.
+            NotAvailable: the server, the teacher or some of its publishers did not come within
+                ``timeout``; it says which.
             ConfigError: pages are to be pinned, and there is no driver that could.
         """
         self._check()
@@ -185,6 +187,7 @@ class Client:
             SessionRefusedError: with every rule that the profile breaks, among them those of
                 the teacher's other publishers. One that may be dead is waited for.
             NoCommonTransportError: with every refusal.
+            NotAvailable: the server did not answer within ``timeout``.
         """
         self._check()
         publisher = open_publisher(

@@ -38,8 +38,8 @@ def connect(
             nothing is encrypted.
         tls: how both sides prove themselves over TCP; see ``Tls``.
         token: what the server's ``--token-file`` has; better in a file, as ``token_file``, which
-            is read anew when it changes. Both, and ``tls``, may be said by the environment
-            (``config``).
+            is read anew when it changes. Both, and ``tls``, may be said by the environment:
+            ``TEACHER_LOGITS_TOKEN_FILE``, ``TEACHER_LOGITS_TLS_CA`` and the like.
         device_memory: what drives devices; the machine's CUDA driver where not given, which is
             looked for when a device is first needed.
 

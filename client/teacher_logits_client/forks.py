@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING, NoReturn, Protocol
@@ -31,6 +32,10 @@ _FEEDER = "QueueFeederThread"
 class Home:
     """The process that an object was made in."""
 
+    # Kept by the class: the interpreter's end takes the names of a module, one module after
+    # the other, while objects that are told of their own end are still about.
+    _is_ending = staticmethod(sys.is_finalizing)
+
     def __init__(self) -> None:
         self._pid = os.getpid()
 
@@ -38,9 +43,10 @@ class Home:
     def is_here(self) -> bool:
         """Whether this is that process, and no fork of it, and it has not come to its end.
 
-        Finalisers ask this first: at the very end of an interpreter, modules are gone.
+        Finalisers ask this first, and do nothing where it is not so: our threads have ended by
+        then (``exits``), and what a finaliser calls may be gone. A warning is left unsaid too.
         """
-        return os is not None and os.getpid() == self._pid
+        return not self._is_ending() and os.getpid() == self._pid
 
     def check(self, what: str) -> None:
         """Refuse to go on in a forked child.

@@ -154,8 +154,8 @@ class StudentProfile:
         teacher_id: may stay empty where the server has one teacher only.
         model_grid: nodes, GPUs a node, tensor and context parallel sizes and ranks; without
             it the arithmetic locality rule is ``unchecked``.
-        tokenizer_fingerprint: ``digest.tokenizer_fingerprint`` of this side's tokenizer;
-            without it the vocabularies are ``unchecked``.
+        tokenizer_fingerprint: of this side's tokenizer (``fingerprint_of``); without it the
+            vocabularies are ``unchecked``.
         vocabulary_size: ids this side's head can take; 0 where not given.
         vocabulary_policy: ``strict`` refuses differing sizes, ``truncate`` has the
             teacher's columns beyond ``vocabulary_size`` masked before selection.
@@ -175,7 +175,8 @@ class StudentProfile:
         value_codecs, id_codecs: how streams may be encoded, most wanted first; the first that
             the teacher's payloads allow counts (``encodings``). By default they come bit for bit
             as they were written. Other transports move nothing, and encode nothing.
-        locality: ``prefer``, ``require`` or ``rule``.
+        locality: ``prefer``, ``require`` or ``rule``; see ``Locality``.
+        hints: where this process runs; the client fills in what is not given.
 
     Raises:
         RequestInvalidError: a word is none of its choices, which it names, or a field holds

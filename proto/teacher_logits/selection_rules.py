@@ -37,10 +37,10 @@ class Nucleus:
     """The K best, cut where ``mass`` is reached: true mass of the whole vocabulary.
 
     An entry is kept where the mass before it is below ``mass``, and the first ``least`` in any
-    case (math note 1.5). So peaked positions keep few entries, and flat ones all K.
+    case. So peaked positions keep few entries, and flat ones all K.
 
     Raises:
-        RequestInvalidError: ``mass`` is outside 0 to 1, or ``least`` below 1.
+        RequestInvalidError: ``mass`` is not above 0 and up to 1, or ``least`` is below 1.
     """
 
     name = "nucleus"
@@ -66,7 +66,7 @@ class Nucleus:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled:
-    """A threshold sample of fixed size (math note 1.6): ``top_k`` says how many entries.
+    """A threshold sample of fixed size: ``top_k`` says how many entries.
 
     One uniform a position, a function of ``seed``, the row's tokens and the position in the row:
     the same sample for a retry, in another batch and from another replica.

@@ -51,10 +51,13 @@ PREFERENCE = (
 
 
 class Locality(enum.Enum):
-    """How much of the node-locality rules a student insists on (contract.md 3)."""
+    """How much a student insists on reading what lies in memory that it shares with its writer."""
 
+    #: Proof decides, writer by writer: what is not shared is streamed.
     PREFER = "prefer"
+    #: What is not proven to be shared refuses the session.
     REQUIRE = "require"
+    #: The arithmetic rule of NeMo RL refuses first, before any proof; then as ``REQUIRE``.
     RULE = "rule"
 
 

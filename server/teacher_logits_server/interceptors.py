@@ -1,9 +1,7 @@
 """The guard around every RPC: let in, parsed, with a deadline, answered with an error of the tree.
 
     a call that is not the caller's to make   UnknownCallerError, NotAllowedError, before it is read
-    more than the RPC takes (64 KiB mostly)   RequestInvalidError, before they are parsed
-    bytes that are no message of the RPC      RequestInvalidError, INVALID_ARGUMENT
-    no deadline (see ``WITHOUT_DEADLINE``)    RequestInvalidError
+    too large, no message of it, no deadline  RequestInvalidError (``call_checks``)
     a server whose teacher is not loaded      NotAvailable, with when to try again
     an error of the tree                      its status, with google.rpc details
     anything else                             INTERNAL; its text stays in the log
@@ -29,11 +27,17 @@ from teacher_logits.errors import (
     DeadlinePassedError,
     NotAllowedError,
     NotAvailable,
-    RequestInvalidError,
     TeacherLogitsError,
 )
 from teacher_logits.wire.errors import DETAILS_KEY, code_of, to_status
 from teacher_logits_server.access import Access
+from teacher_logits_server.call_checks import (
+    REFLECTION,
+    REFLECTION_SECONDS,
+    check_deadline,
+    read_message,
+    read_messages,
+)
 from teacher_logits_server.metrics.instruments import HEALTH, RpcTimes
 from teacher_logits_server.metrics.refusals import Refusals, Surface
 
@@ -53,20 +57,6 @@ if TYPE_CHECKING:  # gRPC's classes are generic to type checkers alone
     Behaviour: TypeAlias = Callable[[Q, Context[Q, R]], Awaitable[R]]
     StreamBehaviour: TypeAlias = Callable[[AsyncIterator[Q], Context[Q, R]], Awaitable[R]]
 
-REFLECTION = "/grpc.reflection."
-REFLECTION_SECONDS = 60.0
-"""Its clients set no deadline, so it has one of ours: a call that stays open takes a place."""
-WITHOUT_DEADLINE = frozenset({f"{HEALTH}Watch"})
-MAX_REQUEST_BYTES = 64 * 1024
-OF_ANY_SIZE = frozenset(
-    {
-        "/teacher_logits.v1.ScoringService/Score",
-        "/teacher_logits.v1.ScoringService/ScoredIds",
-        "/teacher_logits.v1.RegistryService/ReservePayload",
-        "/teacher_logits.v1.RegistryService/WritePayload",
-    }
-)
-"""Sized by what the server takes of tokens, rows and bytes; the endpoint refuses longer ones."""
 GONE_SECONDS = 1.0
 LOADING_RETRY = timedelta(seconds=2)
 
@@ -145,8 +135,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
         async def call(raw: bytes, context: Context[Q, R]) -> R:
             def behave() -> Awaitable[R]:
-                _check_size(raw, method)
-                request = _parsed(raw, parse, method)
+                request = read_message(raw, parse, method)
                 check(request)
                 return behaviour(request, context)
 
@@ -167,7 +156,7 @@ class Guard(grpc.aio.ServerInterceptor):
         parse = handler.request_deserializer
 
         async def call(raws: AsyncIterator[bytes], context: Context[Q, R]) -> R:
-            requests = _messages(raws, parse, method, check)
+            requests = read_messages(raws, parse, method, check)
             return await self._answered(lambda: behaviour(requests, context), context, method)
 
         return grpc.stream_unary_rpc_method_handler(call, None, handler.response_serializer)
@@ -178,7 +167,7 @@ class Guard(grpc.aio.ServerInterceptor):
         parse, seconds = handler.request_deserializer, self._reflection_seconds
 
         async def tell(raws: AsyncIterator[bytes], context: Context[Q, R]) -> None:
-            async for answer in behaviour(_messages(raws, parse, method), context):
+            async for answer in behaviour(read_messages(raws, parse, method), context):
                 await context.write(answer)
 
         async def call(raws: AsyncIterator[bytes], context: Context[Q, R]) -> None:
@@ -202,7 +191,7 @@ class Guard(grpc.aio.ServerInterceptor):
         began, code = self._rpcs.begin(method), grpc.StatusCode.CANCELLED
         try:
             with traced(method, context):
-                _check_deadline(context, method)
+                check_deadline(context.time_remaining(), method)
                 answer = await behave()
             code = grpc.StatusCode.OK
             return answer
@@ -254,47 +243,3 @@ def traced(method: str, context: Context[Q, R]) -> AbstractContextManager[object
 def status_of(error: Exception) -> grpc.StatusCode:
     """Return the code that an error travels under."""
     return code_of(error) if isinstance(error, TeacherLogitsError) else grpc.StatusCode.INTERNAL
-
-
-def _check_deadline(context: Context[Q, R], method: str) -> None:
-    # The stubs say float; the library says None where the caller set no deadline.
-    remaining: float | None = context.time_remaining()
-    free = method in WITHOUT_DEADLINE or method.startswith(REFLECTION)
-    if remaining is None and not free:
-        raise RequestInvalidError(
-            f"{method} needs a deadline: pass timeout=<seconds> with the call",
-            facts={"method": method},
-        )
-
-
-async def _messages(
-    raws: AsyncIterator[bytes],
-    parse: Callable[[bytes], Q] | None,
-    method: str,
-    check: Callable[[object], None] = lambda request: None,
-) -> AsyncIterator[Q]:
-    async for raw in raws:
-        _check_size(raw, method)
-        request = _parsed(raw, parse, method)
-        check(request)
-        yield request
-
-
-def _check_size(raw: bytes, method: str) -> None:
-    if len(raw) > MAX_REQUEST_BYTES and method not in OF_ANY_SIZE:
-        raise RequestInvalidError(
-            f"{len(raw)} bytes were sent to {method}, which takes at most {MAX_REQUEST_BYTES}",
-            facts={"method": method, "size_bytes": len(raw), "limit_bytes": MAX_REQUEST_BYTES},
-        )
-
-
-def _parsed(raw: bytes, parse: Callable[[bytes], Q] | None, method: str) -> Q:
-    if parse is None:
-        return raw  # type: ignore[return-value]
-    try:
-        return parse(raw)
-    except Exception:
-        raise RequestInvalidError(
-            f"the {len(raw)} bytes sent to {method} are no message of it",
-            facts={"method": method, "size_bytes": len(raw)},
-        ) from None

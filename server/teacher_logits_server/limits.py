@@ -14,7 +14,15 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
 
-class Limits(Protocol):
+class RequestLimits(Protocol):
+    """What every part that reads scoring requests needs of a server's settings."""
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Most tokens of one scoring request, prefixes included."""
+
+
+class Limits(RequestLimits, Protocol):
     """Spans, counts and sizes that the ledger obeys."""
 
     @property
@@ -66,10 +74,6 @@ class Limits(Protocol):
         """Most slabs of one publisher's own."""
 
     @property
-    def max_request_tokens(self) -> int:
-        """Most tokens of one scoring request."""
-
-    @property
     def pool_size_bytes(self) -> int:
         """Byte budget of all slabs together."""
 
@@ -90,12 +94,8 @@ class Limits(Protocol):
         """Most steps kept of a published teacher; 0 for all that are not consumed."""
 
 
-class ScorerLimits(Protocol):
+class ScorerLimits(RequestLimits, Protocol):
     """What the scorer needs of a server's settings; ``config.ServerConfig`` has it."""
-
-    @property
-    def max_request_tokens(self) -> int:
-        """Most tokens of one request, prefixes included."""
 
     @property
     def max_batch_tokens(self) -> int:
@@ -110,12 +110,8 @@ class ScorerLimits(Protocol):
         """Most requests of one session that wait or run."""
 
 
-class CallLimits(Protocol):
+class CallLimits(RequestLimits, Protocol):
     """What the rim needs of a server's settings."""
-
-    @property
-    def max_request_tokens(self) -> int:
-        """Most tokens of one request, prefixes included."""
 
     @property
     def max_calls(self) -> int:

@@ -3,26 +3,12 @@
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from teacher_logits.pool import PoolUsage
-from teacher_logits.profiles import TeacherProfile
-from teacher_logits.transport import Refusal, RefusalReason, Settlement, Transport
-from teacher_logits.views import (
-    DeviceSlabView,
-    LeaseView,
-    MetricView,
-    NodeStoreView,
-    ObjectStoreView,
-    QueueView,
-    RegisteredView,
-    ReplicaView,
-    ServerView,
-    SessionView,
-    StepView,
-)
+from tests.full_view import FULL
+
+from teacher_logits.views import ServerView
 from teacher_logits_client.inspecting.as_json import as_json
 
 PAGE = Path(__file__).parents[2] / "docs" / "inspect.md"
@@ -66,124 +52,6 @@ teachers[].vocabulary_size
 """.split()
 """Every path to a value. A line is added here, and none is taken away."""
 
-NODE_STORE = NodeStoreView(
-    node_id="n", budget_bytes=1, used_bytes=1, object_count=1, holder="h", holder_restarts=0
-)
-QUEUE = QueueView(
-    waiting_requests=1,
-    waiting_tokens=1,
-    running_requests=1,
-    scored_requests=1,
-    scored_tokens=1,
-)
-VIEW = ServerView(
-    epoch="e",
-    version="1",
-    uptime=timedelta(seconds=1.5),
-    draining=False,
-    teachers=(
-        TeacherProfile(teacher_id="t", vocabulary_size=9, head_rows=9, top_k=2, max_row_tokens=5),
-    ),
-    sessions=(
-        SessionView(
-            session_id="s",
-            student_id="trainer",
-            teacher_id="t",
-            data_parallel_rank=3,
-            settlements=(
-                Settlement(
-                    writer_id="server",
-                    transport=None,
-                    refusals=(
-                        Refusal(
-                            transport=Transport.STREAM,
-                            reason=RefusalReason.NOT_OFFERED,
-                            message="m",
-                        ),
-                    ),
-                ),
-            ),
-            liveness="line",
-            age=timedelta(seconds=2),
-            silent=timedelta(0),
-            pid=1,
-            host_name="node",
-            lease_count=1,
-            leased_bytes=4096,
-        ),
-    ),
-    leases=(
-        LeaseView(
-            lease_id="l",
-            session_id="s",
-            payload_id="p",
-            size_bytes=4096,
-            age=timedelta(seconds=1),
-            quarantined=False,
-        ),
-    ),
-    pool=PoolUsage(
-        budget_bytes=1,
-        committed_bytes=1,
-        used_bytes=1,
-        quarantined_bytes=0,
-        slab_count=1,
-        extent_count=1,
-    ),
-    queue=QUEUE,
-    queues=(replace(QUEUE, teacher_id="t", serving=True),),
-    steps=(
-        StepView(
-            teacher_id="t",
-            step=7,
-            stage="open",
-            sealed_rows=1,
-            real_rows=1,
-            waiting_ranks=1,
-            waits_for=("trainer:0",),
-        ),
-    ),
-    registered=RegisteredView(
-        device_slabs=(
-            DeviceSlabView(
-                slab_id="a",
-                writer_id="w",
-                session_id="s",
-                device_uuid="GPU-0",
-                size_bytes=1,
-                used_bytes=1,
-                reader_count=1,
-            ),
-        )
-    ),
-    object_store=ObjectStoreView(
-        state="joined",
-        budget_bytes=1,
-        used_bytes=1,
-        object_count=1,
-        waiting_count=0,
-        store_bytes=1,
-        store_used_bytes=1,
-        spilled_bytes=0,
-        holder="h",
-        holder_restarts=0,
-        nodes=(NODE_STORE,),
-    ),
-    replicas=(
-        ReplicaView(
-            number=0,
-            state="ready",
-            node_id="n",
-            host_name="node",
-            pid=1,
-            outstanding_passes=0,
-            outstanding_tokens=0,
-            restarts=0,
-        ),
-    ),
-    metrics=(MetricView(name="m", labels=(("transport", "stream"),), value=1.0),),
-)
-
 
 def paths(value: object, path: str = "") -> Iterator[str]:
     """Every path to a value of a document."""
@@ -200,7 +68,7 @@ def paths(value: object, path: str = "") -> Iterator[str]:
 
 
 def test_each_key_is_there_and_a_new_one_is_written_down_here() -> None:
-    document = json.loads(as_json(VIEW, address="unix:/s"))
+    document = json.loads(as_json(FULL, address="unix:/s"))
 
     assert sorted(paths(document)) == sorted(GOLDEN)
 
@@ -214,8 +82,8 @@ def test_what_is_not_there_is_empty_and_its_key_is_not_missing() -> None:
         teachers=(),
         sessions=(),
         leases=(),
-        pool=VIEW.pool,
-        queue=VIEW.queue,
+        pool=FULL.pool,
+        queue=FULL.queue,
     )
     document = json.loads(as_json(bare, address="unix:/s"))
 

@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.some_payload import some_payload
 
 from teacher_logits.errors import GridMismatchError, PayloadInvalidError, RequestInvalidError
 from teacher_logits.grid import BatchGrid
@@ -142,15 +143,10 @@ def a_payload(part: ShardPart | None, *, runs: int) -> Payload:
     if runs:
         specs.append((ColumnKind.ROW_RUNS, ElementType.INT32, (1, runs)))
     columns, size_bytes = lay_out(specs)
-    return Payload(
+    return some_payload(
         payload_id="p",
-        teacher_id="teacher",
-        teacher_revision="",
-        first_row=0,
-        row_count=1,
         position_count=3,
         top_k=2,
-        temperatures=(1.0,),
         vocabulary_size=10,
         columns=columns,
         size_bytes=size_bytes,

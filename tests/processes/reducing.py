@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import sys
 from contextlib import nullcontext
 from datetime import timedelta
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from tests.processes.gloo_ranks import fork_ranks
 from torch.nn.parallel import DistributedDataParallel
 
 from teacher_logits.errors import ConfigError, RequestInvalidError
@@ -64,14 +64,7 @@ def sum_and_count(
 def main(folder: Path) -> int:
     """Run the ranks; 0 where all of them came through."""
     importlib.import_module("torch._dynamo")  # DistributedDataParallel would, in each of them
-    children = []
-    for rank in range(RANKS):
-        child = os.fork()
-        if not child:
-            run(rank, folder)
-            os._exit(0)
-        children.append(child)
-    return max(os.waitpid(child, 0)[1] for child in children)
+    return fork_ranks(RANKS, run, folder)
 
 
 def run(rank: int, folder: Path) -> None:

@@ -9,13 +9,13 @@ what it found to `rank-R.json` there.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from tests.processes.gloo_ranks import fork_ranks
 
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.selection.partial_selection import PartialSelection, select_partial
@@ -62,14 +62,7 @@ def shard(rank: int, **given: object) -> PartialSelection:
 
 def main(folder: Path) -> int:
     """Run the ranks; 0 where all of them came through."""
-    children = []
-    for rank in range(RANKS):
-        child = os.fork()
-        if not child:
-            run(rank, folder)
-            os._exit(0)
-        children.append(child)
-    return max(os.waitpid(child, 0)[1] for child in children)
+    return fork_ranks(RANKS, run, folder)
 
 
 def run(rank: int, folder: Path) -> None:

@@ -5,38 +5,20 @@ The processes run once for all tests; each test reads what every rank said.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import cast
 
 import pytest
 import torch
+from tests.processes.gloo_ranks import Said, said_by_ranks
 from tests.processes.selecting import RANKS, TEMPERATURES, VOCABULARY, K, logits, next_ids
 
 from teacher_logits.selection import Selection, select_top_k
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-Said: TypeAlias = dict[str, object]
 
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> list[Said]:
     """What each rank found."""
-    folder: Path = tmp_path_factory.mktemp("ranks")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.processes.selecting", str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
-    return [
-        cast("Said", json.loads((folder / f"rank-{rank}.json").read_text("utf-8")))
-        for rank in range(RANKS)
-    ]
+    return said_by_ranks("tests.processes.selecting", RANKS, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.fixture(scope="module")

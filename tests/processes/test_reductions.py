@@ -5,13 +5,11 @@ The processes run once for all tests; each test reads what every rank said.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import cast
 
 import pytest
 import torch
+from tests.processes.gloo_ranks import Said, said_by_ranks
 from tests.processes.reducing import (
     RANKS,
     UNEVEN,
@@ -21,27 +19,11 @@ from tests.processes.reducing import (
     tokens,
 )
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-Said: TypeAlias = dict[str, object]
-
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> list[Said]:
     """What each rank found, by story."""
-    folder: Path = tmp_path_factory.mktemp("ranks")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.processes.reducing", str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
-    return [
-        cast("Said", json.loads((folder / f"rank-{rank}.json").read_text("utf-8")))
-        for rank in range(RANKS)
-    ]
+    return said_by_ranks("tests.processes.reducing", RANKS, tmp_path_factory.mktemp("ranks"))
 
 
 def numbers(found: Said, story: str) -> dict[str, float | list[float]]:

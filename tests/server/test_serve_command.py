@@ -26,19 +26,16 @@ from tests.server.services.registry_rig import refused as called
 
 from teacher_logits import keys
 from teacher_logits.__main__ import main
-from teacher_logits.clock import MonotonicClock
 from teacher_logits.errors import NotAllowedError
 from teacher_logits.grid import BatchGrid
 from teacher_logits.profiles import PROTOCOL_VERSION, StudentProfile
 from teacher_logits.transport import Transport
 from teacher_logits.v1 import (
-    operator_service_pb2_grpc,
     scoring_service_pb2,
     scoring_service_pb2_grpc,
 )
 from teacher_logits.v1 import teacher_logits_service_pb2 as messages
 from teacher_logits.v1 import teacher_logits_service_pb2_grpc as stubs
-from teacher_logits.v1.operator_service_pb2 import InspectRequest
 from teacher_logits.wire import student_to_wire
 from teacher_logits_server import app
 
@@ -54,8 +51,10 @@ FORKED = (sys.executable, "-m", "teacher_logits")
 ENGINE_HERE = "teacher_logits_client.testing:toy_teacher"
 
 # An engine of our own: loads when there is something at the other end of the pipe that the
-# variable GATE names, scores alike, and never comes to an end with a row of one token 49.
-ENGINE = """
+# variable GATE names, scores alike, and never comes to an end with a row of one token 49, which
+# it tells of when it is at it.
+AT_WORK = "at the row without an end"
+ENGINE = f"""
 import os
 import torch
 from teacher_logits_server.engines import EngineProfile
@@ -68,6 +67,8 @@ class Counting:
 
     def logits(self, rows):
         for row in rows:
+            if row.token_ids.tolist() == [49]:
+                print("{AT_WORK}", flush=True)
             while row.token_ids.tolist() == [49]:
                 torch.ones(500, 500) @ torch.ones(500, 500)
             history = row.token_ids.cumsum(0)[row.first : row.first + row.count].float()
@@ -212,12 +213,12 @@ def score(
     return start_scoring(channel, session_id, request_id, 1, 2, 3).result()
 
 
-def await_work(channel: grpc.Channel) -> None:
-    """Ask until the teacher is at work."""
-    stub = operator_service_pb2_grpc.OperatorServiceStub(channel)
-    limit = MonotonicClock().now() + PATIENCE
-    while not stub.Inspect(InspectRequest(), timeout=PATIENCE).queue.running_requests:
-        assert MonotonicClock().now() < limit
+def await_work(served: Served) -> None:
+    """Wait until the teacher is at the row without an end.
+
+    A request that counts as running may still be given up before its teacher has it.
+    """
+    await_true(lambda: AT_WORK in served.said())
 
 
 def health_of(channel: grpc.Channel) -> Iterator[int]:
@@ -329,7 +330,7 @@ class TestSignals:
             with grpc.insecure_channel(str(readiness["address"])) as channel:
                 session_id, _ = lease_something(channel)
                 endless = start_scoring(channel, session_id, "r-2", 49)
-                await_work(channel)
+                await_work(served)
                 assert served.terminate() == 3
                 assert isinstance(endless.exception(), grpc.RpcError)
             assert "drain gave up leases=1" in served.said()
@@ -341,7 +342,7 @@ class TestSignals:
                 health = health_of(channel)
                 next(health)
                 endless = start_scoring(channel, session_id, "r-2", 49)
-                await_work(channel)
+                await_work(served)
                 served.process.send_signal(signal.SIGINT)
                 assert next(health) == HealthCheckResponse.NOT_SERVING
                 assert served.terminate() == 128 + signal.SIGTERM
@@ -361,7 +362,7 @@ class TestSignals:
                     timeout=PATIENCE,
                 )
                 endless = start_scoring(channel, session_id, "r-2", 49)
-                await_work(channel)
+                await_work(served)
                 endless.cancel()
                 served.process.send_signal(signal.SIGTERM)
                 await_true(lambda: "drained" in served.said())

@@ -2,18 +2,16 @@
 
 Two channels, so that bulk does not stand in the way of control. Proxies of the environment
 are ignored, connections are this client's own, every call has a deadline, and what fails is
-raised as an error of the tree (``failures``).
+raised as an error of the tree (``invoking``, ``failures``).
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import grpc
 
 from teacher_logits import tracing
-from teacher_logits.errors import ServerUnreachableError
 from teacher_logits.protocol import OURS
 from teacher_logits.terms import SERVER_WRITER
 from teacher_logits.v1 import bulk_service_pb2, scoring_service_pb2_grpc
@@ -27,19 +25,18 @@ from teacher_logits.wire.session import session_from_wire
 from teacher_logits.wire.transport import probe_from_wire, refusal_to_wire
 from teacher_logits_client.calls.channels import Channels
 from teacher_logits_client.calls.direct_streams import ending
-from teacher_logits_client.calls.failures import Waiting, error_of, stream_error_of
+from teacher_logits_client.calls.failures import Waiting, stream_error_of
+from teacher_logits_client.calls.invoking import LEAST_SECONDS, Invoker
 from teacher_logits_client.calls.objects import ObjectCalls
 from teacher_logits_client.calls.opened import OpenedSession
 from teacher_logits_client.calls.pending import PendingLease
 from teacher_logits_client.calls.registry import RegistryCalls
 from teacher_logits_client.calls.steps import PendingStep
-from teacher_logits_client.calls.told import Telling, Unary
+from teacher_logits_client.calls.told import Telling
 from teacher_logits_client.credentials import NO_CREDENTIALS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-
-    from google.protobuf.message import Message
 
     from teacher_logits.addresses import Address
     from teacher_logits.profiles import StudentProfile
@@ -48,9 +45,6 @@ if TYPE_CHECKING:
     from teacher_logits_client.calls.pending import Scored
     from teacher_logits_client.calls.scoring import Scoring
     from teacher_logits_client.credentials import Credentials
-
-Request = TypeVar("Request", bound="Message")
-Reply = TypeVar("Reply", bound="Message")
 
 _READ_PAYLOAD = "/teacher_logits.v1.BulkService/ReadPayload"
 _OPEN_SESSION = "/teacher_logits.v1.TeacherLogitsService/OpenSession"
@@ -76,8 +70,9 @@ class Calls:
             request_serializer=bulk_service_pb2.ReadPayloadRequest.SerializeToString,
             response_deserializer=bytes,
         )
-        self.registry = RegistryCalls(self._channels, address=address, invoke=self._call)
-        self.objects = ObjectCalls(self._channels, invoke=self._call)
+        self._invoke = invoke = Invoker(self._channels, address=address)
+        self.registry = RegistryCalls(self._channels, address=address, invoke=invoke)
+        self.objects = ObjectCalls(self._channels, invoke=invoke)
 
     @property
     def is_closed(self) -> bool:
@@ -100,7 +95,7 @@ class Calls:
         self, profile: StudentProfile, *, request_id: str, timeout: float
     ) -> OpenedSession:
         """Be admitted, or raise every broken rule."""
-        reply = self._call(
+        reply = self._invoke(
             self._open_session,
             messages.OpenSessionRequest(
                 request_id=request_id, profile=student_to_wire(profile), **spoken_to_wire(OURS)
@@ -128,7 +123,7 @@ class Calls:
 
         ``proofs`` by transport and the writer whose memory it is; an empty one is the server.
         """
-        reply = self._call(
+        reply = self._invoke(
             self._service.ProveLocality,
             messages.ProveLocalityRequest(
                 session_id=session_id,
@@ -149,7 +144,7 @@ class Calls:
 
     def renew(self, session_id: str, *, timeout: float) -> bool:
         """Renew a session; return whether the server is draining."""
-        reply = self._call(
+        reply = self._invoke(
             self._service.RenewSession,
             messages.RenewSessionRequest(session_id=session_id),
             what="the renewal of a session",
@@ -159,7 +154,7 @@ class Calls:
 
     def close_session(self, session_id: str, *, timeout: float) -> None:
         """End a session."""
-        self._call(
+        self._invoke(
             self._service.CloseSession,
             messages.CloseSessionRequest(session_id=session_id),
             what="the end of a session",
@@ -170,7 +165,7 @@ class Calls:
         self, session_id: str, *, request_id: str, payload_id: str, timeout: float
     ) -> LeaseTerms:
         """Lease a payload."""
-        reply = self._call(
+        reply = self._invoke(
             self._service.AcquirePayload,
             messages.AcquirePayloadRequest(
                 session_id=session_id, request_id=request_id, payload_id=payload_id
@@ -184,12 +179,12 @@ class Calls:
         self, session_id: str, *, request_id: str, step: int, timeout: float
     ) -> PendingStep:
         """Ask for all that a step holds of a rank's rows, and do not wait for it."""
-        seconds = max(0.001, timeout)
+        seconds = max(LEAST_SECONDS, timeout)
         waiting = Waiting(what=f"step {step}", address=self.address, seconds=seconds)
         request = messages.AcquireStepRequest(
             session_id=session_id, request_id=request_id, step=step
         )
-        with self._open():
+        with self._invoke.open():
             call = self._service.AcquireStep.future(
                 request, timeout=seconds, metadata=self._metadata(session_id)
             )
@@ -205,7 +200,7 @@ class Calls:
         unread: bool = False,
     ) -> None:
         """Return a lease; see ``Line.release``."""
-        self._call(
+        self._invoke(
             self._service.ReleasePayload,
             messages.ReleasePayloadRequest(
                 session_id=session_id, lease_id=lease_id, request_id=request_id, unread=unread
@@ -219,7 +214,7 @@ class Calls:
         waiting = Waiting(what=what, address=self.address, seconds=timeout)
         call: Scored
         facts = {"rows": len(scoring.row_lengths)}
-        with self._open(), tracing.under(span := tracing.begin("score", facts)):
+        with self._invoke.open(), tracing.under(span := tracing.begin("score", facts)):
             shown = self._metadata(scoring.session_id)
             if scoring.ids_per_position:
                 call = self._scoring.ScoredIds.future(scoring.ids_message(), timeout, shown)
@@ -258,43 +253,10 @@ class Calls:
         )
         try:
             shown = self._metadata(session_id)
-            stream = self._read(request, timeout=max(0.001, timeout), metadata=shown)
+            stream = self._read(request, timeout=max(LEAST_SECONDS, timeout), metadata=shown)
             with ending(stream):
                 yield from stream
         except (grpc.RpcError, ValueError) as error:
             raise stream_error_of(
                 error, waiting, session_id=session_id, is_closed=self.is_closed
             ) from None
-
-    def _call(
-        self,
-        method: Unary[Request, Reply],
-        request: Request,
-        *,
-        what: str,
-        timeout: float,
-    ) -> Reply:
-        try:
-            with self._open():
-                shown = self._metadata(getattr(request, "session_id", ""))
-                return method(request, timeout=max(0.001, timeout), metadata=shown)
-        except grpc.RpcError as error:
-            waiting = Waiting(what=what, address=self.address, seconds=timeout)
-            raise error_of(error, waiting, is_closed=self.is_closed) from None
-
-    @contextmanager
-    def _open(self) -> Iterator[None]:
-        """Have a call made while the channels are open; refuse it where they are closed."""
-        self._check_open()
-        try:
-            yield
-        except ValueError:
-            self._check_open()  # another thread closed them after we had looked
-            raise
-
-    def _check_open(self) -> None:
-        if self.is_closed:
-            raise ServerUnreachableError(
-                f"the client of {self.address} is closed; connect anew",
-                facts={"address": str(self.address)},
-            )

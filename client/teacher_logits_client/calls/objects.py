@@ -13,13 +13,13 @@ from teacher_logits.wire.session import duration_to_wire
 if TYPE_CHECKING:
     from teacher_logits.terms import ObjectTicket, StoredTicket
     from teacher_logits_client.calls.channels import Channels
-    from teacher_logits_client.calls.registry import Invoke
+    from teacher_logits_client.calls.invoking import Invoker
 
 
 class ObjectCalls:
     """What a reader of objects calls."""
 
-    def __init__(self, channels: Channels, *, invoke: Invoke) -> None:
+    def __init__(self, channels: Channels, *, invoke: Invoker) -> None:
         self._service = stubs.ObjectServiceStub(channels.control)
         self._invoke = invoke
 

@@ -9,7 +9,7 @@ Chunks are framed by hand, one copy each, as protobuf would write a ``WritePaylo
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 import crc32c
 import grpc
@@ -23,13 +23,11 @@ from teacher_logits.wire.steps import reservation_from_wire
 from teacher_logits.wire.transport import probe_to_wire
 from teacher_logits_client.calls.failures import Waiting, stream_error_of
 from teacher_logits_client.calls.opened import OpenedSession
-from teacher_logits_client.calls.told import Telling, Unary
+from teacher_logits_client.calls.told import Telling
 from teacher_logits_client.line.write_requests import reserve_request, seal_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-
-    from google.protobuf.message import Message
 
     from teacher_logits.addresses import Address
     from teacher_logits.device_memory import DeviceProbe
@@ -37,9 +35,7 @@ if TYPE_CHECKING:
     from teacher_logits.profiles import TeacherProfile
     from teacher_logits.terms import Reservation
     from teacher_logits_client.calls.channels import Channels
-
-Request = TypeVar("Request", bound="Message")
-Reply = TypeVar("Reply", bound="Message")
+    from teacher_logits_client.calls.invoking import Invoker
 
 _OPEN_PUBLISHER = "/teacher_logits.v1.RegistryService/OpenPublisher"
 _OPENING = "the opening of a publisher"
@@ -49,24 +45,10 @@ _OFFSET_TAG, _CRC_TAG, _DATA_TAG = b"\x18", b"\x25", b"\x7a"
 _CRC = struct.Struct("<I")
 
 
-class Invoke(Protocol):
-    """Calls a method with a deadline, and raises what failed as an error of the tree."""
-
-    def __call__(
-        self,
-        method: Unary[Request, Reply],
-        request: Request,
-        *,
-        what: str,
-        timeout: float,
-    ) -> Reply:
-        """Return the reply."""
-
-
 class RegistryCalls:
     """What a publisher calls over gRPC; ``Calls`` makes one."""
 
-    def __init__(self, channels: Channels, *, address: Address, invoke: Invoke) -> None:
+    def __init__(self, channels: Channels, *, address: Address, invoke: Invoker) -> None:
         self._channels = channels
         self._address = address
         self._invoke = invoke

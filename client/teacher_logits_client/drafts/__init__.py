@@ -15,7 +15,6 @@ is refused.
 from __future__ import annotations
 
 import time
-import warnings
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,6 +24,7 @@ from teacher_logits_client.config import check_timeout
 from teacher_logits_client.drafts.checks import finish
 from teacher_logits_client.drafts.columns import DraftColumns, digest_of
 from teacher_logits_client.drafts.writing import DraftWriting
+from teacher_logits_client.dropped import warn_dropped
 from teacher_logits_client.forks import refuse_to_travel
 from teacher_logits_client.slabs.claims import (
     ABANDON_SECONDS,
@@ -61,6 +61,7 @@ class Draft(DraftWriting):
         owner: object,
     ) -> None:
         """Take over granted room; ``Publisher``, its owner, does this and lives as long."""
+        self._desk = desk  # first: its finaliser asks for it, whatever fails below
         tensors, temperatures = granted.room.tensors(payload.columns), len(payload.temperatures)
         columns = DraftColumns(
             tensors, rows, temperatures=temperatures, is_written=granted.is_written
@@ -68,7 +69,6 @@ class Draft(DraftWriting):
         super().__init__(payload, rows, columns, micro_batch_size=micro_batch_size)
         self.is_repeat = granted.reservation.is_repeat
         self._mask_bad_rows = mask_bad_rows
-        self._desk = desk
         self._owner = owner
         self._room: WriterRoom | None = granted.room
         self._rouse = granted.rouse
@@ -177,13 +177,8 @@ class Draft(DraftWriting):
             return
         self._stage = DraftStage.ABANDONED
         self._desk.later(partial(abandon, self._desk.way, self.payload_id))
-        warnings.warn(
-            f"the draft of step {self.step} (payload {self.payload_id}) was dropped without being "
-            "sealed or abandoned: use it in a `with` block",
-            ResourceWarning,
-            stacklevel=2,
-            source=self,
-        )
+        what = f"the draft of step {self.step} (payload {self.payload_id})"
+        warn_dropped(what, self, ended="sealed or abandoned")
 
     def __reduce__(self) -> tuple[object, ...]:
         return refuse_to_travel("a draft")

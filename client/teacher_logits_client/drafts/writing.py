@@ -104,7 +104,7 @@ class DraftWriting:
         vocab_size: int | None = None,
         next_ids: torch.Tensor | None = None,
     ) -> Selection:
-        """Select from the logits of all its rows; see ``DraftPart.select``."""
+        """Select from the logits of all its rows, [P,V] or [N,S,V]; see ``DraftPart.select``."""
         return self._whole().select(
             logits, k=k, temperatures=temperatures, vocab_size=vocab_size, next_ids=next_ids
         )

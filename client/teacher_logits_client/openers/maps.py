@@ -16,7 +16,6 @@ import fcntl
 import logging
 import mmap
 import os
-import sys
 import threading
 import warnings
 import weakref
@@ -177,7 +176,7 @@ class _Map(mmap.mmap):
 
     def __del__(self) -> None:
         # A fork's copy is not pinned, and the end of the process unpins what is left.
-        if self._pinner is None or sys.is_finalizing() or not self._home.is_here:
+        if self._pinner is None or not self._home.is_here:
             return
         try:
             self._pinner.unpin(self._address)

@@ -11,24 +11,24 @@ from __future__ import annotations
 
 import math
 import warnings
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
 from teacher_logits.digest import payload_digest
 from teacher_logits.errors import StalePayloadError
 from teacher_logits.layout import ColumnKind
+from teacher_logits_client.dropped import warn_dropped
 from teacher_logits_client.forks import refuse_to_travel
 from teacher_logits_client.openers.own import OwnPayload
 from teacher_logits_client.payloads.columns import LeasedColumns, NamedColumns
 from teacher_logits_client.payloads.guards import check_scored
+from teacher_logits_client.payloads.handed_out import HandedOut
 from teacher_logits_client.payloads.row_columns import Part
 from teacher_logits_client.targets import Targets, check_temperature, make_targets
 from teacher_logits_client.targets.leased_targets import LeasedTargets, Made, lease_targets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from types import TracebackType
 
     import torch
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from teacher_logits_client.rows import RowBatch
 
 
-class LeasedPayload:
+class LeasedPayload(HandedOut):
     """One payload under lease; a context manager, which every user of one should be in.
 
     ``payload`` describes it, ``transport`` how it came, and ``checks`` what was compared first.
@@ -107,7 +107,8 @@ class LeasedPayload:
     def columns(self) -> Mapping[str, torch.Tensor]:
         """The payload's columns by name, e.g. ``topk_ids`` int32 [P,K]; see ``layout``.
 
-        Whoever keeps the mapping past the close has a ``LeaseLostError`` from it.
+        Raises:
+            LeaseLostError: it is closed; so says the mapping too, to who has kept it.
         """
         self._check_open()
         return NamedColumns(self._kinds, self._made)
@@ -120,14 +121,15 @@ class LeasedPayload:
 
     @property
     def targets(self) -> Targets:
-        """What a loss takes, at temperature 1. The same object each time."""
+        """What a loss takes, [P,K] at temperature 1. The same object each time."""
         return self.targets_at(1.0)
 
     def targets_at(self, temperature: float) -> Targets:
-        """Return targets at one of the payload's temperatures.
+        """Return targets [P,K] at one of the payload's temperatures.
 
         Raises:
             PayloadInvalidError: the payload has no such temperature; it says which it has.
+            LeaseLostError: it is closed.
         """
         self._check_open()
         check_temperature(temperature)
@@ -162,7 +164,7 @@ class LeasedPayload:
         return Part(self.payload, self._kinds, first=first, row_count=row_count)
 
     def digest(self) -> str:
-        """Return the digest of the columns as they are now: the same over every transport."""
+        """Return a digest of the columns as they are now, in hex: the same over every transport."""
         self._check_open()
         return payload_digest(
             (
@@ -174,22 +176,7 @@ class LeasedPayload:
             for column in self.payload.columns
         )
 
-    def close(self) -> None:
-        """Give the lease back; twice is fine, and in a forked child nothing happens.
-
-        Raises:
-            StalePayloadError: the bytes were overwritten while the lease was open, or are
-                not those that were opened where a digest check was asked for.
-        """
-        self._close(warn_level=3)
-
-    def abandon(self) -> None:
-        """Give the lease back without a word, where something worse is being said already."""
-        with suppress(StalePayloadError):
-            self._close(warn_level=0)
-
     def _close(self, *, warn_level: int) -> None:
-        """Close; ``warn_level`` is the caller to name in a warning, 0 for none."""
         problem, outliving = self.let_go()
         if problem is not None:
             raise problem
@@ -228,31 +215,11 @@ class LeasedPayload:
         self._check_open()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None:
-            self._close(warn_level=3)
-        elif isinstance(error, Exception):
-            # Views are held by the error's own traceback. Overwritten bytes may explain it.
-            self._close(warn_level=0)
-        else:
-            self.abandon()  # nothing stands in for an interrupt or the end of the program
-
     def __del__(self) -> None:
         if self._closed or not self._returner.is_here:
             return
         self.drop()
-        warnings.warn(
-            f"lease {self.lease_id} of payload {self.payload.payload_id} was dropped without "
-            "being closed: use it in a `with` block",
-            ResourceWarning,
-            stacklevel=2,
-            source=self,
-        )
+        warn_dropped(f"lease {self.lease_id} of payload {self.payload.payload_id}", self)
 
     def __reduce__(self) -> tuple[object, ...]:
         return refuse_to_travel("a lease", "hand on clones, such as payload.targets.clone()")

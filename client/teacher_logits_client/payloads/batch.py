@@ -15,23 +15,23 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import StalePayloadError
 from teacher_logits.layout import ColumnKind
+from teacher_logits_client.dropped import warn_dropped
 from teacher_logits_client.forks import refuse_to_travel
 from teacher_logits_client.payloads.checked_rows import CheckedRows
+from teacher_logits_client.payloads.handed_out import HandedOut
 from teacher_logits_client.payloads.micro_batches import MicroBatch, RowTargets
 from teacher_logits_client.payloads.row_columns import RowColumns, Shape, is_copy
 from teacher_logits_client.targets.leased_targets import Made
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from types import TracebackType
 
     import torch
 
+    from teacher_logits.errors import StalePayloadError
     from teacher_logits.profiles import StudentProfile
     from teacher_logits.terms import Check, StepGrant
     from teacher_logits.transport import Transport
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 TAKEN_BY_LOSSES = (ColumnKind.TOPK_IDS, ColumnKind.TOPK_LOGPROBS, ColumnKind.LOG_TAIL)
 
 
-class Batch:
+class Batch(HandedOut):
     """A rank's rows of a step; a context manager, which every user of one should be in.
 
     ``rows`` are their global numbers, padding included, ``row_count`` of them; the first
@@ -144,7 +144,7 @@ class Batch:
 
     @property
     def targets(self) -> Targets:
-        """What a loss takes, of all rows, at temperature 1. The same object each time."""
+        """What a loss takes, [P,K] of all rows, at temperature 1. The same object each time."""
         return self._all().at(1.0)
 
     def targets_at(self, temperature: float) -> Targets:
@@ -152,6 +152,7 @@ class Batch:
 
         Raises:
             PayloadInvalidError: they have no such temperature; it says which they have.
+            LeaseLostError: the batch is closed.
         """
         return self._all().at(temperature)
 
@@ -181,37 +182,9 @@ class Batch:
         for payload in self._payloads:
             payload.record_stream(stream)
 
-    def close(self) -> None:
-        """Give every lease back; twice is fine, and in a forked child nothing happens.
-
-        Raises:
-            StalePayloadError: some bytes were overwritten while the leases were open, or are
-                not those that were opened where a digest check was asked for.
-        """
-        self._close(warn_level=3)
-
-    def abandon(self) -> None:
-        """Give every lease back without a word, where something worse is being said already."""
-        with suppress(StalePayloadError):
-            self._close(warn_level=0)
-
     def __enter__(self) -> Batch:
         self._check_open()
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None:
-            self._close(warn_level=3)
-        elif isinstance(error, Exception):
-            # Views are held by the error's own traceback. Overwritten bytes may explain it.
-            self._close(warn_level=0)
-        else:
-            self.abandon()  # nothing stands in for an interrupt or the end of the program
 
     def __del__(self) -> None:
         if self._closed or not self._returner.is_here:
@@ -219,13 +192,7 @@ class Batch:
         self._closed = True
         for payload in self._payloads:
             payload.drop()
-        warnings.warn(
-            f"the batch of step {self.step} was dropped without being closed: use it in a `with` "
-            "block",
-            ResourceWarning,
-            stacklevel=2,
-            source=self,
-        )
+        warn_dropped(f"the batch of step {self.step}", self)
 
     def __reduce__(self) -> tuple[object, ...]:
         return refuse_to_travel("a batch")
@@ -259,7 +226,6 @@ class Batch:
         )
 
     def _close(self, *, warn_level: int) -> None:
-        """Close; ``warn_level`` is the caller to name in a warning, 0 for none."""
         if self._closed or not self._returner.is_here:
             return
         self._closed = True

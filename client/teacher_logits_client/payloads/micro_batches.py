@@ -120,7 +120,7 @@ class MicroBatch:
 
     @property
     def targets(self) -> Targets:
-        """What a loss takes, at temperature 1. The same object each time."""
+        """What a loss takes, [P,K] at temperature 1. The same object each time."""
         return self._taken.at(1.0)
 
     def targets_at(self, temperature: float) -> Targets:
@@ -128,6 +128,7 @@ class MicroBatch:
 
         Raises:
             PayloadInvalidError: they have no such temperature; it says which they have.
+            LeaseLostError: the batch is closed.
         """
         return self._taken.at(temperature)
 

@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import logging
 import time
-import warnings
 import weakref
 from typing import TYPE_CHECKING, Literal
 
-from teacher_logits.clock import span_text
 from teacher_logits.errors import (
     DeadlinePassedError,
     SessionExpiredError,
@@ -27,6 +25,7 @@ from teacher_logits.errors import (
 from teacher_logits.shard_parts import shard_of
 from teacher_logits_client.config import check_timeout
 from teacher_logits_client.drafts.rows import Given
+from teacher_logits_client.dropped import warn_dropped
 from teacher_logits_client.forks import refuse_to_travel
 from teacher_logits_client.publishing.desk import PublisherDesk
 from teacher_logits_client.publishing.publisher_rows import rows_of_step
@@ -58,6 +57,7 @@ class Publisher:
     """An admitted publisher. A context manager; ``Client.open_publisher`` makes one.
 
     ``terms`` is what the server granted and ``profile`` what was said to it, hints included.
+    ``transport`` is how it and the server are joined, ``refusals`` why not by a better one.
     """
 
     _closed = True
@@ -232,14 +232,7 @@ class Publisher:
             draft.abandon()
         self._closed = True
         self._await_readers()
-        self._desk.liveness.end()
-        if not self._returner.wait(self._timeout):
-            _log.warning(
-                "publisher %s: its end took longer than %s: the server does not answer, or a "
-                "device hangs",
-                self.terms.session_id,
-                span_text(self._timeout),
-            )
+        self._desk.liveness.end_and_wait("publisher")
 
     def __enter__(self) -> Publisher:
         self.check()
@@ -258,13 +251,7 @@ class Publisher:
             return
         self._closed = True
         self._desk.liveness.end()
-        warnings.warn(
-            f"publisher {self.terms.session_id} was dropped without being closed: use it in a "
-            "`with` block",
-            ResourceWarning,
-            stacklevel=2,
-            source=self,
-        )
+        warn_dropped(f"publisher {self.terms.session_id}", self)
 
     def __reduce__(self) -> tuple[object, ...]:
         return refuse_to_travel("a publisher")

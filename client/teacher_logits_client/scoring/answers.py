@@ -130,7 +130,8 @@ class Answers:
 
     def give_up(self, pending: PendingLease) -> None:
         """Cancel a call whose answer nobody wants; safe in a finaliser."""
-        self._returner.later(partial(_give_up, pending, self._reader))
+        if self._returner.is_here:
+            self._returner.later(partial(_give_up, pending, self._reader))
 
     def check_here(self) -> None:
         """Refuse to go on in a forked child."""

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 class ScoreFuture:
-    """Scores that were asked for, with ``Session.score``. Several may be under way."""
+    """Scores that were asked for, with ``Session.score``. Several may be under way.
+
+    ``result`` waits for them; so does ``await future``, while an event loop goes on.
+    """
 
     _is_owed = False
 

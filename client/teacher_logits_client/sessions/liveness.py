@@ -12,7 +12,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from teacher_logits.clock import MonotonicClock
+from teacher_logits.clock import MonotonicClock, span_text
 from teacher_logits.errors import (
     EpochChangedError,
     ServerUnreachableError,
@@ -130,6 +130,17 @@ class Liveness:
             partial(_end, self._calls, self._reader, self._session_id, self._timeout)
         )
         self._returner.later(partial(self._returner.count, "open_sessions", -1))
+
+    def end_and_wait(self, what: str) -> None:
+        """End the session of a ``what``, and wait until the server knows, or its time is over."""
+        self.end()
+        if not self._returner.wait(self._timeout):
+            _log.warning(
+                "%s %s: its end took longer than %s: the server does not answer, or a device hangs",
+                what,
+                self._session_id,
+                span_text(self._timeout),
+            )
 
 
 def _close(life: SessionLife, lock: threading.Lock) -> None:

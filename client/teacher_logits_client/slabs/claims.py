@@ -100,8 +100,10 @@ class Way(Protocol):
     line: Line | None
     #: Where it writes to a device: its driver, and which device.
     probe: Probe | None
-    #: Memory that its publisher registered, by slab.
-    registered: Mapping[str, Registered]
+
+    @property
+    def registered(self) -> Mapping[str, Registered]:
+        """Memory that its publisher registered, by slab."""
 
     def reserve(self, claim: Claim, *, until: float) -> Granted:
         """Claim rows and wait for room.

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from teacher_logits.device_memory import Device, DeviceMemory
     from teacher_logits_client.slabs.claims import Way
+    from teacher_logits_client.slabs.own_memory import OwnMemory
 
 Storage: TypeAlias = "torch.Tensor"
 """A tensor over all of a buffer."""
@@ -55,13 +56,13 @@ _WAYS_OUT = {
 class OwnBuffer:
     """Device memory that its owner registered; ``Publisher.register`` makes one."""
 
-    def __init__(self, slab: PublishedDeviceSlab, *, way: OwnSlabs) -> None:
+    def __init__(self, slab: PublishedDeviceSlab, *, memory: OwnMemory) -> None:
         """Take over a slab that was passed to the server."""
         self.slab_id = slab.slab_id
         self.size_bytes = slab.device_bytes
         self.device_uuid = slab.device.uuid
         self._slab = slab
-        self._way = way
+        self._memory = memory
 
     def wait_free(self, *, timeout: float = 60.0) -> None:
         """Wait until nobody reads what was published from it: then it may be written anew.
@@ -72,7 +73,7 @@ class OwnBuffer:
                 is kept alive until this process ends.
         """
         until = time.monotonic() + check_timeout(timeout, what="wait_free")
-        self._way.wait_placed(self.slab_id, until=until)
+        self._memory.wait_placed(self.slab_id, until=until)
 
     def close(self, *, timeout: float = 60.0) -> None:
         """Wait until nobody reads it, and have readers let go of it; again is fine.
@@ -85,7 +86,7 @@ class OwnBuffer:
             SessionExpiredError: as for ``wait_free``.
         """
         until = time.monotonic() + check_timeout(timeout, what="close")
-        self._way.unregister(self.slab_id, until=until)
+        self._memory.unregister(self.slab_id, until=until)
 
     @property
     def is_open_elsewhere(self) -> bool:
@@ -133,8 +134,8 @@ def register(way: Way, storage: Storage) -> OwnBuffer:
         size_bytes=storage.nbytes,
         room_bytes=slab.size_bytes,
     )
-    way.register(slab, registered)
-    return OwnBuffer(slab, way=way)
+    way.memory.register(slab, registered)
+    return OwnBuffer(slab, memory=way.memory)
 
 
 def _slab_of(storage: Storage, *, memory: DeviceMemory, device: Device) -> PublishedDeviceSlab:

@@ -24,12 +24,12 @@ from teacher_logits.errors import (
     HostCopyNeededError,
     NotAvailable,
     ServerUnreachableError,
-    SessionExpiredError,
     TeacherLogitsError,
 )
 from teacher_logits_client.config import HostCopies
 from teacher_logits_client.line import MAX_RESERVED_ROWS
 from teacher_logits_client.slabs.claims import ABANDON_SECONDS, Granted, seconds_until
+from teacher_logits_client.slabs.own_memory import OwnMemory
 from teacher_logits_client.slabs.own_room import OwnRoom
 from teacher_logits_client.slabs.publisher_room import Stage
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from teacher_logits_client.slabs.freed_mail import FreedMail
     from teacher_logits_client.slabs.placed_columns import Registered
     from teacher_logits_client.slabs.publisher_room import Held, PublisherRoom
-    from teacher_logits_client.slabs.slab_shelf import MakesSlabs, PublisherSlab
+    from teacher_logits_client.slabs.slab_shelf import MakesSlabs
 
 _log = logging.getLogger("teacher_logits_client")
 
@@ -80,11 +80,12 @@ class OwnSlabs:
         self.probe = probe
         self.room = OwnRoom(session_id, line=line, mail=mail, table=room, maker=maker)
         self._table = room
-        #: Memory that its owner registered, by slab.
-        self.registered: Mapping[str, Registered] = {}
-        self._is_closed = False
-        #: Slabs that were read, or may have been, when it was closed.
-        self._kept: frozenset[str] = frozenset()
+        self.memory = OwnMemory(self.room)
+
+    @property
+    def registered(self) -> Mapping[str, Registered]:
+        """Memory that its owner registered, by slab."""
+        return self.memory.registered
 
     def usage(self) -> PoolUsage:
         """Return where the pool's bytes are."""
@@ -207,10 +208,9 @@ class OwnSlabs:
     def close(self) -> None:
         """Let go of the line, and of the slabs; see ``Way.close``."""
         self.room.drain()
-        self._is_closed = True
+        self.memory.closing()
         self._line.close()
-        self._kept = self.room.shelf.close()
-        self.registered = {}
+        self.memory.closed(self.room.shelf.close())
 
     def wait_free(self, *, until: float, but_copied: bool = False) -> None:
         """Wait until nobody reads what was sealed; see ``Way.wait_free``."""
@@ -222,46 +222,6 @@ class OwnSlabs:
         """Give up a claim that was not answered; see ``Way.give_up``."""
         until = time.monotonic() + ABANDON_SECONDS
         self.abandon(self._claim(claim, until).payload_id, until=until)
-
-    def register(self, slab: PublisherSlab, registered: Registered) -> None:
-        """Take in memory that its owner keeps; see ``own_buffers``."""
-        self.room.shelf.register(slab)
-        with self.room.lock:
-            self.registered = {**self.registered, slab.slab_id: registered}
-
-    def unregister(self, slab_id: str, *, until: float) -> None:
-        """Let go of it once nothing lies there; again is fine.
-
-        Raises:
-            DeadlinePassedError: something does after ``until``; it stays registered.
-            SessionExpiredError: as for ``wait_placed``.
-        """
-        while True:
-            self.wait_placed(slab_id, until=until)
-            if slab_id not in self.registered:
-                return
-            self.room.shelf.drop([slab_id])
-            with self.room.lock:
-                if slab_id not in self.room.shelf:  # else room was taken there meanwhile
-                    left = {k: v for k, v in self.registered.items() if k != slab_id}
-                    self.registered = left
-
-    def wait_placed(self, slab_id: str, *, until: float) -> None:
-        """Wait until nothing lies in memory that its owner registered.
-
-        Raises:
-            DeadlinePassedError: something does after ``until``.
-            SessionExpiredError: this was closed, and something did then.
-        """
-        try:
-            if slab_id in self.registered:
-                self.room.wait_free(slab_id, until=until)
-        except ServerUnreachableError:
-            if not self._is_closed:
-                raise
-            raise _kept_to_the_end(slab_id) from None
-        if slab_id in self._kept:
-            raise _kept_to_the_end(slab_id)
 
     # Claims
 
@@ -286,12 +246,3 @@ class OwnSlabs:
             self.abandon(payload_id, until=time.monotonic() + ABANDON_SECONDS)
         except TeacherLogitsError as error:
             _log.debug("payload %s was not given up: %s", payload_id, error.message)
-
-
-def _kept_to_the_end(slab_id: str) -> SessionExpiredError:
-    return SessionExpiredError(
-        f"the publisher of {slab_id} was closed while students read what lies there, or may yet: "
-        "it is kept alive until this process ends; close buffers before their publisher, or wait "
-        "for its `wait_free` first",
-        facts={"slab_id": slab_id},
-    )

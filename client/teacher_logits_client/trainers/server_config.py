@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from teacher_logits.errors import ConfigError
 from teacher_logits_client.trainers.extras import missing
 from teacher_logits_client.trainers.objective import Objective, check_count, check_share
+from teacher_logits_client.trainers.served_arguments import ServedTeacherArguments
 from teacher_logits_client.trainers.served_teacher import TeacherSettings
 from teacher_logits_client.trainers.vocabulary import policy_of
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class TeacherServerConfig(TrainingArguments):
+class TeacherServerConfig(ServedTeacherArguments, TrainingArguments):
     """Training arguments, and the teacher's.
 
     Names and the meaning of ``beta`` are TRL's. ``lmbda`` is the share of batches that the
@@ -31,12 +32,6 @@ class TeacherServerConfig(TrainingArguments):
         ConfigError: a number is outside its range, or ``teacher_server`` is not given.
     """
 
-    teacher_server: str | None = field(
-        default=None, metadata={"help": "Address of the teacher's server: unix:/path or host:port."}
-    )
-    teacher_id: str = field(
-        default="", metadata={"help": "Which of the server's teachers, where it has several."}
-    )
     top_k: int = field(default=64, metadata={"help": "Ids a position that the teacher hands out."})
     beta: float = field(
         default=0.0,
@@ -60,21 +55,6 @@ class TeacherServerConfig(TrainingArguments):
     )
     teacher_prefetch: int = field(
         default=2, metadata={"help": "Micro batches whose scores are asked for ahead."}
-    )
-    teacher_timeout: float | None = field(
-        default=None,
-        metadata={"help": "Seconds for one request, and to find the server; else its own, and 60."},
-    )
-    loss_from_hidden: bool = field(
-        default=False,
-        metadata={"help": "Take the loss from hidden states: no array of all logits is made."},
-    )
-    vocabulary_policy: str = field(
-        default="strict",
-        metadata={"help": "'truncate' masks the teacher's ids beyond the student's head."},
-    )
-    teacher_insecure: bool = field(
-        default=False, metadata={"help": "Allow a server on another host, unencrypted."}
     )
 
     def __post_init__(self) -> None:

@@ -37,7 +37,7 @@ from teacher_logits_client.trainers.student_head import (
 )
 from teacher_logits_client.trainers.student_profile import profile_of
 from teacher_logits_client.trainers.teacher_batches import PREFIXES, REQUEST, TeacherBatches
-from teacher_logits_client.trainers.vocabulary import policy_of, rows_of_head
+from teacher_logits_client.trainers.vocabulary import rows_of_head
 
 try:
     from transformers import Trainer
@@ -149,19 +149,7 @@ class TeacherServerTrainer(Trainer):
             columns.append(PREFIXES)
 
     def _profile(self) -> StudentProfile:
-        args = self.args
-        return profile_of(
-            top_k=args.top_k,
-            objective=args.objective(),
-            teacher_id=args.teacher_id,
-            tokenizer=self.processing_class,
-            model=self.model,
-            policy=policy_of(args.vocabulary_policy),
-            rank=args.process_index,
-            ranks=args.world_size,
-            batch_size=args.per_device_train_batch_size,
-            accumulation=args.gradient_accumulation_steps,
-        )
+        return profile_of(self, top_k=self.args.top_k, objective=self.args.objective())
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Inputs], num_batches: int, device: torch.device

@@ -36,7 +36,7 @@ from teacher_logits_client.trainers.served_teacher import Request, ServedTeacher
 from teacher_logits_client.trainers.student_head import StudentHead, last_positions, logits_of
 from teacher_logits_client.trainers.student_profile import profile_of
 from teacher_logits_client.trainers.trl_config import ServerDistillationConfig
-from teacher_logits_client.trainers.vocabulary import policy_of, rows_of_head
+from teacher_logits_client.trainers.vocabulary import rows_of_head
 
 try:
     from trl import DistillationTrainer
@@ -104,19 +104,7 @@ class ServerDistillationTrainer(DistillationTrainer):
         return replace(self.args.teacher_settings(), temperature=self.temperature)
 
     def _profile(self) -> StudentProfile:
-        args = self.args
-        return profile_of(
-            top_k=args.loss_top_k,
-            objective=self._objective,
-            teacher_id=args.teacher_id,
-            tokenizer=self.processing_class,
-            model=self.model,
-            policy=policy_of(args.vocabulary_policy),
-            rank=args.process_index,
-            ranks=args.world_size,
-            batch_size=args.per_device_train_batch_size,
-            accumulation=args.gradient_accumulation_steps,
-        )
+        return profile_of(self, top_k=self.args.loss_top_k, objective=self._objective)
 
     def train(self, *args: object, **kwargs: object) -> object:
         """Train; see ``Trainer.train``."""

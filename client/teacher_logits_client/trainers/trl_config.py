@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from teacher_logits_client.trainers.extras import missing
 from teacher_logits_client.trainers.objective import Objective, check_count
+from teacher_logits_client.trainers.served_arguments import ServedTeacherArguments
 from teacher_logits_client.trainers.served_teacher import TeacherSettings
 from teacher_logits_client.trainers.vocabulary import policy_of
 
@@ -16,7 +17,7 @@ except ImportError as error:
 
 
 @dataclass
-class ServerDistillationConfig(DistillationConfig):
+class ServerDistillationConfig(ServedTeacherArguments, DistillationConfig):
     """TRL's ``DistillationConfig``, and the teacher's server.
 
     ``top_k`` stays what TRL has it for, a filter of the student's sampling: the ids a position
@@ -26,32 +27,11 @@ class ServerDistillationConfig(DistillationConfig):
         ConfigError: a number is outside its range, or ``teacher_server`` is not given.
     """
 
-    teacher_server: str | None = field(
-        default=None, metadata={"help": "Address of the teacher's server: unix:/path or host:port."}
-    )
-    teacher_id: str = field(
-        default="", metadata={"help": "Which of the server's teachers, where it has several."}
-    )
     loss_top_k: int = field(
         default=64, metadata={"help": "Ids a position that the teacher hands out."}
     )
     loss_add_tail: bool = field(
         default=True, metadata={"help": "Take the mass outside them as one more category."}
-    )
-    teacher_timeout: float | None = field(
-        default=None,
-        metadata={"help": "Seconds for one request, and to find the server; else its own, and 60."},
-    )
-    loss_from_hidden: bool = field(
-        default=False,
-        metadata={"help": "Take the loss from hidden states: no array of all logits is made."},
-    )
-    vocabulary_policy: str = field(
-        default="strict",
-        metadata={"help": "'truncate' masks the teacher's ids beyond the student's head."},
-    )
-    teacher_insecure: bool = field(
-        default=False, metadata={"help": "Allow a server on another host, unencrypted."}
     )
 
     def __post_init__(self) -> None:

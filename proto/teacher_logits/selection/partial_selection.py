@@ -117,7 +117,8 @@ def select_partial(
 
     ``vocab_size`` counts the whole vocabulary; columns from there on are padding, and a slice of
     nothing else is fine. ``next_ids`` are the whole vocabulary's. Everything else as
-    ``select_top_k``, and alike for all slices.
+    ``select_top_k``, and alike for all slices. ``merge_partials`` or ``merge_over_ranks`` makes one
+    of all of them, whose ``finish`` returns the ``Selection``.
 
     Raises:
         PayloadInvalidError: as ``select_top_k``.

@@ -1,6 +1,7 @@
 """Drafts as such: in which forms rows, masks and logits may come, without a server."""
 
-from typing import cast
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 import torch
@@ -26,11 +27,15 @@ from teacher_logits.layout import ColumnKind
 from teacher_logits.payload import Payload
 from teacher_logits.payload_room import HostRoom
 from teacher_logits.selection import Selection
+from teacher_logits_client.drafts import Draft
 from teacher_logits_client.drafts.checks import finish
 from teacher_logits_client.drafts.columns import DraftColumns, describe
 from teacher_logits_client.drafts.parts import DraftPart
 from teacher_logits_client.drafts.rows import DraftRows, Given, make_draft_rows
 from teacher_logits_client.publishing.publisher_rows import rows_of_step, rows_to_write
+
+if TYPE_CHECKING:
+    from teacher_logits_client.slabs.claims import Desk, Granted
 
 TEACHER = a_teacher("teacher")
 
@@ -431,3 +436,21 @@ def test_a_selection_that_was_interrupted_over_another_is_looked_at_in_full(
         part.select(logits)
     with pytest.raises(PayloadInvalidError, match="twice"):
         finished(rows, columns)
+
+
+def test_a_draft_that_could_not_be_made_goes_in_silence() -> None:
+    class Room:
+        def tensors(self, columns: object) -> None:
+            raise MemoryError
+
+    rows = rows_of(input_ids=some_rows(0)[0])
+    with pytest.raises(MemoryError):
+        Draft(
+            cast("Granted", SimpleNamespace(room=Room())),
+            payload=describe(TEACHER, 0, rows),
+            rows=rows,
+            micro_batch_size=1,
+            mask_bad_rows=False,
+            desk=cast("Desk", SimpleNamespace(is_here=lambda: True)),
+            owner=None,
+        )

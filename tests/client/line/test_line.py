@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.held import left_behind, open_descriptors
+from tests.some_payload import some_payload
 
 from teacher_logits.errors import (
     DeadlinePassedError,
@@ -20,7 +21,6 @@ from teacher_logits.errors import (
     SlabOpenError,
 )
 from teacher_logits.layout import ElementType, top_k_columns
-from teacher_logits.payload import Payload
 from teacher_logits.pool import PAGE_BYTES
 from teacher_logits.slab import WriterSlab
 from teacher_logits.terms import LeaseTerms, Mail
@@ -90,15 +90,7 @@ def leased(call_id: int, lease_id: str) -> line_pb2.LineReply:
         temperature_count=1,
         value_type=ElementType.FLOAT16,
     )
-    payload = Payload(
-        payload_id="p-1",
-        teacher_id="teacher",
-        teacher_revision="",
-        first_row=0,
-        row_count=1,
-        position_count=1,
-        top_k=1,
-        temperatures=(1.0,),
+    payload = some_payload(
         vocabulary_size=8,
         columns=columns,
         size_bytes=size,

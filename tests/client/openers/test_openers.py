@@ -17,6 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.held import left_behind, open_descriptors
+from tests.some_payload import some_payload
 
 from teacher_logits.errors import (
     ChecksumError,
@@ -58,15 +59,10 @@ NEVER = float("inf")
 
 def a_payload(size_bytes: int) -> Payload:
     columns, size = lay_out([(ColumnKind.ROW_STATUS, ElementType.UINT8, (size_bytes,))])
-    return Payload(
-        payload_id="p-1",
-        teacher_id="teacher",
-        teacher_revision="",
-        first_row=0,
+    return some_payload(
         row_count=size_bytes,
         position_count=0,
         top_k=0,
-        temperatures=(1.0,),
         vocabulary_size=8,
         columns=columns,
         size_bytes=size,

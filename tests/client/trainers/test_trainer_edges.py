@@ -171,26 +171,6 @@ def test_a_micro_batch_without_a_label_in_a_step_with_some_is_nothing_to_warn_of
 # --- settings
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"top_k": None}, "top_k is None"),
-        ({"top_k": 0}, "top_k is 0"),
-        ({"top_k": 16.0}, "top_k is 16.0"),
-        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
-        ({"vocabulary_policy": "cut"}, "vocabulary_policy is 'cut': give 'strict', or 'truncate'"),
-        ({"teacher_timeout": -1.0}, "teacher_timeout has a timeout of -1.0 s"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_by_its_name(
-    tmp_path: Path, settings: dict[str, object], said: str
-) -> None:
-    usual: dict[str, object] = {"output_dir": str(tmp_path), "teacher_server": "unix:/x"}
-
-    with pytest.raises(ConfigError, match=said):
-        TeacherServerConfig(**{**usual, **settings})  # type: ignore[arg-type]
-
-
 def test_generation_with_shards_of_the_weights_alone_is_refused(tmp_path: Path) -> None:
     trainer = rig.a_trainer("unix:/x", tmp_path, lmbda=0.1)
     trainer.is_fsdp_enabled = True

@@ -222,6 +222,12 @@ def test_a_teacher_without_the_wanted_k_refuses_before_the_first_step(
         ({"lmbda": -0.1}, "lmbda is -0.1"),
         ({"temperature": 0.0}, "temperature is 0.0"),
         ({"teacher_prefetch": -1}, "teacher_prefetch is -1"),
+        ({"top_k": None}, "top_k is None"),
+        ({"top_k": 0}, "top_k is 0"),
+        ({"top_k": 16.0}, "top_k is 16.0"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"vocabulary_policy": "cut"}, "vocabulary_policy is 'cut': give 'strict', or 'truncate'"),
+        ({"teacher_timeout": -1.0}, "teacher_timeout has a timeout of -1.0 s"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_its_name(

@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from tests.held import left_behind, open_descriptors, running_threads
+from tests.some_payload import some_payload
 
 from teacher_logits import keys
 from teacher_logits.clock import ManualClock, MonotonicClock
@@ -32,7 +33,6 @@ from teacher_logits.errors import (
 )
 from teacher_logits.grid import BatchGrid
 from teacher_logits.layout import ElementType, top_k_columns
-from teacher_logits.payload import Extent, Payload
 from teacher_logits.profiles import PROTOCOL_VERSION, StudentProfile, TeacherProfile
 from teacher_logits.slab import read_header
 from teacher_logits.transport import RefusalReason, Transport, proof_of
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from teacher_logits.clock import Clock
+    from teacher_logits.payload import Extent
     from teacher_logits.terms import LeaseTerms
 
 PATIENCE = 30.0
@@ -134,15 +135,10 @@ class Rim:
             temperature_count=1,
             value_type=ElementType.FLOAT16,
         )
-        payload = Payload(
+        payload = some_payload(
             payload_id=keys.new_id("p", self.ledger.epoch),
-            teacher_id="teacher",
-            teacher_revision="",
-            first_row=0,
-            row_count=1,
             position_count=16,
             top_k=8,
-            temperatures=(1.0,),
             vocabulary_size=100,
             columns=columns,
             size_bytes=size_bytes,

@@ -11,9 +11,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.some_payload import some_payload
 
 from teacher_logits.clock import MonotonicClock
-from teacher_logits.payload import Payload
 from teacher_logits.terms import LeaseTerms, RoomFreed, StepFailure, StepGrant
 from teacher_logits.v1 import line_pb2
 from teacher_logits.wire.steps import mail_from_wire
@@ -297,18 +297,10 @@ class TestPackets:
         ]
 
     def test_that_no_line_carries_say_so_instead(self) -> None:
-        payload = Payload(
+        payload = some_payload(
             payload_id="p" * 100,
             teacher_id="t" * 100,
-            teacher_revision="",
-            first_row=0,
-            row_count=1,
-            position_count=1,
-            top_k=1,
-            temperatures=(1.0,),
             vocabulary_size=2,
-            columns=(),
-            size_bytes=256,
         )
         lease = LeaseTerms(lease_id="l", payload=payload, writer_id="server", extent=None)
         grant = StepGrant(step=7, leases=(lease,) * 1000, real_rows=4)

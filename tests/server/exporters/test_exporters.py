@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.held import left_behind, open_descriptors
+from tests.some_payload import some_payload
 
 from teacher_logits import inprocess, keys
 from teacher_logits.clock import ManualClock
@@ -83,15 +84,9 @@ class Store:
 def a_payload(size_bytes: int) -> Payload:
     """A payload of so many bytes, whatever they are."""
     columns, _ = lay_out([(ColumnKind.ROW_STATUS, ElementType.UINT8, (1,))])
-    return Payload(
+    return some_payload(
         payload_id=keys.new_id("p", EPOCH),
-        teacher_id="teacher",
-        teacher_revision="",
-        first_row=0,
-        row_count=1,
-        position_count=1,
         top_k=8,
-        temperatures=(1.0,),
         vocabulary_size=100,
         columns=columns,
         size_bytes=size_bytes,

@@ -18,12 +18,13 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.some_payload import some_payload
 
 from teacher_logits import keys
 from teacher_logits.clock import ManualClock
 from teacher_logits.errors import PayloadRetiredError, PoolFullError, SessionExpiredError
 from teacher_logits.grid import BatchGrid
-from teacher_logits.payload import Extent, Payload
+from teacher_logits.payload import Extent
 from teacher_logits.pool import Growth
 from teacher_logits.profiles import PROTOCOL_VERSION, StudentProfile, TeacherProfile
 from teacher_logits.transport import Transport, proof_of
@@ -236,17 +237,10 @@ class House(RuleBasedStateMachine):
     def publish(self, data: st.DataObject) -> None:
         extent = self.reserved.pop()
         session_id = drawn(data, [*self.working(), *self.ended])
-        payload = Payload(
+        payload = some_payload(
             payload_id=keys.new_id("p", EPOCH),
-            teacher_id="teacher",
-            teacher_revision="",
-            first_row=0,
-            row_count=1,
-            position_count=1,
             top_k=8,
-            temperatures=(1.0,),
             vocabulary_size=100,
-            columns=(),
             size_bytes=extent.size_bytes,
         )
         publish = partial(

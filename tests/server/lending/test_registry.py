@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.some_payload import some_payload
 
 from teacher_logits.errors import PayloadRetiredError
 from teacher_logits.payload import Extent, Payload
@@ -16,18 +17,9 @@ EXTENT = Extent(slab_id="slab", offset_bytes=0, size_bytes=4096, slot=0, generat
 
 
 def payload(name: str = "p") -> Payload:
-    return Payload(
+    return some_payload(
         payload_id=name,
-        teacher_id="teacher",
-        teacher_revision="",
-        first_row=0,
-        row_count=1,
-        position_count=1,
-        top_k=1,
-        temperatures=(1.0,),
         vocabulary_size=10,
-        columns=(),
-        size_bytes=256,
     )
 
 

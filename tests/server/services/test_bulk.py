@@ -122,12 +122,14 @@ async def pass_time(seconds: float) -> None:
         await asyncio.sleep(0)
 
 
-def test_a_reader_that_is_slow_and_takes_something_now_and_then_is_served_to_the_end() -> None:
-    service = BulkService(
-        exporter=cast("StreamExporter", ThreeChunks()),
-        stall=timedelta(seconds=30),
-        max_session_streams=4,
+def of_three_chunks(*, stall: timedelta) -> BulkService:
+    return BulkService(
+        exporter=cast("StreamExporter", ThreeChunks()), stall=stall, max_session_streams=4
     )
+
+
+def test_a_reader_that_is_slow_and_takes_something_now_and_then_is_served_to_the_end() -> None:
+    service = of_three_chunks(stall=timedelta(seconds=30))
     reader = SlowReader()
 
     async def scenario() -> None:
@@ -145,11 +147,7 @@ def test_a_reader_that_is_slow_and_takes_something_now_and_then_is_served_to_the
 
 
 def test_a_reader_that_stops_in_the_middle_is_given_up_after_the_wait() -> None:
-    service = BulkService(
-        exporter=cast("StreamExporter", ThreeChunks()),
-        stall=timedelta(seconds=30),
-        max_session_streams=4,
-    )
+    service = of_three_chunks(stall=timedelta(seconds=30))
     reader = SlowReader()
 
     async def scenario() -> None:
@@ -171,11 +169,7 @@ def test_a_reader_that_stops_in_the_middle_is_given_up_after_the_wait() -> None:
 
 def test_under_several_streams_others_are_heard_between_any_two_chunks() -> None:
     told: list[str] = []
-    service = BulkService(
-        exporter=cast("StreamExporter", ThreeChunks()),
-        stall=timedelta(seconds=PATIENCE),
-        max_session_streams=4,
-    )
+    service = of_three_chunks(stall=timedelta(seconds=PATIENCE))
 
     class Eager:
         """A call whose reader takes everything at once, which the loop hears on its next turn."""

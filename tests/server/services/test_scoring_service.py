@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import pytest
+from tests.some_payload import some_payload
 
 from teacher_logits.clock import ManualClock
 from teacher_logits.errors import (
@@ -21,7 +22,6 @@ from teacher_logits.errors import (
     SessionExpiredError,
 )
 from teacher_logits.layout import ColumnKind, ElementType, lay_out
-from teacher_logits.payload import Payload
 from teacher_logits.profiles import TeacherProfile
 from teacher_logits.terms import LeaseTerms
 from teacher_logits.v1 import scoring_service_pb2
@@ -43,15 +43,7 @@ TEACHER = TeacherProfile(
 COLUMNS, SIZE = lay_out([(ColumnKind.ROW_STATUS, ElementType.UINT8, (1,))])
 LEASE = LeaseTerms(
     lease_id="l-1",
-    payload=Payload(
-        payload_id="p-1",
-        teacher_id="teacher",
-        teacher_revision="",
-        first_row=0,
-        row_count=1,
-        position_count=1,
-        top_k=1,
-        temperatures=(1.0,),
+    payload=some_payload(
         vocabulary_size=2,
         columns=COLUMNS,
         size_bytes=SIZE,
