@@ -1,7 +1,7 @@
 """Admission: whether a student may have a session with a teacher, by every rule at once.
 
-Pure. ``admit`` looks at two profiles and names every broken rule, in the order of
-contract.md 3, so that the first decides the refusal's status:
+Pure. ``admit`` looks at two profiles and names every broken rule, in an order that clients may
+rely on, since the first decides the refusal's status:
 
     sizes            not_positive
     batch grid       gbs_mismatch ... teacher_mbs_indivisible (``grid``), then

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 TREE = list(wire_errors.tree())
 RULE_ERRORS = [SessionRefusedError, GridMismatchError, NotNodeLocalError]
-#: What people see first: the status codes of house.md.
+#: What people see first: the status codes.
 CODES = {
     "TeacherLogitsError": "INTERNAL",
     "ContractViolation": "FAILED_PRECONDITION",
