@@ -116,10 +116,18 @@ def test_a_file_that_is_no_certificate_is_named(tmp_path: Path, which: str) -> N
     junk = tmp_path / "junk"
     junk.write_text("hello")
     key = tmp_path / "key"
+    key.touch(mode=0o600)
     trustme.CA().issue_cert("a").private_key_pem.write_to_path(str(key))
     tls = tl.Tls(ca=junk) if which == "ca" else tl.Tls(cert=junk, key=key)
     with pytest.raises(ConfigError, match=f"tls: {which} .*junk"):
         tls.contents()
+
+
+def test_a_key_that_other_users_can_read_is_refused(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.touch(mode=0o644)
+    with pytest.raises(ConfigError, match=r"tls_key .*key is open to other users \(mode 0644\)"):
+        tl.Tls(cert=key, key=key).contents()
 
 
 def test_a_calls_metadata_has_the_token_and_its_sessions_secret_alone() -> None:

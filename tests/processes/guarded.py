@@ -63,6 +63,7 @@ def make_papers(folder: Path) -> Papers:
 
 
 def _write(issued: trustme.LeafCert, folder: Path, name: str) -> None:
+    (folder / f"{name}.key").touch(mode=0o600)
     issued.private_key_pem.write_to_path(str(folder / f"{name}.key"))
     chain = b"".join(each.bytes() for each in issued.cert_chain_pems)
     (folder / f"{name}.pem").write_bytes(chain)
