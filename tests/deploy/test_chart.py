@@ -96,3 +96,20 @@ def test_on_an_older_kernel_the_teacher_alone_sees_the_node_s_processes(
 
     assert specs["Deployment"]["hostPID"] is True
     assert "hostPID" not in specs["Job"]
+
+
+@pytest.mark.parametrize("name", ["an engine of one's own", "mutual TLS", "no encryption"])
+def test_a_page_of_metrics_leaves_calls_as_they_are(
+    name: str, renderings: Mapping[str, Rendered]
+) -> None:
+    documents = list(yaml.safe_load_all(renderings[name].text))
+    args = next(
+        container["args"]
+        for each in documents
+        for _, spec in pod_specs(each)
+        for container in (*spec.get("initContainers", ()), *spec["containers"])
+        if container["name"] == "teacher"
+    )
+
+    assert "--insecure-metrics" in args
+    assert ("--insecure" in args) == (name == "no encryption")

@@ -54,7 +54,9 @@ args:
   {{- if .Values.network.tls.clientCa }}
   - --tls-client-ca=/tls/ca.crt
   {{- end }}
-  {{- else if not .Values.network.insecure }}
+  {{- else if .Values.network.insecure }}
+  - --insecure
+  {{- else }}
   {{- fail "sharing: network takes network.tls.secret, or network.insecure: true if whoever reaches the port may use the teacher" }}
   {{- end }}
   {{- if .Values.network.tokensSecret }}
@@ -62,13 +64,9 @@ args:
   {{- end }}
   {{- end }}
   {{- if .Values.metrics.enabled }}
+  # Plain HTTP, as Prometheus asks pods; the NetworkPolicy lets it alone there. Calls stay as they are.
   - --metrics=0.0.0.0:{{ .Values.metrics.port }}
-  {{- end }}
-  {{- if or .Values.metrics.enabled (and (eq .Values.sharing "network") (not .Values.network.tls.secret)) }}
-  {{- if .Values.metrics.enabled }}
-  # For the page of metrics, which is plain HTTP; where there is a certificate, calls stay encrypted.
-  {{- end }}
-  - --insecure
+  - --insecure-metrics
   {{- end }}
   - --pool-size={{ .Values.teacher.poolSize }}
   - --drain-grace={{ .Values.teacher.drainGraceSeconds }}s
