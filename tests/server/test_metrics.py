@@ -359,5 +359,5 @@ def test_calls_without_tls_do_not_open_the_page_nor_the_page_such_calls() -> Non
 
 
 def test_to_open_a_page_that_there_is_not_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--insecure-metrics .*there is none"):
+    with pytest.raises(ConfigError, match=r"--insecure-metrics .*there is none"):
         ServerConfig(insecure_metrics=True)

@@ -85,7 +85,8 @@ ports:
     containerPort: {{ .Values.metrics.port }}
   {{- end }}
 {{- end }}
-# The gRPC health protocol over the Unix socket: a probe of kind `grpc` knows plain TCP alone.
+# The gRPC health protocol over the Unix socket: a probe of kind `grpc` knows plain TCP alone, and a
+# certificate that is out of date is no reason to end who lives.
 startupProbe:
   exec:
     command: [python, /opt/teacher-logits/health.py, "unix:/run/teacher-logits/teacher.sock"]
@@ -94,7 +95,12 @@ startupProbe:
   failureThreshold: {{ div (add .Values.teacher.loadSeconds 4) 5 }}
 readinessProbe:
   exec:
+    {{- if and (eq .Values.sharing "network") .Values.network.tls.secret (not .Values.network.tls.clientCa) }}
+    # As students come: ready is whose port takes them, by a certificate that is in time and has the name.
+    command: [python, /opt/teacher-logits/health.py, --tls-ca=/tls/tls.crt, "--tls-server-name={{ include "teacher-logits.name" . }}", "tls://127.0.0.1:{{ .Values.network.port }}"]
+    {{- else }}
     command: [python, /opt/teacher-logits/health.py, "unix:/run/teacher-logits/teacher.sock"]
+    {{- end }}
   periodSeconds: 10
   timeoutSeconds: 5
 # Alive is who answers, or every drain would be cut short.
