@@ -132,7 +132,9 @@ def test_a_teacher_is_ready_where_its_students_come_and_alive_at_its_socket(
     name: str, asked: str, renderings: Mapping[str, Rendered]
 ) -> None:
     teacher = teacher_of(renderings[name])
-    ready, alive = (teacher[f"{each}Probe"]["exec"]["command"] for each in ("readiness", "liveness"))
+    ready, alive = (
+        teacher[f"{each}Probe"]["exec"]["command"] for each in ("readiness", "liveness")
+    )
 
     assert ready[-1] == asked
     assert alive[-1] == "unix:/run/teacher-logits/teacher.sock"

@@ -231,8 +231,9 @@ def test_a_server_that_asks_for_a_certificate_is_shown_one_and_the_environment_s
 ) -> None:
     monkeypatch.setenv("TEACHER_LOGITS_TLS_CA", papers.ca)
     monkeypatch.setenv("TEACHER_LOGITS_TLS_SERVER_NAME", "teacher.example")
-    pair = {"tls_cert": papers.cert, "tls_key": papers.key}
-    with testing.serve(listen=["127.0.0.1:0"], **pair, tls_client_ca=papers.ca) as server:
+    with testing.serve(
+        listen=["127.0.0.1:0"], tls_cert=papers.cert, tls_key=papers.key, tls_client_ca=papers.ca
+    ) as server:
         code, said = ask_health(server.address)
         assert (code, "UNAVAILABLE" in said) == (1, True)
         shown = ("--tls-cert", papers.cert, "--tls-key", papers.key)

@@ -16,11 +16,15 @@ import hashlib
 import hmac
 import re
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from teacher_logits.errors import ConfigError, RequestInvalidError
 from teacher_logits.keys import check_name
 from teacher_logits.secret_files import read_secret_file
 from teacher_logits_server.access.roles import EVERY_ROLE, Role
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 FLAG = "--token-file"
 MIN_TOKEN_CHARS = 16
@@ -51,6 +55,12 @@ class Tokens:
 
     def __init__(self, entries: tuple[_Entry, ...]) -> None:
         self._entries = entries
+        kinds: dict[str, frozenset[str]] = {}
+        for each in entries:
+            owner = each.caller.owner
+            kinds[owner] = kinds.get(owner, frozenset()) | {r.value for r in each.caller.roles}
+        #: The names of the roles that each owner has, by all of its tokens.
+        self.kinds: Mapping[str, frozenset[str]] = kinds
 
     def __len__(self) -> int:
         return len(self._entries)
