@@ -16,7 +16,7 @@ from teacher_logits_server.services.student import StudentService
 from teacher_logits_server.services.waiting import Waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from teacher_logits.clock import Clock
     from teacher_logits_server.access import Access
@@ -62,15 +62,7 @@ def wire(
             instruments=instruments,
         )
     )
-    services.add_registry(
-        RegistryService(
-            ledger=ledger,
-            slabs=core.slabs,
-            calls=core.publishing,
-            waiting=waiting,
-            broker_path=path,
-        )
-    )
+    services.add_registry(_registry_of(core, waiting, path))
     if objects is not None:
         services.add_objects(ObjectService(exporter=objects, waiting=waiting))
     scoring = ScoringService(scorers=core.scorers, ledger=ledger, clock=clock, longest_wait=wait)
@@ -79,15 +71,21 @@ def wire(
     bulk = _bulk_of(core, endpoint, config, instruments)
     if Transport.STREAM in config.transports:
         services.add_generic_rpc_handlers([bulk.handler()])
-    return Wired(
+    end = partial(_end, core, bulk, waiting)
+    return Wired(waiting=waiting, scoring=scoring, dismissal=_dismissal_of(core, access, end))
+
+
+def _dismissal_of(core: Core, access: Access, end: Callable[[Collection[str]], None]) -> Dismissal:
+    return Dismissal(access=access, ledger=core.ledger, publishing=core.publishing, end=end)
+
+
+def _registry_of(core: Core, waiting: Waiting, broker_path: str) -> RegistryService:
+    return RegistryService(
+        ledger=core.ledger,
+        slabs=core.slabs,
+        calls=core.publishing,
         waiting=waiting,
-        scoring=scoring,
-        dismissal=Dismissal(
-            access=access,
-            ledger=ledger,
-            publishing=core.publishing,
-            end=partial(_end, core, bulk, waiting),
-        ),
+        broker_path=broker_path,
     )
 
 
