@@ -106,6 +106,27 @@ def test_the_environment_says_what_the_caller_does_not(
     assert find_connection(UNIX, token="another").credentials.token() == "another"
 
 
+@pytest.mark.parametrize(
+    ("address", "given", "shown"),
+    [
+        (UNIX, {}, UNIX),
+        (HERE, {}, HERE),
+        (HERE, {"tls": tl.Tls(ca="/ca.pem")}, f"tls://{HERE}"),
+        (f"tls://{FAR}", {}, f"tls://{FAR}"),
+    ],
+)
+def test_a_connection_is_written_as_it_is_given(
+    address: str, given: dict[str, Any], shown: str
+) -> None:
+    assert str(find_connection(address, **given)) == shown
+
+
+@pytest.mark.parametrize("address", ["teacher.example", "tls://teacher.example", "tls:/x:1"])
+def test_a_wrong_address_is_told_every_form_that_there_is(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"host:port, \[v6\]:port or tls://host:port$"):
+        find_connection(address)
+
+
 def test_a_certificate_goes_with_its_key() -> None:
     with pytest.raises(ConfigError, match="go together"):
         tl.Tls(cert="/c.pem")
