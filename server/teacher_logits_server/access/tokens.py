@@ -114,7 +114,9 @@ def _entry(words: list[str], *, where: str) -> _Entry:
     try:
         owner = f"name:{check_name(name, what='name')}" if name else f"token:{digest.hex()}"
     except RequestInvalidError as error:
-        raise _refused(where, error.message) from None
+        rule = error.message.rpartition("is not a name: ")[2]
+        # It is not shown: who writes a name before the token has the token here.
+        raise _refused(where, f"the third word is not a name: {rule}") from None
     return _Entry(digest=digest, caller=Caller(name=name, roles=roles, owner=owner))
 
 
