@@ -65,7 +65,8 @@ test-all: lint types floors proto-check  ## the same with the slow tier
 # RUNS inputs; atheris comes with the group `fuzz`, for Python 3.11 and newer.
 # ARGS="--engine own" goes without, and ARGS="--seed 2" elsewhere.
 fuzz: $(READY)  ## fuzz one surface of tests/fuzz (SURFACE=rpc RUNS=10000)
-	$(PY) -m pip install -q $(PIP_ARGS) -c constraints.txt --group fuzz
+	$(if $(filter own --engine=own,$(ARGS)),,\
+	    $(PY) -m pip install -q $(PIP_ARGS) -c constraints.txt --group fuzz)
 	$(PY) -m tests.fuzz $(SURFACE) --runs $(RUNS) $(ARGS)
 
 chaos: $(READY)  ## kill, stop and starve everybody: SEEDS=0-199 (docs/reliability.md)

@@ -2,33 +2,57 @@
 
     python health.py unix:/run/teacher-logits/teacher.sock          is it ready?
     python health.py --alive unix:/run/teacher-logits/teacher.sock  does it live?
+    python health.py --tls-ca ca.pem tls://localhost:5555           is it ready, by its port?
 
 Exit codes: 0 it is SERVING, or with ``--alive`` it answers, whatever it says; 1 it is not, as
 while its teacher loads and while it drains, or nobody answers; 2 called wrongly. A supervisor
-that ends what does not live asks with ``--alive``, or it would cut every drain short. It speaks no
-TLS: a server whose TCP has TLS is asked over its Unix socket.
+that ends what does not live asks with ``--alive``, or it would cut every drain short.
+
+Over TCP, TLS is spoken to ``tls://host:port``, and wherever ``--tls-ca``, ``--tls-cert``,
+``--tls-key`` or ``--tls-server-name`` is given, or its variable TEACHER_LOGITS_TLS_CA, ...: the
+settings of every command that connects. Beside the server its own ``--tls-cert`` does as
+``--tls-ca``; with the name in it, where the address is another. Health is asked without a token.
 
 Imports neither torch nor the service, so that asking every few seconds costs little.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
+import ssl
 import sys
+from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2
 
 CHECK = "/grpc.health.v1.Health/Check"
 TIMEOUT_SECONDS = 4.0
+TLS = "tls://"
+FILES = ("ca", "cert", "key")
 
 
-def status_of(address: str, *, timeout: float = TIMEOUT_SECONDS) -> str:
+def status_of(
+    address: str,
+    *,
+    credentials: grpc.ChannelCredentials | None = None,
+    server_name: str = "",
+    timeout: float = TIMEOUT_SECONDS,
+) -> str:
     """Return what the whole server at ``address`` says of itself, such as ``"SERVING"``.
 
     Raises:
         grpc.RpcError: nobody answered within ``timeout`` seconds.
     """
-    with grpc.insecure_channel(address, [("grpc.enable_http_proxy", 0)]) as channel:
+    options: list[tuple[str, int | str]] = [("grpc.enable_http_proxy", 0)]
+    if credentials is None:
+        channel = grpc.insecure_channel(address, options)
+    else:
+        if server_name:
+            options.append(("grpc.ssl_target_name_override", server_name))
+        channel = grpc.secure_channel(address, credentials, options)
+    with channel:
         check = channel.unary_unary(
             CHECK,
             request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
@@ -39,18 +63,54 @@ def status_of(address: str, *, timeout: float = TIMEOUT_SECONDS) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Say how the server at the last argument is, and return the exit code."""
-    *options, address = arguments or [""]
-    if not address or address.startswith("-") or options not in ([], ["--alive"]):
-        sys.stderr.write("usage: health.py [--alive] unix:/path | host:port\n")
-        return 2
+    """Say how the server is, and return the exit code."""
+    given = _parser().parse_args(arguments)
+    address = given.address.removeprefix(TLS)
+    is_tls = given.address.startswith(TLS) or bool(given.server_name)
+    is_tls = is_tls or any(getattr(given, name) for name in FILES)
     try:
-        status = status_of(address)
+        is_unix = address.startswith(("unix:", "/"))
+        credentials = None if is_unix or not is_tls else _credentials(given)
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"health.py: {error}\n")
+        return 2
+    if address.startswith("/"):
+        address = f"unix:{address}"
+    try:
+        status = status_of(address, credentials=credentials, server_name=given.server_name)
     except grpc.RpcError as error:
-        sys.stdout.write(f"no answer from {address}: {error.code().name}\n")
+        why = f" ({error.details()})" if credentials is not None else ""
+        sys.stdout.write(f"no answer from {address}: {error.code().name}{why}\n")
         return 1
     sys.stdout.write(f"{status}\n")
-    return 0 if options or status == "SERVING" else 1
+    return 0 if given.alive or status == "SERVING" else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="health.py", description=__doc__.partition("\n")[0])
+    parser.add_argument("address", help="unix:/path, host:port or tls://host:port")
+    parser.add_argument("--alive", action="store_true", help="exit with 0 if it answers at all")
+    for name in (*FILES, "server_name"):
+        parser.add_argument(
+            f"--tls-{name.replace('_', '-')}",
+            dest=name,
+            metavar="NAME" if name == "server_name" else "FILE",
+            default=os.environ.get(f"TEACHER_LOGITS_TLS_{name.upper()}", ""),
+        )
+    return parser
+
+
+def _credentials(given: argparse.Namespace) -> grpc.ChannelCredentials:
+    """Return what TLS is spoken with.
+
+    Raises:
+        OSError, ValueError: a file cannot be read; a certificate without its key, or the reverse.
+    """
+    if bool(given.cert) != bool(given.key):
+        raise ValueError("--tls-cert and --tls-key go together: give both")
+    ca = given.ca or ssl.get_default_verify_paths().cafile
+    read = [Path(path).read_bytes() if path else None for path in (ca, given.key, given.cert)]
+    return grpc.ssl_channel_credentials(*read)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from teacher_logits.errors import TeacherLogitsError
 from teacher_logits_client.trainers.transformers import TeacherServerConfig, TeacherServerTrainer
 
 VOCABULARY, ROWS, STEPS = 256, 64, 24
@@ -85,5 +86,8 @@ def main(address: str) -> list[float]:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: python hf_trainer.py ADDRESS      such as unix:/tmp/own/teacher.sock")
-    found = main(sys.argv[1])
+    try:
+        found = main(sys.argv[1])
+    except TeacherLogitsError as error:  # nobody answers there, for one
+        sys.exit(f"{type(error).__name__}: {error}")
     sys.stdout.write(f"held out: {found[0]:.3f} -> {found[1]:.3f} nats a token\n")

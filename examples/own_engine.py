@@ -7,6 +7,7 @@ Run it in this folder, or with the folder on PYTHONPATH.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,3 +41,9 @@ class CountingTeacher:
 def make(config: ServerConfig) -> CountingTeacher:
     """Make the engine; ``config`` holds the server's settings."""
     return CountingTeacher()
+
+
+if __name__ == "__main__":
+    sys.exit(
+        "usage: teacher-logits serve --engine own_engine:make      it is no program, but a teacher"
+    )

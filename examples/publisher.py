@@ -68,8 +68,15 @@ def learn(address: str) -> list[float]:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3 or sys.argv[1] not in ("teach", "learn"):
+        sys.exit(
+            "usage: python publisher.py teach|learn ADDRESS    such as unix:/tmp/pub/teacher.sock"
+        )
     what, where = sys.argv[1:]
-    if what == "teach":
-        teach(where)
-    else:
-        sys.stdout.write(f"loss {', '.join(f'{loss:.3f}' for loss in learn(where))} nats\n")
+    try:
+        if what == "teach":
+            teach(where)
+        else:
+            sys.stdout.write(f"loss {', '.join(f'{loss:.3f}' for loss in learn(where))} nats\n")
+    except tl.errors.TeacherLogitsError as error:  # nobody answers there, for one
+        sys.exit(f"{type(error).__name__}: {error}")

@@ -99,4 +99,7 @@ def main(address: str, steps: int = 3) -> list[float]:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: python queue_trainer.py ADDRESS      such as unix:/tmp/own/teacher.sock")
-    main(sys.argv[1])
+    try:
+        main(sys.argv[1])
+    except tl.errors.TeacherLogitsError as error:  # nobody answers there, for one
+        sys.exit(f"{type(error).__name__}: {error}")

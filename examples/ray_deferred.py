@@ -110,6 +110,8 @@ def main(*, steps: int = 30, ranks: int = 2) -> tuple[HandedOver, list[float]]:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 1:
+        sys.exit("usage: python ray_deferred.py      with RAY_ADDRESS set, or a cluster of its own")
     last, lost = main()
     sys.stdout.write(
         f"{last.path.value}: {lost[0]:.3f} nats a token at first, {lost[-1]:.3f} at last\n"

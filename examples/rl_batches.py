@@ -68,5 +68,8 @@ def main(address: str) -> list[float]:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: python rl_batches.py ADDRESS      such as unix:/tmp/own/teacher.sock")
-    found = main(sys.argv[1])
+    try:
+        found = main(sys.argv[1])
+    except tl.errors.TeacherLogitsError as error:  # nobody answers there, for one
+        sys.exit(f"{type(error).__name__}: {error}")
     sys.stdout.write(f"NeMo RL {found[0]:.3f}, verl {found[1]:.3f} nats a token\n")

@@ -62,5 +62,8 @@ def main(address: str) -> list[float]:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: python train.py ADDRESS      such as unix:/tmp/own/teacher.sock")
-    found = main(sys.argv[1])
+    try:
+        found = main(sys.argv[1])
+    except tl.errors.TeacherLogitsError as error:  # nobody answers there, for one
+        sys.exit(f"{type(error).__name__}: {error}")
     sys.stdout.write(f"loss {found[0]:.3f} -> {found[-1]:.3f} nats a position\n")

@@ -16,6 +16,7 @@ from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from teacher_logits.errors import TeacherLogitsError
 from teacher_logits_client.trainers.trl import ServerDistillationConfig, ServerDistillationTrainer
 
 PROMPTS = ["aab", "xyxy", "the the", "0 0 0 1"]
@@ -80,5 +81,8 @@ def main(address: str) -> list[float]:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: python trl_trainer.py ADDRESS      such as unix:/tmp/own/teacher.sock")
-    losses = main(sys.argv[1])
+    try:
+        losses = main(sys.argv[1])
+    except TeacherLogitsError as error:  # nobody answers there, for one
+        sys.exit(f"{type(error).__name__}: {error}")
     sys.stdout.write(f"loss {losses[0]:.3f} -> {losses[-1]:.3f} nats a token\n")

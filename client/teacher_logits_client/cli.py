@@ -168,7 +168,7 @@ def inspect(argv: Sequence[str]) -> int:
 
     view = inspect_server(connection.address, credentials=connection.credentials, timeout=timeout)
     show = as_json if flags.json else as_text
-    _write(show(view, address=str(connection.address)))
+    _write(show(view, address=str(connection)))
     return EXIT_OK
 
 

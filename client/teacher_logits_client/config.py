@@ -80,6 +80,11 @@ class Connection:
     address: Address
     credentials: Credentials
 
+    def __str__(self) -> str:
+        """The address as it is given to connect so: with ``tls://`` where that is spoken."""
+        is_tls = self.credentials.tls is not None and not self.address.is_unix
+        return f"{TLS if is_tls else ''}{self.address}"
+
 
 def find_connection(
     address: str | os.PathLike[str],
@@ -147,14 +152,14 @@ def parse_address(address: str | os.PathLike[str], *, insecure: bool = False) ->
     """
     if not isinstance(address, str | os.PathLike):
         raise ConfigError(
-            f"an address was given as {type(address).__name__}: give unix:/absolute/path or "
-            "host:port as text, or the path of a Unix socket",
+            f"an address was given as {type(address).__name__}: give unix:/absolute/path, "
+            f"host:port or {TLS}host:port as text, or the path of a Unix socket",
             facts={"given": type(address).__name__},
         )
     text = os.fsdecode(address)
     if isinstance(address, os.PathLike):
         return Address(path=check_path(text, what="address"))
-    where = read_address(text, what="address")
+    where = read_address(text, what="address", or_else=f"{TLS}host:port")
     if not where.is_unix and not where.port:
         raise ConfigError(
             f"address {text!r} has port 0; a server's own goes from 1 to 65535",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from teacher_logits.errors import ConfigError, TeacherLogitsError
 from teacher_logits.reloading import Reloading
-from teacher_logits.secret_files import read_secret_file
+from teacher_logits.secret_files import read_secret_bytes, read_secret_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,8 +56,10 @@ class Tls:
         """Return what Python makes a connection of this kind with.
 
         Raises:
-            ConfigError: a file cannot be read, or is not what it should be.
+            ConfigError: a file cannot be read, or is not what it should be; the key's is open to
+                other users.
         """
+        self._key_bytes()
         context = ssl.create_default_context()
         context.set_alpn_protocols(["h2"])
         try:
@@ -80,7 +82,10 @@ class Tls:
         """Return what the files hold, checked; raises as ``context`` does."""
         self.context()
         ca = self.ca if self.ca is not None else ssl.get_default_verify_paths().cafile
-        return TlsContents(ca=_bytes(ca), key=_bytes(self.key), cert=_bytes(self.cert))
+        return TlsContents(ca=_bytes(ca), key=self._key_bytes(), cert=_bytes(self.cert))
+
+    def _key_bytes(self) -> bytes | None:
+        return None if self.key is None else read_secret_bytes(os.fspath(self.key), what="tls_key")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,8 +58,10 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def read_address(text: str, *, what: str) -> Address:
+def read_address(text: str, *, what: str, or_else: str = "") -> Address:
     """Read one address; ``what`` names it in messages: a flag, or an argument.
+
+    ``or_else`` is a form that the caller takes besides, for the message.
 
     Raises:
         ConfigError: it is none.
@@ -72,8 +74,9 @@ def read_address(text: str, *, what: str) -> Address:
     bare = host.removeprefix("[").removesuffix("]")
     is_host = bool(bare) and (":" in bare) == host.startswith("[") and "/" not in bare
     if not colon or not is_host or not port.isdecimal():
+        forms = ["unix:/absolute/path", "host:port", "[v6]:port", *([or_else] if or_else else [])]
         raise ConfigError(
-            f"{what} {text!r} is no address: give unix:/absolute/path, host:port or [v6]:port",
+            f"{what} {text!r} is no address: give {', '.join(forms[:-1])} or {forms[-1]}",
             facts={**_named(what), "value": text},
         )
     if int(port) > 65535:

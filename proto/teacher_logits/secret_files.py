@@ -1,4 +1,4 @@
-"""Secret files: tokens in files that other users cannot read.
+"""Secret files: tokens and private keys in files that other users cannot read.
 
 Refuses a file that others may read, or that its group may write to. The group may read it: that
 is how a secret gets into a container. What is in a file is in no message.
@@ -23,10 +23,23 @@ def read_secret_file(path: str, *, what: str) -> str:
     """Return the text of a file; ``what`` names it in messages: a flag, or an argument.
 
     Raises:
-        ConfigError: it cannot be read, is no file, is over 1 MiB, holds no text, or is open to
-            other users.
+        ConfigError: as ``read_secret_bytes`` does, or it holds no text.
     """
-    facts: dict[str, Fact] = {"flag" if what.startswith("--") else "argument": what, "path": path}
+    try:
+        return read_secret_bytes(path, what=what).decode("utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(
+            f"{what} {path} holds no text in UTF-8", facts=_facts(path, what=what)
+        ) from None
+
+
+def read_secret_bytes(path: str, *, what: str) -> bytes:
+    """Return what is in a file; ``what`` names it in messages: a flag, or an argument.
+
+    Raises:
+        ConfigError: it cannot be read, is no file, is over 1 MiB, or is open to other users.
+    """
+    facts = _facts(path, what=what)
     try:
         # Not blocking: the path may be a pipe that nobody writes to.
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
@@ -36,7 +49,8 @@ def read_secret_file(path: str, *, what: str) -> str:
             if mode & _OTHERS:
                 raise ConfigError(
                     f"{what} {path} is open to other users (mode {stat.S_IMODE(mode):04o}), who "
-                    "could take what is in it: chmod 600, or 640 where its group may read it",
+                    "could take what is in it: chmod 600, or 640 where its group may read it "
+                    "(of a Kubernetes Secret, defaultMode: 0440 beside fsGroup)",
                     facts={**facts, "mode": f"{stat.S_IMODE(mode):04o}"},
                 )
             data = file.read(MAX_BYTES + 1)
@@ -46,7 +60,8 @@ def read_secret_file(path: str, *, what: str) -> str:
         ) from error
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{what} {path} has more than {MAX_BYTES} bytes", facts=facts)
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        raise ConfigError(f"{what} {path} holds no text in UTF-8", facts=facts) from None
+    return data
+
+
+def _facts(path: str, *, what: str) -> dict[str, Fact]:
+    return {"flag" if what.startswith("--") else "argument": what, "path": path}

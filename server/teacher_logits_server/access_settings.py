@@ -32,7 +32,12 @@ class AccessSettings:
         "certificate of this server and those that signed it (PEM), for its TCP addresses; read "
         "anew when it changes, as the next two are",
     )
-    tls_key: str = _set("", "--tls-key", readers.PATH, "private key of --tls-cert (PEM)")
+    tls_key: str = _set(
+        "",
+        "--tls-key",
+        readers.PATH,
+        "private key of --tls-cert (PEM); other users must not be able to read it",
+    )
     tls_client_ca: str = _set(
         "",
         "--tls-client-ca",

@@ -39,7 +39,7 @@ def check_listening(address: str, *, found: str = "") -> None:
         raise refused(
             address,
             f"nobody listens at {place} ({said}): start a cluster with a node on this machine "
-            f"(`ray start --head`), or give the address of the one there is, or {AUTO}",
+            f"(`ray start --head`), or give the address of the one there is{_or_auto(address)}",
         ) from None
 
 
@@ -48,9 +48,14 @@ def no_cluster(address: str, said: str) -> ConfigError:
     return refused(
         address,
         f"no Ray cluster could be joined there ({said}): start one with a node on this machine "
-        f"(`ray start --head`, or `ray start --address=...`), give its address as host:port, or "
-        f"{AUTO} for one that runs here; {_TOKENS}",
+        "(`ray start --head`, or `ray start --address=...`), or give the address of another as "
+        f"host:port{_or_auto(address)}; {_TOKENS}",
     )
+
+
+def _or_auto(address: str) -> str:
+    """Return the other way to say where a cluster is, unless it was taken."""
+    return "" if address == AUTO else f", or {AUTO} for one that runs here"
 
 
 def refused(address: str, why: str) -> ConfigError:

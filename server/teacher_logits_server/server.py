@@ -180,9 +180,14 @@ class Server:
             self._broker_claim.let_in()
         self._access.ask(core.ledger)
         self._wired = wire(
-            core, endpoint, config=self._config, clock=self._clock, instruments=self._instruments
+            core,
+            endpoint,
+            config=self._config,
+            access=self._access,
+            clock=self._clock,
+            instruments=self._instruments,
         )
-        reaper = Reaper(ledger=core.ledger, every=SWEEP_INTERVAL, also=self._tell_health)
+        reaper = Reaper(ledger=core.ledger, every=SWEEP_INTERVAL, also=self._look_around)
         self._reaping = asyncio.ensure_future(reaper.run())
         endpoint.open()
         await self._tell_health()
@@ -207,6 +212,12 @@ class Server:
                 ray=self._ray,
                 instruments=self._instruments,
             )
+
+    async def _look_around(self) -> None:
+        """Do what is due once a pass, beside the sweep."""
+        if self._wired is not None:
+            self._wired.dismissal.look()
+        await self._tell_health()
 
     async def _tell_health(self) -> None:
         """Say SERVING while it is healthy and no drain was asked for; of each teacher likewise."""

@@ -21,6 +21,13 @@ class WatchSettings:
         "host:port of a page for Prometheus, http://host:port/metrics; port 0 lets the system "
         "choose (default: none)",
     )
+    insecure_metrics: bool = _set(
+        False,
+        "--insecure-metrics",
+        readers.SWITCH,
+        "allow an address of --metrics that other hosts reach: plain HTTP, and whoever reaches it "
+        "sees how the server is used; it opens nothing else, as --insecure does not open this",
+    )
     otlp_endpoint: str = _set(
         "",
         "--otlp-endpoint",
@@ -45,7 +52,7 @@ class _Told(Protocol):
     @property
     def otlp_endpoint(self) -> str: ...
     @property
-    def insecure(self) -> bool: ...
+    def insecure_metrics(self) -> bool: ...
     @property
     def listen(self) -> tuple[str, ...]: ...
 
@@ -56,14 +63,17 @@ def broken_rule(config: _Told) -> tuple[str, object, str] | None:
     if endpoint and not endpoint.startswith(("http://", "https://")):
         return "otlp_endpoint", endpoint, "must begin with http://, or with https:// for TLS"
     if not config.metrics:
+        if config.insecure_metrics:
+            rule = "allows an address of --metrics, and there is none: give one, or leave this out"
+            return "insecure_metrics", "true", rule
         return None
     address = read_address(config.metrics, what="--metrics")
     if address.is_unix:
         return "metrics", config.metrics, "must be host:port: Prometheus scrapes over HTTP"
-    if not (config.insecure or address.is_loopback):
+    if not (config.insecure_metrics or address.is_loopback):
         rule = (
             "can be reached from other hosts, and whoever reaches it sees how the server is used, "
-            "unencrypted: give 127.0.0.1, or say --insecure if the network is yours alone"
+            "unencrypted: give 127.0.0.1, or say --insecure-metrics if all who reach it may"
         )
         return "metrics", config.metrics, rule
     if address.port and address in [read_address(each, what="--listen") for each in config.listen]:

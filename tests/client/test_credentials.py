@@ -106,6 +106,27 @@ def test_the_environment_says_what_the_caller_does_not(
     assert find_connection(UNIX, token="another").credentials.token() == "another"
 
 
+@pytest.mark.parametrize(
+    ("address", "given", "shown"),
+    [
+        (UNIX, {}, UNIX),
+        (HERE, {}, HERE),
+        (HERE, {"tls": tl.Tls(ca="/ca.pem")}, f"tls://{HERE}"),
+        (f"tls://{FAR}", {}, f"tls://{FAR}"),
+    ],
+)
+def test_a_connection_is_written_as_it_is_given(
+    address: str, given: dict[str, Any], shown: str
+) -> None:
+    assert str(find_connection(address, **given)) == shown
+
+
+@pytest.mark.parametrize("address", ["teacher.example", "tls://teacher.example", "tls:/x:1"])
+def test_a_wrong_address_is_told_every_form_that_there_is(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"host:port, \[v6\]:port or tls://host:port$"):
+        find_connection(address)
+
+
 def test_a_certificate_goes_with_its_key() -> None:
     with pytest.raises(ConfigError, match="go together"):
         tl.Tls(cert="/c.pem")
@@ -116,10 +137,18 @@ def test_a_file_that_is_no_certificate_is_named(tmp_path: Path, which: str) -> N
     junk = tmp_path / "junk"
     junk.write_text("hello")
     key = tmp_path / "key"
+    key.touch(mode=0o600)
     trustme.CA().issue_cert("a").private_key_pem.write_to_path(str(key))
     tls = tl.Tls(ca=junk) if which == "ca" else tl.Tls(cert=junk, key=key)
     with pytest.raises(ConfigError, match=f"tls: {which} .*junk"):
         tls.contents()
+
+
+def test_a_key_that_other_users_can_read_is_refused(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.touch(mode=0o644)
+    with pytest.raises(ConfigError, match=r"tls_key .*key is open to other users \(mode 0644\)"):
+        tl.Tls(cert=key, key=key).contents()
 
 
 def test_a_calls_metadata_has_the_token_and_its_sessions_secret_alone() -> None:

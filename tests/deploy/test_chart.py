@@ -24,6 +24,7 @@ TAKEN: dict[str, dict[str, Any]] = {
     "a GPU": {"teacher": {"resources": {"limits": {"memory": "8Gi", "nvidia.com/gpu": 1}}}},
     "an older kernel": {"sharing": "node", "node": {"hostPid": True, "seLinuxLevel": "s0:c1,c2"}},
     "a teacher alone": {"sharing": "node", "student": {"enabled": False}},
+    "TLS": {"sharing": "network", "network": {"tls": {"secret": "a-certificate"}}},
     "mutual TLS": {"sharing": "network", "network": TLS},
     "no encryption": {"sharing": "network", "network": {"insecure": True}},
     "nothing that watches or guards it": {
@@ -96,3 +97,45 @@ def test_on_an_older_kernel_the_teacher_alone_sees_the_node_s_processes(
 
     assert specs["Deployment"]["hostPID"] is True
     assert "hostPID" not in specs["Job"]
+
+
+def teacher_of(rendered: Rendered) -> dict[str, Any]:
+    """The container of the teacher."""
+    return next(
+        container
+        for each in yaml.safe_load_all(rendered.text)
+        for _, spec in pod_specs(each)
+        for container in (*spec.get("initContainers", ()), *spec["containers"])
+        if container["name"] == "teacher"
+    )
+
+
+@pytest.mark.parametrize("name", ["an engine of one's own", "mutual TLS", "no encryption"])
+def test_a_page_of_metrics_leaves_calls_as_they_are(
+    name: str, renderings: Mapping[str, Rendered]
+) -> None:
+    args = teacher_of(renderings[name])["args"]
+
+    assert "--insecure-metrics" in args
+    assert ("--insecure" in args) == (name == "no encryption")
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("TLS", "tls://127.0.0.1:5555"),
+        ("mutual TLS", "unix:/run/teacher-logits/teacher.sock"),
+        ("no encryption", "unix:/run/teacher-logits/teacher.sock"),
+    ],
+)
+def test_a_teacher_is_ready_where_its_students_come_and_alive_at_its_socket(
+    name: str, asked: str, renderings: Mapping[str, Rendered]
+) -> None:
+    teacher = teacher_of(renderings[name])
+    ready, alive = (
+        teacher[f"{each}Probe"]["exec"]["command"] for each in ("readiness", "liveness")
+    )
+
+    assert ready[-1] == asked
+    assert alive[-1] == "unix:/run/teacher-logits/teacher.sock"
+    assert (f"--tls-server-name={RELEASE}-teacher" in ready) == (name == "TLS")

@@ -50,7 +50,12 @@ def test_a_teacher_is_told_settings_that_the_server_knows_and_is_probed_where_it
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         program, script, *_, address = teacher[probe]["exec"]["command"]
         assert (program, script) == ("python", "/opt/teacher-logits/health.py")
-        assert address in config.listen
+        if address.startswith("tls://"):
+            port = address.rpartition(":")[2]
+            assert f"0.0.0.0:{port}" in config.listen
+            assert f"--tls-ca={config.tls_cert}" in teacher[probe]["exec"]["command"]
+        else:
+            assert address in config.listen
     assert "--alive" in teacher["livenessProbe"]["exec"]["command"]
 
 

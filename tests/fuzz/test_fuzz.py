@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 import pytest
@@ -21,6 +23,7 @@ from tests.fuzz.surfaces import NAMES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+ROOT = Path(__file__).parents[2]
 EXAMPLES, INPUTS = 10, 20
 """Hypothesis draws seeds of the mutations, each for some inputs: 200 inputs a surface."""
 _SLOW = {"jagged"}  # what it imports takes seconds
@@ -85,3 +88,18 @@ def test_a_growth_of_descriptors_is_found(monkeypatch: pytest.MonkeyPatch) -> No
             run.check_growth()
     for each in kept:
         each.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "is_brought"),
+    [("", True), ("--seed 2", True), ("--engine own --seed 2", False), ("--engine=own", False)],
+)
+def test_make_brings_atheris_unless_it_is_not_asked_for(
+    said: str, is_brought: bool, tmp_path: Path
+) -> None:
+    (tmp_path / ".ready").touch()
+    command = ["make", "--dry-run", f"VENV={tmp_path}", "fuzz", f"ARGS={said}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+
+    assert ("--group fuzz" in done.stdout) == is_brought
+    assert f"-m tests.fuzz rpc --runs 10000 {said}".rstrip() in done.stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import re
 import struct
 import tempfile
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+import trustme
 from tests.fuzz.surface import joined, split
 
 from teacher_logits.addresses import read_address
@@ -22,9 +24,13 @@ from teacher_logits.locality import ModelGrid
 from teacher_logits.profiles import TeacherProfile
 from teacher_logits.shard_parts import ShardedBy, part_of, runs_of_part, shard_of
 from teacher_logits.shard_plan import ShardBox, plan_shards
+from teacher_logits_client.credentials import token_of_file
 from teacher_logits_client.data_plane.jagged import flat_rows, pack_jagged
 from teacher_logits_server import cli
+from teacher_logits_server.access.tokens import MIN_TOKEN_CHARS, read_tokens
 from teacher_logits_server.cli import read_config
+from teacher_logits_server.config import ServerConfig
+from teacher_logits_server.services.certificates import server_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -46,13 +52,29 @@ _MORE_YAML = ["", "a: *b", "2001-99-99: 1", "? [1]\n: 2", "!!python/object:os.sy
               "pool_size: 0x10", "top_k: .inf", "\ufeffmodel: x", "a: !!binary aGk="]  # fmt: skip
 
 
+_TOKENS = """\
+# roles           token                                          name
+student           GkX0cW1yqvVYkS2mR9bD7w                         trainer-a
+publisher         sha256:1f0a66b2c9de55d1a1f0a66b2c9de55d1a1f0a66b2c9de55d1a1f0a66b2c9de0  pool
+operator,student  4fUq9cHnE0vXl1sQ8yTz3A==
+"""
+_MORE_TOKENS = ["", "#", "student", "student  trainer-a-of-tomorrow  GkX0cW1yqv+YkS2mR9bD7w==",
+                "student sha256:00 a", "student,operator,student GkX0cW1yqvVYkS2mR9bD7w",
+                "\ufeffstudent GkX0cW1yqvVYkS2mR9bD7w", "student 4fUq9cHnE0vXl1sQ \0"]  # fmt: skip
+_AUTHORITY = trustme.CA()
+_CERTIFIED = _AUTHORITY.issue_cert("localhost").private_key_and_cert_chain_pem.bytes().decode()
+_WORD = re.compile(rf"\S{{{MIN_TOKEN_CHARS},}}")
+
+
 class Settings:
-    """Files of settings, flags and addresses.
+    """Files of settings, of tokens, of a certificate and its key; flags and addresses.
 
     input   WHAT text
 
     WHAT is `y` for the server's file, `f` for its flags, one a line, `a` for an address, `n` for
-    names and ids.
+    names and ids, `t` for the server's tokens, `s` for a client's, `c` for a certificate, its
+    key and the authorities of clients, all in one file (made anew by each run). No message of
+    tokens tells one.
     """
 
     name = "settings"
@@ -63,17 +85,25 @@ class Settings:
         self._patch.setattr(cli, "_parser", functools.cache(cli._parser))
         self._folder = tempfile.TemporaryDirectory(prefix="tl-")
         self._path = Path(self._folder.name) / "c.yaml"
+        self._secret = Path(self._folder.name) / "s"
+        self._secret.touch(mode=0o600)
+        path = str(self._secret)
+        self._tls = ServerConfig(tls_cert=path, tls_key=path, tls_client_ca=path)
 
     def seeds(self) -> Sequence[bytes]:
         texts = [f"y{each}" for each in (_YAML, *_MORE_YAML)]
         texts += ["f--model=x\n--listen=unix:/tmp/s\n--top-k=8\n--teacher=a=b\n--pool-size=1GiB"]
         texts += ["aunix:/tmp/s", "a127.0.0.1:80", "a[::1]:80", "a/run/x", "nteacher-1", "ns-0-1"]
+        texts += [f"t{each}" for each in (_TOKENS, *_MORE_TOKENS)]
+        texts += ["sGkX0cW1yqvVYkS2mR9bD7w\n", "stwo words", "s", f"c{_CERTIFIED}"]
         return [each.encode() for each in texts]
 
     def run(self, data: bytes) -> str:
         what, text = data[:1], data[1:]
         try:
-            if what == b"y":
+            if what in (b"t", b"s", b"c"):
+                self._read_secret(what, text)
+            elif what == b"y":
                 self._path.write_bytes(text)
                 read_config(["--config", str(self._path)])
             elif what == b"f":
@@ -94,8 +124,25 @@ class Settings:
             return "NO FLAG"  # argparse has said so
         return "OK"
 
+    def _read_secret(self, what: bytes, text: bytes) -> None:
+        self._secret.write_bytes(text)
+        if what == b"c":
+            server_credentials(self._tls)
+            return
+        try:
+            if what == b"t":
+                read_tokens(str(self._secret))
+            else:
+                token_of_file(str(self._secret))
+        except ConfigError as error:
+            told = f"{error.message} {error.facts}"
+            words = _WORD.findall(text.decode("utf-8", "replace"))
+            assert not [each for each in words if each in told], "a token was told"
+            raise
+
     def check(self) -> None:
-        pass
+        good = [f"t{_TOKENS}", "sGkX0cW1yqvVYkS2mR9bD7w", f"c{_CERTIFIED}"]
+        assert [self.run(each.encode()) for each in good] == ["OK"] * len(good)
 
     def close(self) -> None:
         self._patch.undo()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import grpc
 import pytest
+import trustme
 import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import HealthServicer
@@ -188,3 +189,67 @@ def test_nobody_is_not_healthy(tmp_path: Path) -> None:
 
     assert ask_health(address) == (1, f"no answer from {address}: UNAVAILABLE")
     assert ask_health("--alive", address) == (1, f"no answer from {address}: UNAVAILABLE")
+
+
+class Papers:
+    """A server's certificate and what else TLS takes, as files."""
+
+    def __init__(self, folder: Path) -> None:
+        authority = trustme.CA()
+        issued = authority.issue_cert("teacher.example")
+        self.ca, self.cert, self.key = (str(folder / name) for name in ("ca", "cert", "key"))
+        authority.cert_pem.write_to_path(self.ca)
+        issued.cert_chain_pems[0].write_to_path(self.cert)
+        (folder / "key").touch(mode=0o600)
+        issued.private_key_pem.write_to_path(self.key)
+
+
+NAMED = ("--tls-server-name", "teacher.example")
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
+    return Papers(tmp_path_factory.mktemp("papers"))
+
+
+def test_a_server_with_tls_is_asked_by_its_authority_or_its_own_certificate(
+    papers: Papers,
+) -> None:
+    listen = ["127.0.0.1:0"]
+    with testing.serve(listen=listen, tls_cert=papers.cert, tls_key=papers.key) as server:
+        by_tls = f"tls://{server.address}"
+        assert ask_health("--tls-ca", papers.ca, *NAMED, by_tls) == (0, "SERVING")
+        assert ask_health("--tls-ca", papers.cert, *NAMED, server.address) == (0, "SERVING")
+
+        for wrong in ([server.address], [by_tls], ["--tls-ca", papers.ca, by_tls]):
+            code, said = ask_health("--alive", *wrong)
+            assert (code, said.startswith(f"no answer from {server.address}: ")) == (1, True)
+
+
+def test_a_server_that_asks_for_a_certificate_is_shown_one_and_the_environment_says_which(
+    papers: Papers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEACHER_LOGITS_TLS_CA", papers.ca)
+    monkeypatch.setenv("TEACHER_LOGITS_TLS_SERVER_NAME", "teacher.example")
+    with testing.serve(
+        listen=["127.0.0.1:0"], tls_cert=papers.cert, tls_key=papers.key, tls_client_ca=papers.ca
+    ) as server:
+        code, said = ask_health(server.address)
+        assert (code, "UNAVAILABLE" in said) == (1, True)
+        shown = ("--tls-cert", papers.cert, "--tls-key", papers.key)
+        assert ask_health(*shown, server.address) == (0, "SERVING")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("--alive",),
+        ("a:1", "b:2"),
+        ("--tls-cert", "c", "a:1"),
+        ("--tls-ca", "/nowhere", "a:1"),
+        ("--tls", "a:1"),
+    ],
+)
+def test_a_health_check_that_is_called_wrongly_says_so(arguments: tuple[str, ...]) -> None:
+    assert ask_health(*arguments)[0] == 2

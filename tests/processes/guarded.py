@@ -63,6 +63,7 @@ def make_papers(folder: Path) -> Papers:
 
 
 def _write(issued: trustme.LeafCert, folder: Path, name: str) -> None:
+    (folder / f"{name}.key").touch(mode=0o600)
     issued.private_key_pem.write_to_path(str(folder / f"{name}.key"))
     chain = b"".join(each.bytes() for each in issued.cert_chain_pems)
     (folder / f"{name}.pem").write_bytes(chain)
@@ -123,6 +124,13 @@ class Guarded:
             assert time.monotonic() < until, self.refusals()
             time.sleep(0)
 
+    def wait_for(self, holds: Callable[[ServerView], bool]) -> None:
+        """Wait until this holds of what its operator sees."""
+        until = time.monotonic() + SECONDS
+        while not holds(view := self.view()):
+            assert time.monotonic() < until, view
+            time.sleep(0)
+
     @contextmanager
     def counts(self, surface: str, reason: str, *, times: int = 1) -> Iterator[None]:
         """The block is refused so many times for this, and for nothing else; nothing changes."""
@@ -137,6 +145,15 @@ def _held(view: ServerView) -> tuple[object, ...]:
     sessions = [(each.session_id, each.state, each.lease_count) for each in view.sessions]
     leases = [(each.lease_id, each.quarantined) for each in view.leases]
     return view.epoch, sessions, leases, view.pool, view.steps, view.registered, view.teachers
+
+
+def metric_of(view: ServerView, name: str, **labels: str) -> float:
+    """What a server has counted under a name, with these labels at least."""
+    return sum(
+        each.value
+        for each in view.metrics
+        if each.name == name and labels.items() <= dict(each.labels).items()
+    )
 
 
 def write_tokens(path: Path, tokens: Mapping[str, str]) -> None:

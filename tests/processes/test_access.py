@@ -59,7 +59,7 @@ from teacher_logits.v1 import (
 )
 from teacher_logits.wire import student_to_wire, transport_to_wire
 from teacher_logits.wire.errors import from_status
-from teacher_logits_client.cli import inspect
+from teacher_logits_client.cli import inspect, top
 from teacher_logits_client.line import Line
 from teacher_logits_client.sessions.agreement import node_hints
 
@@ -262,16 +262,19 @@ class TestRoles:
 
 
 class TestCommands:
-    def test_inspect_comes_by_its_flags(
+    def test_inspect_and_top_come_by_their_flags_and_show_how(
         self, place: Guarded, capsys: pytest.CaptureFixture[str]
     ) -> None:
         token, tls = place.folder / "ops-token", place.papers.tls
         token.touch(mode=0o600)
         token.write_text(TOKENS["ops"])
         files = ("--tls-ca", tls.ca, "--tls-cert", tls.cert, "--tls-key", tls.key)
-        flags = map(str, (*files, "--token-file", token, "--json"))
-        assert inspect([place.tcp, *flags]) == 0
-        assert json.loads(capsys.readouterr().out)["epoch"] == place.view().epoch
+        flags = [place.tcp, *map(str, (*files, "--token-file", token))]
+        assert inspect([*flags, "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["epoch"], told["address"]) == (place.view().epoch, f"tls://{place.tcp}")
+        assert top([*flags, "--once", "--interval", "0.1"]) == 0
+        assert f"tls://{place.tcp}" in capsys.readouterr().out
 
     def test_inspect_says_what_is_wrong_with_tls(self, place: Guarded) -> None:
         with pytest.raises(ConfigError) as caught:

@@ -247,3 +247,18 @@ def test_what_is_not_there_cannot_be_reclaimed(
     ):
         with pytest.raises(error):
             cli.inspect([server.address, "--reclaim", target, *yes])
+
+
+def test_the_log_says_what_was_taken_back(
+    server: tl.testing.ServerProcess, inspect: Command
+) -> None:
+    with reading("scored", server.address) as reader:
+        assert line_of(reader) == "held"
+        lease = the_lease(inspect, reader)
+        inspect("--reclaim", lease, "--yes")
+        inspect("--reclaim", "quarantined", "--yes")
+        said = [line for line in server.log_text().splitlines() if "reclaimed by force" in line]
+
+    of_lease, of_all = said[-2:]
+    assert f"what=lease id={lease} freed_bytes=" in of_lease
+    assert "what=quarantined freed_bytes=0 leases=0 sessions=0" in of_all

@@ -346,5 +346,18 @@ def test_a_page_has_an_address_of_its_own() -> None:
 
 
 def test_other_hosts_may_scrape_where_that_is_said() -> None:
-    assert ServerConfig(metrics="0.0.0.0:9464", insecure=True).metrics == "0.0.0.0:9464"
+    config = ServerConfig(metrics="0.0.0.0:9464", insecure_metrics=True)
+    assert config.metrics == "0.0.0.0:9464"
     assert read_address("0.0.0.0:9464", what="--metrics").port == 9464
+
+
+def test_calls_without_tls_do_not_open_the_page_nor_the_page_such_calls() -> None:
+    with pytest.raises(ConfigError, match=r"--metrics .*--insecure-metrics"):
+        ServerConfig(metrics="0.0.0.0:9464", listen=("0.0.0.0:7001",), insecure=True)
+    with pytest.raises(ConfigError, match=r"--listen .*say --insecure if"):
+        ServerConfig(metrics="0.0.0.0:9464", listen=("0.0.0.0:7001",), insecure_metrics=True)
+
+
+def test_to_open_a_page_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--insecure-metrics .*there is none"):
+        ServerConfig(insecure_metrics=True)

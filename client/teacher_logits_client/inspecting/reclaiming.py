@@ -47,7 +47,7 @@ def reclaim_or_tell(
     if not kind or (kind == QUARANTINED) != (target == QUARANTINED) or target == TEACHER:
         raise ConfigError(
             f"--reclaim {target[:128]!r} is no session (s-...), no lease (l-...), no teacher "
-            f"({TEACHER}...) and not {QUARANTINED!r}: `teacher-logits inspect {address}` shows "
+            f"({TEACHER}...) and not {QUARANTINED!r}: `teacher-logits inspect {connection}` shows "
             "what there is",
             facts={"flag": "--reclaim", "value": target[:128]},
         )

@@ -52,7 +52,8 @@ class Connection(socket.socket):
         #: What ends a wait too; None until some file is watched.
         self.files: FileWatch | None = None
         self.ends = select.poll()
-        self.ends.register(self, 0)  # its end is told all the same
+        # A server's end is told all the same; one that says nothing more may still hear us.
+        self.ends.register(self, getattr(select, "POLLRDHUP", 0))
         self._making = threading.Lock()
 
     def watch(self, fd: int) -> Callable[[], None]:
@@ -163,5 +164,8 @@ def wait_beside(connection: Connection, bell: int) -> None:
 
 
 def has_hung_up(connection: Connection) -> bool:
-    """Whether the other side has closed the connection; never waits. By one thread at a time."""
+    """Whether the other side has closed the connection, or its half; never waits.
+
+    By one thread at a time.
+    """
     return connection.fileno() < 0 or bool(connection.ends.poll(0))

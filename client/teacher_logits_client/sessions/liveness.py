@@ -159,6 +159,6 @@ def _end(calls: Calls, reader: LineHolder, session_id: str, timeout: float) -> N
 def _line_lost(session_id: str) -> SessionExpiredError:
     return SessionExpiredError(
         f"session {session_id} has ended: the server closed its broker line, so it was stopped "
-        "or restarted; open a new session",
+        "or restarted, or knows the token no more that opened it; open a new session",
         facts={"session_id": session_id},
     )

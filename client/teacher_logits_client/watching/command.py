@@ -125,7 +125,7 @@ def _read(argv: Sequence[str]) -> _Wish:
 
     address = connection.address
     return _Wish(
-        address=str(address),
+        address=str(connection),
         ask=partial(inspect_server, address, credentials=connection.credentials, timeout=timeout),
         interval=flags.interval,
         once=flags.once,

@@ -6,7 +6,8 @@
 
 A call that names a session is its owner's alone: it shows the same token, or another one of that
 name, as the call that opened it; and, where the session said that it would, the secret that came
-over its broker line, which no process gets that may not connect there.
+over its broker line, which no process gets that may not connect there. One whose caller has no
+token left ends (``services.dismissal``).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from teacher_logits_server.access.roles import (
 from teacher_logits_server.access.tokens import Caller, read_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from teacher_logits.errors import TeacherLogitsError
     from teacher_logits_server.access.tokens import Tokens
@@ -110,6 +111,10 @@ class Access:
         if session_id and self._owners is not None and method in NAMES_ITS_OWN_SESSION:
             owner = entry.caller.owner
             self._owners.check_caller(session_id, owner=owner, secret=entry.secret)
+
+    def kinds(self) -> Mapping[str, frozenset[str]] | None:
+        """Return by owner of which kinds its sessions may be, now; None where anybody may call."""
+        return None if self._tokens is None else self._tokens.current().kinds
 
     def act(self, entry: Entry) -> None:
         """Have this task act for the caller; see ``owner``."""

@@ -16,11 +16,15 @@ import hashlib
 import hmac
 import re
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from teacher_logits.errors import ConfigError, RequestInvalidError
 from teacher_logits.keys import check_name
 from teacher_logits.secret_files import read_secret_file
 from teacher_logits_server.access.roles import EVERY_ROLE, Role
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 FLAG = "--token-file"
 MIN_TOKEN_CHARS = 16
@@ -51,6 +55,12 @@ class Tokens:
 
     def __init__(self, entries: tuple[_Entry, ...]) -> None:
         self._entries = entries
+        kinds: dict[str, frozenset[str]] = {}
+        for each in entries:
+            owner = each.caller.owner
+            kinds[owner] = kinds.get(owner, frozenset()) | {r.value for r in each.caller.roles}
+        #: The names of the roles that each owner has, by all of its tokens.
+        self.kinds: Mapping[str, frozenset[str]] = kinds
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -104,7 +114,9 @@ def _entry(words: list[str], *, where: str) -> _Entry:
     try:
         owner = f"name:{check_name(name, what='name')}" if name else f"token:{digest.hex()}"
     except RequestInvalidError as error:
-        raise _refused(where, error.message) from None
+        rule = error.message.rpartition("is not a name: ")[2]
+        # It is not shown: who writes a name before the token has the token here.
+        raise _refused(where, f"the third word is not a name: {rule}") from None
     return _Entry(digest=digest, caller=Caller(name=name, roles=roles, owner=owner))
 
 

@@ -225,7 +225,7 @@ class Broker:
     def _send_mail(self, each: OpenLine) -> bool:
         """Send what is due to one line; return whether the line is still there."""
         try:
-            each.outbox.put_mail(self._desk.mail(each.line))
+            each.send_mail(self._desk.mail(each.line))
         except Exception as error:
             if not isinstance(error, OSError):
                 _log.exception("mail failed", extra={"facts": each.line.facts})

@@ -45,13 +45,15 @@ class Packet(NamedTuple):
 class Line:
     """One connection. ``session_id`` is empty until the desk has accepted its hello.
 
-    ``takes_descriptors`` is the desk's to set: packets may then bring one. ``is_cut`` once the
-    broker has hung up: then somebody may hold the other end.
+    ``takes_descriptors`` is the desk's to set: packets may then bring one. So is ``is_over``: with
+    its mail the last is sent, and its peer sees an end; that whoever holds the other end lets go of
+    it is seen all the same. ``is_cut`` once the broker has hung up: then somebody may hold it.
     """
 
     peer: Peer
     session_id: str = ""
     takes_descriptors: bool = False
+    is_over: bool = False
     is_cut: bool = False
 
     @property

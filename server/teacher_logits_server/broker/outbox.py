@@ -32,6 +32,16 @@ class OpenLine:
     socket: socket.socket
     outbox: Outbox
 
+    def send_mail(self, packets: Iterable[bytes]) -> None:
+        """Send mail into an empty outbox, and shut this side where it is the last.
+
+        Raises:
+            OSError: the connection has failed.
+        """
+        self.outbox.put_mail(packets)
+        if self.line.is_over:
+            self.socket.shutdown(socket.SHUT_WR)
+
     def close(self) -> None:
         """Give its socket back, and whatever waits for it."""
         self.outbox.close()

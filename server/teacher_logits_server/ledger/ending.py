@@ -12,7 +12,8 @@ becomes of room depends on what is known of the readers:
       it lives                        quarantined, until it is returned or the process ends
     shares memory, its TTL passed     quarantined, until it is returned after all
     shares memory, session closed     kept, until it is returned or the line ends: a client ends
-                                        that once it has no view left, and so it is freed then
+                                        that once it has no view left, and so it is freed then;
+                                        the same where the server closed it (``dismissal``)
     in the slab of a publisher that
       is gone                         never quarantined: nobody will write there again
 

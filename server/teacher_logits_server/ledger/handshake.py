@@ -18,7 +18,7 @@ from teacher_logits_server.settlement.proofs import Line
 from teacher_logits_server.views import describe_session
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from teacher_logits.clock import Clock
     from teacher_logits.profiles import StudentProfile, TeacherProfile
@@ -148,6 +148,11 @@ class Handshake(Announcing):
             self._close_reader(session)
             self._drop_if_done(session)
             return is_news
+
+    def unknown(self, known: Mapping[str, frozenset[str]]) -> list[str]:
+        """Return the sessions that may work whose owner is not known for their kind."""
+        with self._step():
+            return [each.session_id for each in self._sessions.unknown(known)]
 
     def teachers(self) -> tuple[TeacherProfile, ...]:
         """Return the engines' teachers and the published ones."""

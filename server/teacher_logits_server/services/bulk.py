@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from teacher_logits.clock import span_text
-from teacher_logits.errors import DeadlinePassedError
+from teacher_logits.errors import DeadlinePassedError, SessionExpiredError
 from teacher_logits.v1 import bulk_service_pb2 as messages
 from teacher_logits_server.caps import Cap
 from teacher_logits_server.metrics.instruments import Instruments
@@ -63,6 +63,7 @@ class BulkService:
         self._stall_seconds = stall.total_seconds()
         self._turns = Turns()
         self._streams: Counter[str] = Counter()
+        self._over: set[str] = set()
         self._cap = Cap(
             name="session_streams",
             most=max_session_streams,
@@ -78,6 +79,10 @@ class BulkService:
             self.read_payload, request_deserializer=messages.ReadPayloadRequest.FromString
         )
         return grpc.method_handlers_generic_handler(SERVICE, {"ReadPayload": read})
+
+    def end(self, session_ids: Collection[str]) -> None:
+        """End the streams to these sessions, each with its next chunk. On the loop."""
+        self._over.update(each for each in session_ids if self._streams[each])
 
     async def read_payload(
         self,
@@ -113,6 +118,7 @@ class BulkService:
             self._instruments.streams.dec()
             if not self._streams[session_id]:
                 del self._streams[session_id]
+                self._over.discard(session_id)
                 self._turns.forget(session_id)
             patience.end()
 
@@ -135,6 +141,11 @@ class BulkService:
         """Cut a chunk when it is this stream's turn; None where there is no more."""
         if len(self._streams) > 1 or self._streams[session_id] > 1:
             await self._turns.take(session_id)
+        if session_id in self._over:
+            raise SessionExpiredError(
+                f"session {session_id} has ended, and its streams with it: open a new one",
+                facts={"session_id": session_id},
+            )
         return next(chunks, None)
 
     def _stalled(self, request: messages.ReadPayloadRequest) -> DeadlinePassedError:

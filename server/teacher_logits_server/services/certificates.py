@@ -1,7 +1,8 @@
 """Certificates: what the server's TCP addresses show, and whose they ask for.
 
 The files are looked at when somebody connects. A pair that does not belong together, as while one
-of two files is replaced, is not taken: the old one goes on, and the log says why.
+of two files is replaced, is not taken: the old one goes on, and the log says why. Nor is a key that
+other users can read.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import grpc
 
 from teacher_logits.errors import ConfigError, TeacherLogitsError
 from teacher_logits.reloading import Reloading
+from teacher_logits.secret_files import read_secret_bytes
 
 if TYPE_CHECKING:
     from teacher_logits_server.config import ServerConfig
@@ -39,7 +41,7 @@ def server_credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
 
 def _read(config: ServerConfig) -> grpc.ServerCertificateConfiguration:
     chain = _bytes("--tls-cert", config.tls_cert)
-    key = _bytes("--tls-key", config.tls_key)
+    key = read_secret_bytes(config.tls_key, what="--tls-key")
     authorities = None
     try:
         # gRPC takes anything here, and then refuses whoever connects.

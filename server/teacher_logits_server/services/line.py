@@ -34,6 +34,8 @@ from teacher_logits_server.services.session_log import PUBLISHER
 from teacher_logits_server.services.student import acquire, release, renew
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from teacher_logits_server.exporters import SlabExporter
     from teacher_logits_server.ledger import Ledger
     from teacher_logits_server.services.publishing import PublisherCalls
@@ -65,6 +67,8 @@ class LineDesk:
         self._exporter = exporter
         #: Requests so far, by kind. Counted on the broker's thread alone, and read on any.
         self.calls: Counter[str] = Counter()
+        #: Sessions that the server has ended, whose lines are to be shut.
+        self._over: set[str] = set()
         self._hello = HelloDesk(
             ledger=ledger, allowed_uids=allowed_uids, max_user_lines=max_user_lines
         )
@@ -118,8 +122,13 @@ class LineDesk:
                 call_id = _parse(packet).call_id
         return self._refusal(line, call_id, error)
 
+    def end(self, session_ids: Collection[str]) -> None:
+        """Have the lines of these shut when their mail is looked at; from any thread."""
+        self._over.update(session_ids)
+
     def mail(self, line: Line) -> list[bytes]:
         """Return what is due to be sent ahead."""
+        line.is_over = line.session_id in self._over
         packets: list[bytes] = []
         messages = self._publishing.lease_messages
         for mail in self._ledger.take_mail(line.session_id):
@@ -138,6 +147,7 @@ class LineDesk:
         """Tell the ledger that nobody is at the other end of a session's line."""
         facts = {"session_id": line.session_id, "process_alive": process_alive}
         self._hello.ended(line)
+        self._over.discard(line.session_id)
         try:
             self._publishing.hear_seals(line.session_id)
             who = self._ledger.describe(line.session_id)

@@ -117,7 +117,9 @@ class OperatorService(stubs.OperatorServiceServicer):
     ) -> messages.ReclaimResponse:
         """End leases by force, and say what came free."""
         what = request.WhichOneof("what") or "nothing"
-        named = {"what": what, "id": str(getattr(request, what, ""))}
+        named = {"what": what.removesuffix("_id")}
+        if what != "quarantined":  # which is all of it, and has no name
+            named["id"] = str(getattr(request, what, ""))
         reclaimed = self._reclaim(request, what)
         _log.warning(
             "reclaimed by force",

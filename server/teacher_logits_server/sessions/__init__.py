@@ -29,7 +29,7 @@ from teacher_logits.errors import (
 from teacher_logits_server.sessions.session import Phase, Session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from datetime import timedelta
 
     from teacher_logits.profiles import StudentProfile, TeacherProfile
@@ -193,6 +193,15 @@ class Sessions:
         for session in lapsed:
             session.phase = Phase.ENDED
         return lapsed
+
+    def unknown(self, known: Mapping[str, frozenset[str]]) -> list[Session]:
+        """Return those that may work whose owner is not known, or not for their kind."""
+        over = (Phase.CLOSED, Phase.DIED, Phase.ENDED)
+        return [
+            each
+            for each in self._sessions.values()
+            if each.phase not in over and each.kind not in known.get(each.owner, ())
+        ]
 
     def drop(self, session: Session) -> None:
         """Forget an ended session."""

@@ -75,7 +75,8 @@ def test_anything_else_is_nobodys(tmp_path: Path, token: str) -> None:
         ("student short\n", "at least 16 characters"),
         ("student tokén-0123456789\n", "printable and ASCII"),
         ("student sha256:abc\n", "64 hexadecimal digits"),
-        (f"student {TOKEN} ../a\n", "is not a name"),
+        (f"student {TOKEN} ../a\n", "is not a name: use 1 to 128 letters"),
+        (f"student trainer-a-of-tomorrow +{TOKEN}\n", "the third word is not a name"),
         (f"student {TOKEN} a\noperator {TOKEN} b\n", "the same token stands on two lines"),
     ],
 )

@@ -15,6 +15,7 @@ from teacher_logits.errors import ConfigError
 from teacher_logits_server.config import ServerConfig
 from teacher_logits_server.exporters import ray_link
 from teacher_logits_server.exporters.ray_link import join_cluster
+from teacher_logits_server.ray_address import check_listening, no_cluster
 
 if TYPE_CHECKING:
     from teacher_logits_server.exporters.ray_channel import Message
@@ -34,6 +35,15 @@ def test_an_address_at_which_nobody_listens_is_refused_at_once() -> None:
 
     with pytest.raises(ConfigError, match=f"--ray-address 127.0.0.1:{port}: nobody listens"):
         join_cluster(ServerConfig(ray_address=f"127.0.0.1:{port}"))
+
+
+@pytest.mark.parametrize(("address", "advised"), [("auto", False), ("127.0.0.1:1", True)])
+def test_auto_is_advised_to_who_did_not_say_it(address: str, advised: bool) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_listening(address, found="127.0.0.1:1")
+    for said in (caught.value.message, no_cluster(address, "nothing").message):
+        assert (", or auto for one that runs here" in said) == advised
+        assert said.count("auto") == 1
 
 
 @pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "ray://head"])

@@ -12,7 +12,11 @@ import grpc
 import pytest
 from google.rpc import status_pb2
 
-from teacher_logits.errors import DeadlinePassedError, LimitReachedError
+from teacher_logits.errors import (
+    DeadlinePassedError,
+    LimitReachedError,
+    SessionExpiredError,
+)
 from teacher_logits.v1 import bulk_service_pb2
 from teacher_logits.v1.bulk_service_pb2 import ReadPayloadRequest
 from teacher_logits.wire.errors import DETAILS_KEY, from_status
@@ -23,10 +27,12 @@ from teacher_logits_server.services.bulk import BulkService
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    from teacher_logits.errors import TeacherLogitsError
     from teacher_logits_server.exporters.bringing import Bringing
 
 PATIENCE = 30.0
 CHUNK = 2**20
+ASKED = ReadPayloadRequest(session_id="s-1", lease_id="l-1")
 
 
 class Endless:
@@ -50,14 +56,18 @@ class Endless:
             yield frame(0, content)
 
 
-@asynccontextmanager
-async def streaming(
-    exporter: Endless, *, stall: timedelta
-) -> AsyncIterator[grpc.aio.UnaryStreamCall[bytes, bytes]]:
-    """A stream, of which nothing was read yet."""
-    service = BulkService(
+def service_of(exporter: Endless, *, stall: timedelta) -> BulkService:
+    return BulkService(
         exporter=cast("StreamExporter", exporter), stall=stall, max_session_streams=4
     )
+
+
+@asynccontextmanager
+async def streaming(
+    exporter: Endless, *, stall: timedelta, service: BulkService | None = None
+) -> AsyncIterator[grpc.aio.UnaryStreamCall[bytes, bytes]]:
+    """A stream, of which nothing was read yet."""
+    service = service or service_of(exporter, stall=stall)
     server = grpc.aio.server(interceptors=(Guard(is_ready=lambda: True),))
     server.add_generic_rpc_handlers((service.handler(),))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -66,7 +76,7 @@ async def streaming(
         method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(
             "/teacher_logits.v1.BulkService/ReadPayload"
         )
-        yield method(b"", timeout=PATIENCE)
+        yield method(ASKED.SerializeToString(), timeout=PATIENCE)
     await server.stop(0)
 
 
@@ -103,6 +113,28 @@ def test_a_reader_that_goes_away_gives_the_room_back() -> None:
             await asyncio.wait_for(exporter.let_go.wait(), PATIENCE)
 
     asyncio.run(scenario())
+
+
+def test_a_stream_to_a_session_that_the_server_ends_is_told_so() -> None:
+    async def scenario() -> TeacherLogitsError | None:
+        exporter = Endless()
+        patience = timedelta(seconds=PATIENCE)
+        service = service_of(exporter, stall=patience)
+        async with streaming(exporter, stall=patience, service=service) as call:
+            assert isinstance(await call.read(), bytes)
+            service.end(["s-another"])
+            assert isinstance(await call.read(), bytes)
+            service.end(["s-1", "s-another"])
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
+                await read_all(call)
+            await asyncio.wait_for(exporter.let_go.wait(), PATIENCE)
+            details = dict(failure.value.trailing_metadata() or ())
+            status = status_pb2.Status.FromString(cast("bytes", details[DETAILS_KEY]))
+            return from_status(status)
+
+    error = asyncio.run(scenario())
+    assert isinstance(error, SessionExpiredError)
+    assert error.facts == {"session_id": "s-1"}
 
 
 class SlowLoop(asyncio.SelectorEventLoop):

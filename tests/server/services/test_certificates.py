@@ -37,6 +37,7 @@ def write(folder: Path, authority: trustme.CA, *parts: str) -> None:
     """Put a new certificate and its key there, or one of the two."""
     issued = authority.issue_cert("localhost")
     if "key" in (parts or ("key",)):
+        (folder / "key").touch(mode=0o600)
         issued.private_key_pem.write_to_path(str(folder / "key"))
     if "cert" in (parts or ("cert",)):
         issued.cert_chain_pems[0].write_to_path(str(folder / "cert"))
@@ -76,6 +77,24 @@ def test_what_can_be_none_is_refused_by_its_flag(
 
     with pytest.raises(ConfigError, match=match):
         server_credentials(config)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o604, 0o602, 0o660])
+def test_a_key_that_others_can_read_or_change_is_refused(
+    tmp_path: Path, config: ServerConfig, mode: int
+) -> None:
+    (tmp_path / "key").chmod(mode)
+    match = f"--tls-key .*key is open to other users \\(mode {mode:04o}\\).*chmod 600.*Kubernetes"
+    with pytest.raises(ConfigError, match=match) as caught:
+        server_credentials(config)
+    assert caught.value.facts["flag"] == "--tls-key"
+    assert caught.value.facts["mode"] == f"{mode:04o}"
+
+
+def test_its_group_may_read_a_key(tmp_path: Path, config: ServerConfig) -> None:
+    # As a Secret of Kubernetes is mounted, whose group is the pod's fsGroup.
+    (tmp_path / "key").chmod(0o440)
+    assert server_credentials(config) is not None
 
 
 def test_a_half_that_does_not_fit_is_told_and_the_old_pair_goes_on(

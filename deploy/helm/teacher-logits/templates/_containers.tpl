@@ -54,7 +54,9 @@ args:
   {{- if .Values.network.tls.clientCa }}
   - --tls-client-ca=/tls/ca.crt
   {{- end }}
-  {{- else if not .Values.network.insecure }}
+  {{- else if .Values.network.insecure }}
+  - --insecure
+  {{- else }}
   {{- fail "sharing: network takes network.tls.secret, or network.insecure: true if whoever reaches the port may use the teacher" }}
   {{- end }}
   {{- if .Values.network.tokensSecret }}
@@ -62,13 +64,9 @@ args:
   {{- end }}
   {{- end }}
   {{- if .Values.metrics.enabled }}
+  # Plain HTTP, as Prometheus asks pods; the NetworkPolicy lets it alone there. Calls stay as they are.
   - --metrics=0.0.0.0:{{ .Values.metrics.port }}
-  {{- end }}
-  {{- if or .Values.metrics.enabled (and (eq .Values.sharing "network") (not .Values.network.tls.secret)) }}
-  {{- if .Values.metrics.enabled }}
-  # For the page of metrics, which is plain HTTP; where there is a certificate, calls stay encrypted.
-  {{- end }}
-  - --insecure
+  - --insecure-metrics
   {{- end }}
   - --pool-size={{ .Values.teacher.poolSize }}
   - --drain-grace={{ .Values.teacher.drainGraceSeconds }}s
@@ -87,7 +85,8 @@ ports:
     containerPort: {{ .Values.metrics.port }}
   {{- end }}
 {{- end }}
-# The gRPC health protocol over the Unix socket: a probe of kind `grpc` knows plain TCP alone.
+# The gRPC health protocol over the Unix socket: a probe of kind `grpc` knows plain TCP alone, and a
+# certificate that is out of date is no reason to end who lives.
 startupProbe:
   exec:
     command: [python, /opt/teacher-logits/health.py, "unix:/run/teacher-logits/teacher.sock"]
@@ -96,7 +95,12 @@ startupProbe:
   failureThreshold: {{ div (add .Values.teacher.loadSeconds 4) 5 }}
 readinessProbe:
   exec:
+    {{- if and (eq .Values.sharing "network") .Values.network.tls.secret (not .Values.network.tls.clientCa) }}
+    # As students come: ready is whose port takes them, by a certificate that is in time and has the name.
+    command: [python, /opt/teacher-logits/health.py, --tls-ca=/tls/tls.crt, "--tls-server-name={{ include "teacher-logits.name" . }}", "tls://127.0.0.1:{{ .Values.network.port }}"]
+    {{- else }}
     command: [python, /opt/teacher-logits/health.py, "unix:/run/teacher-logits/teacher.sock"]
+    {{- end }}
   periodSeconds: 10
   timeoutSeconds: 5
 # Alive is who answers, or every drain would be cut short.
