@@ -1,7 +1,8 @@
 """Error bounds: what a codec may cost, certified before the first byte is sent.
 
 Let p be a position's K entries and tail as they were written, and q the same decoded, each
-renormalised jointly. If the decoded log-probabilities are off by at most d, then (math note 2.1)
+renormalised jointly. If the decoded log-probabilities are off by at most d, then (docs/math.md,
+"What an encoding may cost")
 
     KL(p || q) <= d^2 / 2            |p - q|_1 <= d
 

@@ -140,7 +140,7 @@ class TestSplit:
 
 
 class TestWorked:
-    """math note 4.3: ranks 0 and 1 have three numbers each, rank 0 in two micro batches."""
+    """The example of docs/math.md, "A step in parts": rank 0 has two micro batches, rank 1 one."""
 
     CUTS = ((slice(0, 2), slice(2, 3)), (slice(3, 6),))
 

@@ -1,4 +1,7 @@
-"""README.md and docs: links lead somewhere, no page is an orphan, and what is named is there."""
+"""README.md and docs: links lead somewhere, no page is an orphan, and what is named is there.
+
+Code names a section of a page as `docs/math.md, "Merging"`: that has to be a heading there.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,15 @@ PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))
 BLOCK = re.compile(r"^( *)```.*?^\1```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\((?!https?:)([^)#]*)#?([^)]*)\)")
 QUOTED = re.compile(r"`([^`\n]+)`")
+#: A page and its section, which may stand on two lines, of a comment too.
+CITED = re.compile(r"(docs/\w+\.md),[\s#]+\"([^\"]+)\"")
+#: What may cite a page, and is no page itself.
+CODE = [
+    path
+    for folder in ("proto", "server", "client", "tests", "benchmarks", "examples", "deploy")
+    for path in sorted((ROOT / folder).rglob("*"))
+    if path.suffix in {".py", ".proto", ".yaml", ".service"}
+]
 PACKAGES = r"(?:teacher_logits(?:_server|_client)?|tl)"
 #: Flags that are other programs': docker's, pip's, systemd's, the checks' of `make`.
 FOREIGN = {
@@ -45,10 +57,13 @@ def prose_of(page: Path) -> str:
     return BLOCK.sub("", text_of(page))
 
 
+def titles_of(page: Path) -> list[str]:
+    return re.findall(r"^#+ (.+)$", prose_of(page), re.MULTILINE)
+
+
 def anchors_of(page: Path) -> set[str]:
     """What GitHub makes of a page's headings."""
-    titles = re.findall(r"^#+ (.+)$", prose_of(page), re.MULTILINE)
-    plain = (re.sub(r"[^\w\- ]", "", title.lower()) for title in titles)
+    plain = (re.sub(r"[^\w\- ]", "", title.lower()) for title in titles_of(page))
     return {title.replace(" ", "-") for title in plain}
 
 
@@ -62,6 +77,15 @@ def faults_of_links(page: Path) -> list[str]:
     missing = [str(path) for path, _ in links_of(page) if not path.exists()]
     anchored = [each for each in links_of(page) if each[1] and each[0].suffix == ".md"]
     return missing + [f"{path}#{to}" for path, to in anchored if to not in anchors_of(path)]
+
+
+def sections_in(text: str) -> list[tuple[str, str]]:
+    """What a text cites: (page, section)."""
+    return [(page, re.sub(r"[\s#]+", " ", section)) for page, section in CITED.findall(text)]
+
+
+def is_section(page: str, section: str) -> bool:
+    return (ROOT / page).exists() and section in titles_of(ROOT / page)
 
 
 def is_there(name: str) -> bool:
@@ -130,6 +154,19 @@ def test_flags_that_a_page_quotes_are_those_of_a_command(
     assert sorted(set(quoted) - known) == []
 
 
+def test_sections_that_code_cites_are_headings_of_their_page() -> None:
+    cited = {path: sections_in(text_of(path)) for path in CODE if path != Path(__file__)}
+    missing = [
+        f'{path.relative_to(ROOT)}: {page}, "{section}"'
+        for path, sections in cited.items()
+        for page, section in sections
+        if not is_section(page, section)
+    ]
+
+    assert sum(map(len, cited.values())) > 30
+    assert missing == []
+
+
 @pytest.mark.parametrize(
     ("table", "package"),
     [
@@ -170,3 +207,8 @@ def test_what_is_not_there_is_seen(tmp_path: Path) -> None:
     assert faults_of_links(page) == [f"{tmp_path}/gone.md", f"{page}#another"]
     assert [is_there(f"tl.losses.{name}") for name in ("forward_kl", "gone")] == [True, False]
     assert [is_there(f"teacher_logits.{name}") for name in ("x_token", "gone.x")] == [True, False]
+    cited = sections_in(
+        '# (docs/math.md, "The\n    # tail"), docs/math.md, "Gone"; docs/no.md, "x"'
+    )
+    assert cited == [("docs/math.md", "The tail"), ("docs/math.md", "Gone"), ("docs/no.md", "x")]
+    assert [is_section(*each) for each in cited] == [True, False, False]

@@ -1,7 +1,7 @@
 """Losses of a student against a teacher's targets or logits: sums and counts, never means.
 
-One place divides, once, by the whole step's count (math note 4): a mean over a micro batch
-would weigh its tokens by how the batch was cut.
+One place divides, once, by the whole step's count (docs/math.md, "A step in parts"): a mean over a
+micro batch would weigh its tokens by how the batch was cut.
 """
 
 from teacher_logits_client.losses.dense import dense_forward_kl, dense_soft_cross_entropy

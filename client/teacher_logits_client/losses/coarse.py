@@ -2,7 +2,8 @@
 
 The student's logits z become K+1 categories as the teacher's did: a_i = z_i - L for the K ids,
 a_0 = L_out - L, with L_out the log-sum-exp over the complement. A divergence D over them has a
-gradient in closed form (math note 3.1). With h_i = dD/d(log q_i) and H their sum,
+gradient in closed form (docs/math.md, "One gradient for every divergence"). With
+h_i = dD/d(log q_i) and H their sum,
 
     c_i = h_i - q_i H            dD/dz_j = c_j                        for j among the ids
     c_0 = h_0 - q_0 H            dD/dz_j = c_0 * exp(z_j - L_out)     for every other j

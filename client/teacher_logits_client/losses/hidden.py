@@ -7,9 +7,9 @@ each tile of logits z again, and of it the gradient
     g_j = c_j                       for j among the ids
     g_j = c_0 * exp(z_j - L_out)    for every other j       (times 1 - tanh² under a soft cap)
 
-and adds g W to the hidden states' gradient and gᵀ h to the weight's (math note 3.4, way B). So
-the head is multiplied through twice, where plain autograd does it once and keeps [P,V]. Where
-both sides are renormalised on the ids, only these are looked at (``pairs``).
+and adds g W to the hidden states' gradient and gᵀ h to the weight's (docs/math.md, "From hidden
+states"). So the head is multiplied through twice, where plain autograd does it once and keeps
+[P,V]. Where both sides are renormalised on the ids, only these are looked at (``pairs``).
 
 Promises: no array of [P,V]; K+1 numbers a position between forward and backward; of tensors
 that want no gradient, none is computed or held. First derivatives only.

@@ -3,7 +3,8 @@
 A sample's weights are right on average, and so is whatever is linear in them: the cross entropy,
 its gradient, and the forward KL, which is that minus the teacher's entropy. A logarithm of a
 weight, a mixture with the student or a square is not, and would train towards something else,
-whatever the size of the sample (math note 1.6). So is a student renormalised on the few ids.
+whatever the size of the sample (docs/math.md, "Sampling"). So would a student renormalised on the
+few ids.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A vocabulary in shards: the columns of the student's logits are spread over a group of ranks.
 
-Two all-reduces in forward and none in backward (math note 3.7). The first takes maxima of
+Two all-reduces in forward and none in backward (docs/math.md, "A vocabulary in shards"). The first
+takes maxima of
 
     [ refused | key, -key | key, -key | one number or two a position ... | -inf ... ]
 

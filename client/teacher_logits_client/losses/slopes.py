@@ -1,8 +1,8 @@
 """Each divergence as terms over categories, and their slopes in the student's log-probabilities.
 
 From log p and log q [R,C], teacher and student, -inf where one has nothing: the terms of the
-sum [R,C], and h = d(sum)/d(log q) [R,C] with every log q taken as free (math note 3.1). The
-softmax comes after, once for all of them, in ``coarse``.
+sum [R,C], and h = d(sum)/d(log q) [R,C] with every log q taken as free (docs/math.md, "One
+gradient for every divergence"). The softmax comes after, once for all of them, in ``coarse``.
 
 Promises: no clamp and no epsilon. A category without mass on the side that weighs it adds 0.
 Where a term is infinite, its slope is finite: a student that rules out what the teacher gives

@@ -1,7 +1,8 @@
 """The state of a soft cross entropy against dense teacher logits, streamed over the vocabulary.
 
-A position's state is six numbers, folded tile by tile (math note 3.5). With m the largest logit
-so far, of teacher t and student z, and every sum scaled again where a tile raises its m:
+A position's state is six numbers, folded tile by tile (docs/math.md, "Dense logits"). With m the
+largest logit so far, of teacher t and student z, and every sum scaled again where a tile raises
+its m:
 
     s_t = Σ exp(t - m_t)      d = Σ exp(t - m_t) (z - m_s)      CE = log s_s - d / s_t
     s_s = Σ exp(z - m_s)      e = Σ exp(t - m_t) (t - m_t)      H  = log s_t - e / s_t

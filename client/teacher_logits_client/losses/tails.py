@@ -1,7 +1,7 @@
 """Tails: what a loss makes of the mass outside the K ids. There are five ways, each by its name.
 
-They differ in what the student learns of that mass (math note 3.2), which is why none stands in
-for another silently: renormalised losses are blind to it, a renormalised teacher has it
+They differ in what the student learns of that mass (docs/math.md, "The tail"), which is why none
+stands in for another silently: renormalised losses are blind to it, a renormalised teacher has it
 vanish, a truncated sum may fall below 0, and NeMo RL's floor pushes it out at 100 nats.
 
 Refuses what teaches nothing or is infinite whatever the student does.

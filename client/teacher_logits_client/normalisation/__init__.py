@@ -1,8 +1,8 @@
 """Normalising over a step: sums and counts of split micro batches, divided once by the whole.
 
 The loss of a step is the sum of S over the sum of C, over every micro batch of every rank, and
-does not depend on how its tokens were cut (math note 4). Plain torch: nothing in here knows of a
-server or a transport, and any loss that returns a sum and a count will do.
+does not depend on how its tokens were cut (docs/math.md, "A step in parts"). Plain torch: nothing
+in here knows of a server or a transport, and any loss that returns a sum and a count will do.
 """
 
 from teacher_logits_client.normalisation.gradients import RescaleOrder, gradient_norms

@@ -1,10 +1,10 @@
 """The state of a step over split micro batches: begin, microbatch, finish, abort.
 
 Gradients are of raw sums until ``finish``, which reduces all sums and counts in one collective
-and divides once (math note 4.2). Promises: the same loss and gradients for every cut of the
-step's tokens into ranks and micro batches; no hang and no NaN where a rank has no tokens or no
-loss counts any; a state that an abort leaves without a trace. Refuses a second step while one is
-open, micro batches that come twice, and whatever belongs to an attempt that is over.
+and divides once (docs/math.md, "A step in parts"). Promises: the same loss and gradients for every
+cut of the step's tokens into ranks and micro batches; no hang and no NaN where a rank has no tokens
+or no loss counts any; a state that an abort leaves without a trace. Refuses a second step while one
+is open, micro batches that come twice, and whatever belongs to an attempt that is over.
 
 Not for several threads at once: a step has one loop.
 """

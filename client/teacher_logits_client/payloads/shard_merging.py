@@ -2,7 +2,9 @@
 
     part t [P,K]   ids, raw logits; log_tail and logsumexp within the ids of the part
     merged [P,K]   the K best of all candidates; tails over the complement: what the parts left
-                   out, and the candidates that are not among the best (math note 1.2)
+                   out, and the candidates that are not among the best
+
+It is the merge of any slices of a vocabulary (docs/math.md, "Merging").
 
 Promises: ids, their order and their logits are exactly those of the whole vocabulary, ties by id
 ascending; log-probabilities and tails are its up to the rounding of fp32 normalisers.

@@ -6,7 +6,7 @@
 Digests are blind to a shift of scores against tokens; the identity sees it at once on varied
 text, whatever the teacher is worth: where the token that comes next is among the K ids, its
 log-probability there must be its ``actual_logprob``, and where it is not, that must be no
-larger than the last of the K (math note 6.4).
+larger than the last of the K (docs/math.md, "How a shift is found").
 
 Promises: errors that name row and position, and say when the data is merely shifted or differs
 in its first token, since that is a thing to mend and not to look for.

@@ -3,7 +3,7 @@
 Logits and targets at position s are the distribution of token s+1, so the label of s is
 ids[s+1] and its mask is that of token s+1. The last position of a sequence has no next token,
 even where another sequence follows in the array: a plain roll would teach a student to
-continue one document with another (math note 6.1, 6.2).
+continue one document with another (docs/math.md, "Positions").
 
 Sequences lie packed: sequence i owns ids[cu_seqlens[i]:cu_seqlens[i+1]]. Where each is padded
 to some multiple, ``padded_cu_seqlens`` says where it starts, and ``cu_seqlens`` how long it is.

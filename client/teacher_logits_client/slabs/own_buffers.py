@@ -11,7 +11,8 @@ closed, or its publisher, and no reader has it open; the server hands the driver
 opens nothing. What is still read, or may yet be, when the publisher is closed, is kept for good.
 
 Refuses memory that no other process could open: of expandable segments, of stream-ordered pools,
-managed or of the host, with the setting that changes it (transport note 1.1).
+managed or of the host, with the setting that changes it (docs/gpu.md, "Memory that the teacher
+owns").
 """
 
 from __future__ import annotations

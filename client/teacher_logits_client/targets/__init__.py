@@ -2,7 +2,7 @@
 
 A payload's values come over the wire in 16 bits and at temperature 1; ``make_targets`` takes
 them to the temperature wanted and renormalises entries and tail jointly, so that every position
-sums to one and no divergence can come out negative (math note 2.1).
+sums to one and no divergence can come out negative (docs/math.md, "What an encoding may cost").
 
 Promises: every number is finite. What a payload writes as -inf is ``ABSENT_LOGPROB`` here, low
 enough that its probability is exactly 0 and high enough that 0 times it is 0 and not NaN: it
@@ -175,8 +175,8 @@ def make_targets(
     It also says where rows start, for a loss over logits of whole rows. Entries that are sampled
     or a client's choice stand under names of their own; see ``entries``. With ``bound``, what the
     codec that they came in may have moved log-probabilities by, they are held against what a
-    teacher gives (math note 2.5): positions sum to one, and the K best are distinct ids below
-    ``vocab_size`` in falling order.
+    teacher gives (docs/math.md, "Invariants of a payload"): positions sum to one, and the K best
+    are distinct ids below ``vocab_size`` in falling order.
 
     Raises:
         PayloadInvalidError: a column is missing, the temperature is not among ``temperatures``,

@@ -2,7 +2,8 @@
 
 Promises: rows that sum to one again. An encoding moves every log-probability by at most
 ``entry_tolerance``; once the K entries and the tail are renormalised jointly, the error costs
-at most half its square in KL, and no divergence can come out negative (math note 2.1).
+at most half its square in KL, and no divergence can come out negative (docs/math.md, "What an
+encoding may cost").
 
 Refuses nothing: ``invariants`` looks at what came over the wire.
 """
@@ -42,8 +43,9 @@ def retemper(
 ) -> torch.Tensor:
     """Return fp32 log-probabilities [P,K] at temperature ``tau`` from those at temperature 1.
 
-    (logprob + logsumexp_1) / tau - logsumexp_tau, both normalisers fp32 [P], by math note 1.4.
-    The tail at ``tau`` does not follow from any of this: it is a column of the payload.
+    (logprob + logsumexp_1) / tau - logsumexp_tau, both normalisers fp32 [P]; docs/math.md,
+    "Temperature". The tail at ``tau`` does not follow from any of this: the payload has a column
+    of it.
     """
     logits = logprobs.float() + logsumexp_1.float().unsqueeze(1)
     return logits / tau - logsumexp_tau.float().unsqueeze(1)

@@ -81,11 +81,11 @@ def certify(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what holds of decoded positions [P,K]: bounds on KL and on the gradient, fp64 [P].
 
-    By math note 2.1 from the largest error that an entry of the position can have, and never
-    above what holds for all positions. ``logprobs`` are those of temperature 1, as they came;
-    ``temperature`` is that of the targets made of them, which divides their errors, and the
-    gradient is by the student's logits over it. What holds for all positions does so from
-    temperature 1 on; below, these alone do.
+    From the largest error that an entry of the position can have (docs/math.md, "What an encoding
+    may cost"), and never above what holds for all positions. ``logprobs`` are those of
+    temperature 1, as they came; ``temperature`` is that of the targets made of them, which divides
+    their errors, and the gradient is by the student's logits over it. What holds for all positions
+    does so from temperature 1 on; below, these alone do.
     """
     delta = entry_errors(logprobs.double(), bound).amax(1) / temperature
     kl, gradient = delta * delta / 2, delta

@@ -11,7 +11,8 @@ Refuses sizes, temperatures and ids that make no sense. A position with NaN or +
 a finite logit, is never renormalised around: its ``status`` says so and the rest of it is
 canonical (ids -1, every float 0), so that equal payloads have equal bytes.
 
-Formulas: math note 1.1, 1.4, 1.8.
+Formulas: docs/math.md, "Top-k and its normaliser" and docs/math.md, "Temperature". The odd cases:
+docs/math.md, "Padding, ties and what is not finite".
 """
 
 from __future__ import annotations

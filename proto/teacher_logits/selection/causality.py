@@ -4,7 +4,7 @@ The probe scores one row twice as it is and once with token j changed. Position 
 distribution of token s+1 given tokens 0..s, so the first position to move must be exactly j.
 Later, and the server hands out each distribution one token late (that *of* token s, as some
 engines store it); earlier, and it shifts the other way or looks ahead. It works for any
-teacher, an untrained one too, and needs no labels (math note 6.4).
+teacher, an untrained one too, and needs no labels (docs/math.md, "How a shift is found").
 
 The same row scored twice says how far the engine disagrees with itself: the probe's noise.
 Promises: a verdict, never an exception over what it saw. Pure; whoever runs the engine asks.

@@ -1,7 +1,7 @@
 """The complement: sums over everything in a row of logits but a few named ids.
 
-Tails are computed here, on both sides, and never as 1 minus a sum: an fp32 ``1 - sum`` is off
-by 6 % at a tail of 1e-5 and by 815 % at 1e-7 (math note 1.1).
+Tails are computed here, on both sides, and never as 1 minus a sum: an fp32 ``1 - sum`` is off by
+19 % at least at a tail of 1e-7 (docs/math.md, "Top-k and its normaliser").
 
 Promises: the logits are only read; no buffer of the size of the logits, only of the few rows
 that a cache holds, used over and over; the same bits for a row whatever rows come with it (on

@@ -2,7 +2,7 @@
 
 ``invariants`` runs these by row and position. Sampled weights sum to one whatever was drawn, and
 the log-probabilities of chosen ids sum to one with the mass outside them: either catches a wrong
-normaliser, rows paired wrongly and most corruption (math note 2.5).
+normaliser, rows paired wrongly and most corruption (docs/math.md, "Invariants of a payload").
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     logits [P,V], ids [P,M]  ->  log-probabilities [P,M]; log_tail, logsumexp [P,T]
 
 The tail is summed over the complement of exactly these ids, which makes a reverse KL on a
-student's own best ids exact (math note 1.7). The order of the ids is kept, and -1 stands for no
-id: its log-probability is -inf. An id that is named again has its log-probability again, and its
-mass is counted once; a loss over such entries would count it twice, and so a request of them is
-refused (``check_ids``).
+student's own best ids exact (docs/math.md, "Chosen ids"). The order of the ids is kept, and -1
+stands for no id: its log-probability is -inf. An id that is named again has its log-probability
+again, and its mass is counted once; a loss over such entries would count it twice, and so a request
+of them is refused (``check_ids``).
 
 Refuses ids outside the vocabulary. A position with NaN, +inf or nothing finite is told by its
 status, its numbers 0.

@@ -2,8 +2,8 @@
 
 Cheap, a few passes over [P,K]. That every position sums to one catches a wrong normaliser, a
 wrong temperature, rows paired wrongly and most corruption; the rest is order, range and NaN
-(math note 2.5). Rows whose ``row_status`` is not OK are looked at no further: nobody is handed
-their values.
+(docs/math.md, "Invariants of a payload"). Rows whose ``row_status`` is not OK are looked at no
+further: nobody is handed their values.
 
 Promises: the first fault, by row and position in the row, with its numbers (how many positions
 are at fault likewise is counted in some thousand positions around it). What it cannot see

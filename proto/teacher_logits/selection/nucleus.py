@@ -2,7 +2,7 @@
 
 An entry is kept where the true mass before it, of the whole vocabulary, is below the nucleus's;
 the first few are kept in any case. What is cut off joins the tail, at every temperature, so that
-each position still sums to one (math note 1.5).
+each position still sums to one (docs/math.md, "Nucleus").
 
 Promises: the entries that stay are the same bits as before. In a rectangle [P,K] the others are
 -1 and -inf, as where fewer entries exist; ``pack`` leaves them out, which is what saves bytes.

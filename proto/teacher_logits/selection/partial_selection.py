@@ -5,9 +5,9 @@
     all slices    ->  ``finish``: what ``select_top_k`` says of the whole row
 
 A slice is a tile of a head that is run tile by tile, or the shard of a tensor-parallel rank; the
-merge is one function for both, and associative: slices of any widths, merged in any order and
-bracketing, give the ids of the whole row, ties by id, and its normaliser up to rounding (math
-note 1.2). ``rank_merging`` does it across processes. Nothing of the vocabulary's size is kept.
+merge is one function for both, and associative (docs/math.md, "Merging"): slices of any widths, in
+any order and bracketing, give the ids of the whole row, ties by id, and its normaliser up to
+rounding. ``rank_merging`` does it across processes. Nothing of the vocabulary's size is kept.
 
 Refuses slices that overlap, that were cut by different settings, or that leave a hole: a rest
 that was added twice, or not at all, shows in no single number.

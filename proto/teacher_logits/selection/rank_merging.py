@@ -5,7 +5,7 @@
              merge, on every rank
 
 Of a vocabulary of 151,936 in bf16 that is 521 bytes a position and rank at K = 64, where the
-logits are 303,872 (math note 1.2).
+logits are 303,872 (docs/math.md, "Merging").
 
 Promises: two all-gathers, the first of a few numbers by which ranks that disagree all refuse,
 and none goes on into a collective that the others left. Shards may be uneven, of padding alone

@@ -1,8 +1,8 @@
 """Ranking: the largest entries of each row of logits, exactly, in one agreed order.
 
 The order is value descending, then id ascending, and -0.0 equals +0.0. ``torch.topk`` leaves
-the order of equal values open, and 16-bit logits tie in most rows (math note 1.8), so two
-replicas would name different ids.
+the order of equal values open, and 16-bit logits tie often, so two replicas would name different
+ids (docs/math.md, "Padding, ties and what is not finite").
 
     row -> fold into strided columns -> the columns of largest maxima (found in the same way)
         -> the largest of their members, some more than wanted -> in order, by value and id

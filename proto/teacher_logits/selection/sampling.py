@@ -6,8 +6,8 @@
 The threshold sample has m distinct entries whose weights sum to one, each within the threshold of
 its probability, and a total variance of sum p (threshold - p) over the rest: less than any other
 of that size, and 0 where the support is that small. Its picks are systematic, from one uniform a
-position (math note 1.6). Both estimates are unbiased for what is linear in p, and for nothing
-else: a logarithm or a square of an estimate is biased.
+position (docs/math.md, "Sampling"). Both estimates are unbiased for what is linear in p, and for
+nothing else: a logarithm or a square of an estimate is biased.
 
 Promises: fp64 sums over the vocabulary; the same entries for the same uniforms, whatever rows come
 with a row. A position with a NaN, a +inf or nothing finite has ids -1 and zeros, and its status.

@@ -1,8 +1,8 @@
 """Uniforms by counter: numbers that are a function of what they are drawn for, and of nothing else.
 
-u(seed, row, position, draw) is splitmix64 folded over the four, and its upper 53 bits (math note
-1.6). A retry, another cut of the batch, another replica and another device draw the same bits, so
-that a sample can be drawn again and nothing of it needs to be kept.
+u(seed, row, position, draw) is splitmix64 folded over the four, and its upper 53 bits
+(docs/math.md, "Sampling"). A retry, another cut of the batch, another replica and another device
+draw the same bits, so that a sample can be drawn again and nothing of it needs to be kept.
 
 Seed and row enter as their sum: rows are to be told apart by more than a small number, as by their
 digests.

@@ -67,9 +67,9 @@ def _number(config: object, name: str) -> float:
 
 
 def chunk_positions(budget_bytes: int, *, width: int, weight_bytes: int) -> int:
-    """Return how many positions a chunk has (math note 1.3); never fewer than 64.
+    """Return how many positions a chunk has, never fewer than 64.
 
-    A 16-bit product takes room beside its fp32 copy.
+    A 16-bit product takes room beside its fp32 copy (docs/math.md, "Memory of a chunk").
     """
     each = width * (4 if weight_bytes == 4 else 4 + weight_bytes)
     return max(budget_bytes // each, MIN_CHUNK_POSITIONS)

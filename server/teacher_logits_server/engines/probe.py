@@ -2,8 +2,8 @@
 
 Scores a few random rows by the way that students' rows take, so that a mistake anywhere on it
 shows: an engine that looks ahead or hands out its distributions one token late, rows that feel
-the padding or the rows beside them. Works for an untrained teacher and needs no labels
-(``teacher_logits.selection.causality`` judges; math note 6.4).
+the padding or the rows beside them. Works for an untrained teacher and needs no labels.
+``teacher_logits.selection.causality`` judges (docs/math.md, "How a shift is found").
 
 Refuses (``AlignmentError``) a teacher whose answer for position s is not one for the tokens up
 to s, or so noisy that nobody can tell.

@@ -1,4 +1,4 @@
-"""Normalising over a step: the properties P1 to P10 of math note 4.5, over random cuts."""
+"""Normalising over a step, by random cuts: all that docs/math.md, "A step in parts", promises."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def assert_bitwise(model: Model, clean: Model) -> None:
 
 
 class TestAnyCut:
-    """P1, P2, P3, P10."""
+    """By ranks and micro batches, in any order, some without tokens."""
 
     @few
     @given(case=cut_tokens())
@@ -154,7 +154,7 @@ class TestAnyCut:
 
 
 class TestNothingThatCounts:
-    """P4, and one loss of two that counts nothing."""
+    """Not one loss, or one of two."""
 
     @few
     @given(case=cut_tokens(), bad=st.sampled_from([math.nan, math.inf]))
@@ -200,7 +200,7 @@ class TestNothingThatCounts:
 
 
 class TestWeights:
-    """P7 and P8."""
+    """Of positions, and of one loss beside another."""
 
     @few
     @given(case=cut_tokens(), factor=st.floats(1e-3, 1e3))
@@ -233,7 +233,7 @@ class TestWeights:
 
 
 class TestAttempts:
-    """P5 and P6."""
+    """One that is aborted, and what comes twice or late."""
 
     @few
     @given(found=tokens(least=2), after=st.integers(0, 3))
@@ -291,7 +291,7 @@ class TestAttempts:
 
 
 class TestReportedLoss:
-    """P9."""
+    """Computed again from the dense distributions."""
 
     @few
     @given(case=cut_tokens())
