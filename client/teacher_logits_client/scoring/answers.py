@@ -9,6 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from teacher_logits.errors import TeacherLogitsError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -123,8 +125,10 @@ class Answers:
             leased = self._reader.open(lease, until=until, keep_if_late=keep_if_late)
         try:
             leased.check(batch, self._profile, reject_bad_rows=reject_bad_rows)
-        except BaseException:
-            leased.abandon()
+        except BaseException as error:
+            problem, _ = leased.let_go()  # bytes that were overwritten do not pass, for one
+            if problem is not None and isinstance(error, TeacherLogitsError):
+                raise problem from error
             raise
         return leased
 

@@ -121,8 +121,9 @@ class Reader:
         """
         try:
             (opened,) = self.open_bytes([lease], until=until)
-        except DeadlinePassedError:
-            if not keep_if_late:
+        except BaseException as error:
+            is_kept = keep_if_late and isinstance(error, DeadlinePassedError)
+            if not is_kept and lease.lease_id not in self._out:  # interrupted before it was
                 self.discard(lease.lease_id)
             raise
         return self.adopt(opened)
