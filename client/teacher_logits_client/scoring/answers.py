@@ -127,9 +127,12 @@ class Answers:
             leased.check(batch, self._profile, reject_bad_rows=reject_bad_rows)
         except BaseException as error:
             problem, _ = leased.let_go()  # bytes that were overwritten do not pass, for one
-            if problem is not None and isinstance(error, TeacherLogitsError):
-                raise problem from error
-            raise
+            try:
+                if problem is not None and isinstance(error, TeacherLogitsError):
+                    raise problem from error
+                raise
+            finally:
+                del problem  # which would keep itself, and with its frames all views
         return leased
 
     def give_up(self, pending: PendingLease) -> None:

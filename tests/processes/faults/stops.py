@@ -125,7 +125,7 @@ STAYING = {
     **_around("send", f"{_SERVER}.replicas.fleet:Fleet.score"),
     **_around("stay", f"{_SERVER}.replicas.stores:Stores.put"),
     **_around("publish", f"{_SERVER}.ledger:Ledger.publish"),
-    "before drop": Point(f"{_SERVER}.replicas.stores:Stores.drop", Side.BEFORE),
+    "before revoke": Point(f"{_SERVER}.replicas.stores:Stores.revoke", Side.BEFORE),
     **_TICKETS,
 }
 PUTTING = {

@@ -19,7 +19,7 @@ from typing import ClassVar, TypeAlias, cast
 
 from tests.processes.faults import roles
 from tests.processes.faults.cast import Cast, Role
-from tests.processes.faults.oracle import Census, Oracle, census_of
+from tests.processes.faults.oracle import Oracle, census_of
 from tests.processes.faults.publisher import PublisherRole
 from tests.processes.faults.roles import Voice
 from tests.processes.faults.stops import Point, Stops, wrap
@@ -232,30 +232,14 @@ class House(Cast):
 
 
 class HouseOracle(Oracle):
-    """Holds the whole process against what it was when it was quiet, with a server and without."""
-
-    def __init__(self, house: House) -> None:
-        super().__init__(house)
-        self._alone: Census | None = None
-
-    def note_alone(self) -> None:
-        """Take what the process has now as what it has without a server."""
-        gc.collect()
-        self._alone = census_of(_PROCESS)
+    """Holds the whole process against what it was when it was quiet."""
 
     def note_house(self) -> None:
-        """Take what it has now as what it has with one."""
+        """Take what the process has now as what it has when it is quiet."""
         gc.collect()
         self.note_quiet(_PROCESS)
 
-    def check_alone(self) -> None:
-        """Hold the process against what it was without a server."""
-        self._await_right(lambda: self._growth(self._alone))
-
     def _roles_wrong(self) -> list[str]:
-        return self._growth(self._quiet[_PROCESS.pid])
-
-    def _growth(self, baseline: Census | None) -> list[str]:
-        assert baseline is not None
         gc.collect()
-        return [f"process: {each}" for each in census_of(_PROCESS).growth(baseline)]
+        growth = census_of(_PROCESS).growth(self._quiet[_PROCESS.pid])
+        return [f"process: {each}" for each in growth]

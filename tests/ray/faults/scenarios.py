@@ -32,12 +32,6 @@ def scenario_count() -> int:
     return len(_all())
 
 
-def waits_long(scenario: Scenario) -> bool:
-    """Say whether a process with Ray in it is started for it, which takes seconds."""
-    is_gone = scenario.means is not Means.STOP_AND_GO_ON
-    return scenario.victim not in ("publisher",) and is_gone
-
-
 @cache
 def _all() -> list[tuple[str, str, Means, str]]:
     """Return all there are; in front, enough for every victim and every moment."""

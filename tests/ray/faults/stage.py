@@ -21,7 +21,8 @@ from tests.ray.faults.scenarios import (
     READERS,
 )
 
-SOON_SECONDS = 15.0
+SOON_SECONDS = 18.0
+"""Less than the deadline of the call that is waited for."""
 LOST = {"ObjectLostError", "DeadlinePassedError"}
 """What a reader of objects alone may be told, where who hands them out comes to harm."""
 
@@ -77,21 +78,21 @@ class RayStage(Stage):
         reader = self.student("victim")
         with self.undisturbed() as bystander:
             self.enter(reader, scenario.transport)
-            victim = self.helper("replica")
-            if scenario.moment == "while it is read":
-                reader.do("arm", name="read")
+            victim, means = self.helper("replica"), scenario.means
+            if scenario.moment == "before a pass":
+                self.harm_helper(victim, means, bystander)
             elif scenario.moment == "during a pass":
                 victim.signal(SIGSTOP)
             else:
-                self.harm(victim, scenario.means, bystander)
+                reader.do("arm", name="read")
             calls = [reader.ask("cycle", session="it", step=self.step()) for _ in range(2)]
-            if scenario.moment == "while it is read":
-                reader.await_point()
-                self.harm(victim, scenario.means, bystander)
-                reader.do("go")
-            elif scenario.moment == "during a pass":
+            if scenario.moment == "during a pass":
                 await_true(self._has_pass(victim), f"{victim} has a pass")
-                victim.signal(SIGKILL if scenario.means is not Means.STOP_AND_GO_ON else SIGCONT)
+                victim.signal(SIGCONT if means is Means.STOP_AND_GO_ON else SIGKILL)
+            elif scenario.moment == "while it is read":
+                reader.await_point()
+                self.harm_helper(victim, means, bystander)
+                reader.do("go")
             for call in calls:
                 reader.answer(call)
             reader.do("end")
@@ -119,7 +120,7 @@ class RayStage(Stage):
             reader.do("end")
 
     def harm_helper(self, victim: Helper, means: Means, bystander: Role) -> None:
-        """Do it. Nobody is served objects by one that is stopped, so it is not waited for."""
+        """Do it. One that is stopped may keep all waiting, so that nobody is waited for then."""
         if means is not Means.KILL:
             victim.signal(SIGSTOP)
             self.cast.inspect()
