@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tests.ray.faults.stage import RayStage
 
-FEW = (6, 11, 22, 32)
+FEW = (6, 22, 32)
 """Seeds that `make test` plays: no server is started anew for them."""
 SEEDS_NAME = "TEACHER_LOGITS_RAY_FAULT_SEEDS"
 
