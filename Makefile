@@ -70,8 +70,11 @@ fuzz: $(READY)  ## fuzz one surface of tests/fuzz (SURFACE=rpc RUNS=10000)
 	$(PY) -m tests.fuzz $(SURFACE) --runs $(RUNS) $(ARGS)
 
 chaos: $(READY)  ## kill, stop and starve everybody: SEEDS=0-199 (docs/reliability.md)
-	TEACHER_LOGITS_FAULT_SEEDS=$(SEEDS) TEACHER_LOGITS_STORM_SEEDS=$(SEEDS) $(PY) -m pytest \
-	    -n $(WORKERS) tests/processes/faults/test_scenarios.py tests/processes/faults/test_storms.py $(ARGS)
+	TEACHER_LOGITS_FAULT_SEEDS=$(SEEDS) TEACHER_LOGITS_STORM_SEEDS=$(SEEDS) \
+	    TEACHER_LOGITS_LOCAL_FAULT_SEEDS=$(SEEDS) TEACHER_LOGITS_RAY_FAULT_SEEDS=$(SEEDS) \
+	    $(PY) -m pytest -n $(WORKERS) tests/processes/faults/test_scenarios.py \
+	    tests/processes/faults/test_storms.py tests/processes/faults/test_local_faults.py \
+	    tests/ray/faults $(ARGS)
 
 soak: $(READY)  ## go on in peace, and hold every process against what it was: TEACHERS=2000
 	TEACHER_LOGITS_SOAK_TEACHERS=$(TEACHERS) $(PY) -m pytest \

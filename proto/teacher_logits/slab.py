@@ -126,6 +126,22 @@ class WriterSlab:
         """Return the extent's bytes, writable."""
         return self._bytes[extent.offset_bytes : extent.offset_bytes + extent.size_bytes]
 
+    def opened(self, extent: Extent) -> tuple[memoryview, ctypes.c_uint64]:
+        """Return the extent's bytes and its slot, for a reader in this process.
+
+        Both are good for as long as they are held, whoever closes the slab meanwhile.
+
+        Raises:
+            SlabOpenError: it is closed.
+        """
+        try:
+            slot = ctypes.c_uint64.from_buffer(self._map, HEADER_BYTES + 8 * extent.slot)
+            return self.room(extent), slot
+        except ValueError:  # what lay over the mapping was released
+            raise SlabOpenError(
+                f"slab {self.slab_id} was closed by its writer", facts={"slab_id": self.slab_id}
+            ) from None
+
     def hole_bytes(self, offset_bytes: int, size_bytes: int) -> int:
         """Return how many bytes of a run of the room are not yet memory; 0 unless sparse."""
         if not self._is_sparse:

@@ -250,6 +250,21 @@ class TestClosing:
 
         assert room[0] == 5
 
+    def test_leaves_readers_of_this_process_what_they_have(self, slab: WriterSlab) -> None:
+        slab.mark(EXTENT.slot, 2)
+        room, slot = slab.opened(EXTENT)
+        room[:4] = b"kept"
+
+        slab.close()
+
+        assert (bytes(room[:4]), slot.value) == (b"kept", 2)
+
+    def test_refuses_readers_of_this_process_from_then_on(self, slab: WriterSlab) -> None:
+        slab.close()
+
+        with pytest.raises(SlabOpenError, match="slab was closed by its writer"):
+            slab.opened(EXTENT)
+
     def test_twice_is_fine(self, slab: WriterSlab) -> None:
         slab.close()
         slab.close()

@@ -6,7 +6,6 @@ be made they are skipped in sight, and fail in CI.
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
 
 HERE = Path(__file__).parent
-STORE_BYTES = 300_000_000
 
 _stages = pytest.StashKey[dict[Path, Stage]]()
 _hindrance = pytest.StashKey["str | None"]()
@@ -115,21 +113,7 @@ def _made(item: pytest.Item, outcome: Callable[[], NoReturn]) -> pytest.TestRepo
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """A cluster of one node, to which this process is connected."""
-    import ray
-    from ray.cluster_utils import Cluster
+    from tests.ray.nodes import one_node  # brings Ray
 
-    made = Cluster(
-        initialize_head=True,
-        head_node_args={
-            "num_cpus": 4,
-            "object_store_memory": STORE_BYTES,
-            "include_dashboard": False,
-            "node_ip_address": "127.0.0.1",
-        },
-    )
-    try:
-        ray.init(made.address, namespace="tests", logging_level=logging.ERROR, log_to_driver=False)
+    with one_node() as made:
         yield made
-    finally:
-        ray.shutdown()
-        made.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -23,6 +24,36 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS = 120.0
 #: Runs what comes behind it where an empty folder lies over the one that is named first.
 HIDING = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"')
+
+
+STORE_BYTES = 300_000_000
+
+
+@contextmanager
+def one_node(**settings: object) -> Iterator[Cluster]:
+    """A cluster of one node, to which this process is connected.
+
+    Args:
+        settings: of Ray itself, for all nodes.
+    """
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(
+        initialize_head=True,
+        head_node_args={
+            "num_cpus": 4,
+            "object_store_memory": STORE_BYTES,
+            "include_dashboard": False,
+            "node_ip_address": "127.0.0.1",
+            "_system_config": settings,
+        },
+    )
+    try:
+        ray.init(made.address, namespace="tests", logging_level=logging.ERROR, log_to_driver=False)
+        yield made
+    finally:
+        ray.shutdown()
+        made.shutdown()
 
 
 @dataclass

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,6 +74,7 @@ from teacher_logits.v1 import object_service_pb2
 from teacher_logits.views import ObjectStoreView
 from teacher_logits_client import testing
 from teacher_logits_client.openers import ray_cluster
+from teacher_logits_server.exporters import ray_store
 
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
@@ -457,6 +458,17 @@ class TestAHolderThatIsKilled:
                 with session.acquire(payload_id=held.payload.payload_id) as again:
                     assert again.digest() == kept.digest()
 
+    def test_leaves_nothing_in_the_store(self, server: Embedded) -> None:
+        """Not until garbage is collected, which the Ray process may never do."""
+        await_that(lambda: used_bytes(server) == 0)
+        restarts = store(server).holder_restarts
+        with server.sealed(a_content()) as held, reading(server) as (_, session):
+            self.kill(server)
+            with suppress(ObjectLostError):
+                session.acquire(payload_id=held.payload.payload_id, timeout=20).close()
+            await_that(lambda: store(server).holder_restarts == restarts + 1)
+        await_that(lambda: used_bytes(server) == 0)
+
     def test_costs_a_stream_where_that_is_wanted_too(self, server: Embedded) -> None:
         restarts = store(server).holder_restarts
         with (
@@ -528,6 +540,26 @@ def test_a_holder_that_ray_cannot_find_is_refused_at_once_with_what_it_says(
     assert isinstance(refusal, Refusal)
     assert refusal.reason is RefusalReason.HOLDER_GONE
     assert "RuntimeError: the head has hung up" in refusal.message
+
+
+def test_a_raylet_that_some_process_keeps_waiting_keeps_nobody_from_the_store(
+    server: Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks every process of Ray's on its node first: one that is stopped does not answer."""
+    await_that(lambda: used_bytes(server) == 0)
+    over = threading.Event()
+    monkeypatch.setattr(ray_store, "node_stats", lambda *_, **__: over.wait(PATIENCE_SECONDS))
+    found = ray_store.Store()
+    try:
+        assert found.look().used_bytes == 0
+        kept = [ray.put(numpy.zeros(1 << 20, numpy.uint8))]
+        found.note_put(1 << 20)
+        assert found.look().used_bytes >= 1 << 20  # before the head has heard of it
+        await_that(lambda: 1 << 20 <= found.look().used_bytes < 2 << 20)
+        kept.clear()
+        await_that(lambda: found.look().used_bytes == 0)
+    finally:
+        over.set()
 
 
 def kill_and_fetch(server: Embedded) -> Callable[..., memoryview]:

@@ -27,7 +27,9 @@ class LocalPayload(HostPayload):
     copied = False
 
     def __init__(self, slab: WriterSlab, extent: Extent, size_bytes: int) -> None:
-        super().__init__(slab.room(extent)[:size_bytes])
+        """Take hold of the memory; ``SlabOpenError`` where its writer has closed it meanwhile."""
+        room, self._slot = slab.opened(extent)
+        super().__init__(room[:size_bytes])
         self._slab = slab
         self._extent = extent
 
@@ -37,7 +39,7 @@ class LocalPayload(HostPayload):
 
     def generation(self) -> int:
         """Return what the payload's slot holds."""
-        return self._slab.generation(self._extent.slot)
+        return int(self._slot.value)
 
     def vacate(self) -> int:
         """Do nothing: the memory is the writer's."""

@@ -196,7 +196,8 @@ def _get(reference: object, until: float, *, what: str) -> object:
     except GetTimeoutError:
         raise _late(what, left) from None
     except RayError as error:
-        raise _lost(what, error) from error
+        # Without its frames, which it would keep in a cycle, and with them the references here.
+        raise _lost(what, error) from error.with_traceback(None)
     return found
 
 

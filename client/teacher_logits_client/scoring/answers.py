@@ -9,6 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from teacher_logits.errors import TeacherLogitsError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -123,9 +125,14 @@ class Answers:
             leased = self._reader.open(lease, until=until, keep_if_late=keep_if_late)
         try:
             leased.check(batch, self._profile, reject_bad_rows=reject_bad_rows)
-        except BaseException:
-            leased.abandon()
-            raise
+        except BaseException as error:
+            problem, _ = leased.let_go()  # bytes that were overwritten do not pass, for one
+            try:
+                if problem is not None and isinstance(error, TeacherLogitsError):
+                    raise problem from error
+                raise
+            finally:
+                del problem  # which would keep itself, and with its frames all views
         return leased
 
     def give_up(self, pending: PendingLease) -> None:

@@ -79,6 +79,7 @@ class Reader:
         )
         self._lock = threading.Lock()
         self._out: set[str] = set()
+        self._stuck: set[str] = set()
         #: Leases that go back unread; each change is one step of the set.
         self._unread: set[str] = set()
         self._closed = False
@@ -120,12 +121,13 @@ class Reader:
             StalePayloadError, DeadlinePassedError: see ``Opener.open``.
         """
         try:
-            (opened,) = self.open_bytes([lease], until=until)
-        except DeadlinePassedError:
-            if not keep_if_late:
+            (opened,) = self.open_bytes([lease], until=until, keep=True)
+            return self.adopt(opened)
+        except BaseException as error:  # an interrupt's too, whenever it comes
+            is_kept = keep_if_late and isinstance(error, DeadlinePassedError)
+            if not is_kept and lease.lease_id not in self._stuck:
                 self.discard(lease.lease_id)
             raise
-        return self.adopt(opened)
 
     def open_ahead(self, grant: StepGrant, *, until: float) -> tuple[OpenedLease, ...] | None:
         """Return the memory of a grant; None of an announced one that is copied when it is taken.
@@ -187,10 +189,8 @@ class Reader:
                     else:
                         own.copy()
         except BaseException as error:
-            stuck = [e.lease.lease_id for e in opened if not is_vacated(e.memory)]
-            for lease in leases:
-                if lease.lease_id in stuck:
-                    continue
+            self._stuck |= {e.lease.lease_id for e in opened if not is_vacated(e.memory)}
+            for lease in (each for each in leases if each.lease_id not in self._stuck):
                 if keep or isinstance(error, DeadlinePassedError):
                     self._no_longer_out(lease.lease_id)
                 else:

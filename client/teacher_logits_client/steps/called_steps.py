@@ -20,6 +20,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import weakref
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as NotYet
 from functools import partial
@@ -92,6 +93,7 @@ class CalledSteps:
         self._pending: WeakSet[PendingStep] = WeakSet()
         self._granted: queue.SimpleQueue[_Ahead | None] = queue.SimpleQueue()
         self._thread: StepThread | None = None
+        weakref.finalize(self, self._granted.put, None).atexit = False
         self._closed = False
 
     def take(self, step: int, *, until: float, seconds: float) -> OpenedGrant:
@@ -163,7 +165,9 @@ class CalledSteps:
             dropped = [self._ahead.pop(each) for each in list(self._ahead) if each not in wanted]
             missing = [each for each in wanted if each not in self._ahead and not self._closed]
             if missing and self._thread is None:
-                self._thread = StepThread(self._open_granted, stop=partial(self._granted.put, None))
+                # It knows this object weakly: one that is dropped unclosed ends it all the same.
+                work = partial(_open_granted, weakref.ref(self), self._granted)
+                self._thread = StepThread(work, stop=partial(self._granted.put, None))
         for each in dropped:
             self._drop(each)
         for number in missing:
@@ -212,22 +216,17 @@ class CalledSteps:
             self._requests.hand_over(ahead.step, ahead.request_id)
         return found
 
-    def _open_granted(self) -> None:
-        """Open what the calls ahead were granted; the thread's own work."""
-        while True:
-            ahead = self._granted.get()
-            if ahead is None:
-                return
-            try:
-                found = self._opened(ahead)
-            except (TeacherLogitsError, CancelledError) as error:
-                self._finish(ahead, error)
-            except BaseException as error:
-                self._finish(ahead, error)
-                raise
-            else:
-                self._finish(ahead, found)
-            del ahead
+    def open_granted(self, ahead: _Ahead) -> None:
+        """Open what a call ahead was granted; on the thread."""
+        try:
+            found = self._opened(ahead)
+        except (TeacherLogitsError, CancelledError) as error:
+            self._finish(ahead, error)
+        except BaseException as error:
+            self._finish(ahead, error)
+            raise
+        else:
+            self._finish(ahead, found)
 
     def _opened(self, ahead: _Ahead) -> OpenedGrant:
         grant = ahead.pending.result(0.0)
@@ -273,3 +272,15 @@ def _too_late(ahead: _Ahead, seconds: float) -> DeadlinePassedError:
     return DeadlinePassedError(
         why, facts={"step": step, "deadline_seconds": seconds, "has_come": int(ahead.has_come)}
     )
+
+
+def _open_granted(
+    known: weakref.ref[CalledSteps], granted: queue.SimpleQueue[_Ahead | None]
+) -> None:
+    """Be a session's thread, while its steps are there."""
+    while (ahead := granted.get()) is not None:
+        steps = known()
+        if steps is None:
+            return
+        steps.open_granted(ahead)
+        del ahead, steps

@@ -154,11 +154,16 @@ class RayProcess:
     # The holder
 
     def _tell_holder(self, object_id: str) -> None:
-        """Have the holder hand an object out; one that died is replaced first."""
+        """Have the holder hand an object out; one that died is replaced first.
+
+        No name here is of the reference: an error of Ray's is part of a cycle, and keeps what the
+        frames that it passed had until garbage is collected, which may be never.
+        """
         with self._lock:
-            holder, references = self._holder, [self._references[object_id]]
+            holder = self._holder
+            told = holder.keep.remote(object_id, [self._references[object_id]], [])
         try:
-            ray.get(holder.keep.remote(object_id, references, []), timeout=TELL_SECONDS)
+            ray.get(told, timeout=TELL_SECONDS)
         except RayError:
             self._replace(holder)
 

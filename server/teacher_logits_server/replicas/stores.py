@@ -212,7 +212,7 @@ class Stores:
                 f"payload {payload_id} lay where replicas had computed it, and is lost with a node "
                 f"of theirs ({type(error).__name__}: {said}): score the rows again",
                 facts={**facts, "error": type(error).__name__},
-            ) from error
+            ) from error.with_traceback(None)  # its frames, in a cycle with it, keep the others
         arrays = [memoryview(cast("bytes", each)) for each in found]
         return [(each.part, data) for each, data in zip(objects, arrays, strict=True)]
 

@@ -12,6 +12,7 @@ from tests.client.conftest import LOCAL, SHARED_MEMORY, STREAM, Service, a_profi
 
 import teacher_logits_client as tl
 from teacher_logits.errors import DeadlinePassedError, LeaseLostError, StalePayloadError
+from teacher_logits_client.sessions.reader import Reader
 
 EACH = pytest.mark.parametrize(
     "transports", [LOCAL, SHARED_MEMORY, STREAM], ids=lambda t: t[0].value
@@ -347,6 +348,20 @@ class TestOpeningThatTakesTooLong:
             assert service.lease_count(client) == 1
 
 
+def test_an_interrupt_before_a_lease_is_opened_gives_it_back(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    with service.session() as (client, session):
+        future = session.score(IDS)
+        monkeypatch.setattr(Reader, "open_bytes", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            future.result()
+        assert service.lease_count(client) == 0
+
+
 class TestReuseUnderAReader:
     @SHARED
     def test_is_raised_at_the_exit(self, service: Service, transports: tuple[tl.Transport]) -> None:
@@ -356,6 +371,26 @@ class TestReuseUnderAReader:
                 reuse_under(service, payload)
             assert caught.value.facts["payload_id"] == payload.payload.payload_id
             assert settle(client).stale_payloads == 1
+            assert service.lease_count(client) == 0
+
+    @SHARED
+    def test_is_what_is_said_of_bytes_that_are_others_when_they_are_checked(
+        self,
+        service: Service,
+        transports: tuple[tl.Transport],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        check = tl.LeasedPayload.check
+
+        def overwritten(payload: tl.LeasedPayload, *given: object, **more: object) -> None:
+            reuse_under(service, payload)
+            payload.columns["row_digests"].zero_()
+            check(payload, *given, **more)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(tl.LeasedPayload, "check", overwritten)
+        with service.session(transports) as (client, session):
+            with pytest.raises(StalePayloadError, match="discard everything"):
+                session.score(IDS).result()
             assert service.lease_count(client) == 0
 
     def test_explains_an_error_that_it_may_have_caused(self, service: Service) -> None:

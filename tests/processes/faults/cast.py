@@ -1,8 +1,9 @@
 """The cast of a module's scenarios: role processes of a folder of their own, reused and replaced.
 
 Roles come from multiprocessing's fork server, which has torch imported: a new one costs
-milliseconds, not seconds. Whoever is ended is ended by pid, and whatever is waited for has a
-deadline: answers come over the pipe, and the kernel tells of a process's end.
+milliseconds, not seconds; those in a Ray cluster's workers are that cluster's. Whoever is ended is
+ended by pid, and whatever is waited for has a deadline: answers come over the pipe, and the kernel
+tells of a process's end.
 """
 
 import json
@@ -12,11 +13,11 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from tests.processes.faults.place import Place
 from tests.processes.faults.roles import AT, READY, TELL_STACKS, run
 from tests.processes.faults.workers import PATIENCE_SECONDS
 from tests.stopping import await_stopped
@@ -47,21 +48,40 @@ class RoleError(Exception):
         return "TeacherLogitsError" in self.kinds
 
 
+class Process(Protocol):
+    """What a role runs in."""
+
+    @property
+    def pid(self) -> int | None: ...
+    @property
+    def exitcode(self) -> int | None: ...
+    def is_alive(self) -> bool: ...
+    def join(self, timeout: float | None = None) -> None: ...
+    def kill(self) -> None: ...
+
+
+def forked(kind: str, log: Path, arguments: Sequence[str] = ()) -> "Role":
+    """Fork a role's process."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOAD)
+    pipe, theirs = context.Pipe()
+    process = context.Process(
+        target=run, args=(kind, theirs, str(log), list(arguments)), daemon=True
+    )
+    process.start()
+    theirs.close()
+    return Role(kind, pipe, process)
+
+
 class Role:
     """A role process. Any call fails after a deadline rather than wait for ever."""
 
-    def __init__(self, kind: str, log: Path, arguments: Sequence[str] = ()) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_PRELOAD)
+    def __init__(self, kind: str, pipe: Connection, process: Process) -> None:
         self.kind = kind
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(
-            target=run, args=(kind, theirs, str(log), list(arguments)), daemon=True
-        )
-        self._process.start()
-        theirs.close()
-        assert self._process.pid is not None
-        self.pid = self._process.pid
+        self._pipe = pipe
+        self._process = process
+        assert process.pid is not None
+        self.pid = process.pid
         self._next = 0
         self._said: list[tuple[int, str, Any]] = []
 
@@ -155,12 +175,16 @@ class Role:
                     self._said.remove(said)
                     return said[1], said[2]
             if not self._pipe.poll(max(0.0, until - time.monotonic())):
-                os.kill(self.pid, TELL_STACKS)
+                self.tell_stacks()
                 raise AssertionError(f"{self} said nothing for {within} s; heard {self._said}")
             try:
                 self._said.append(self._pipe.recv())
             except (EOFError, ConnectionResetError):
                 raise AssertionError(f"{self} is gone") from None
+
+    def tell_stacks(self) -> None:
+        """Have it write where its threads are into its log."""
+        os.kill(self.pid, TELL_STACKS)
 
     # Means
 
@@ -184,37 +208,6 @@ class Role:
         if self._process.is_alive():
             self._process.kill()
             self.await_end()
-
-
-@dataclass(frozen=True)
-class Place:
-    """The folder of a cast: ``run`` holds the sockets and nothing else, ``logs`` what roles say."""
-
-    folder: Path
-
-    def __post_init__(self) -> None:
-        for each in (self.run, self.logs):
-            each.mkdir(exist_ok=True)
-
-    @property
-    def run(self) -> Path:
-        """Where the server's sockets are."""
-        return self.folder / "run"
-
-    @property
-    def logs(self) -> Path:
-        """Where the roles write."""
-        return self.folder / "logs"
-
-    @property
-    def address(self) -> str:
-        """Where the server listens."""
-        return f"unix:{self.run / 's'}"
-
-    def said(self) -> str:
-        """Return the end of every log, for the report of a failure."""
-        parts = [f"--- {p.name}\n{p.read_text()[-3000:]}" for p in sorted(self.logs.iterdir())]
-        return "\n".join(parts)
 
 
 class Cast:
@@ -249,7 +242,7 @@ class Cast:
     def start_server(self) -> Role:
         """Start a server, at the same address as any before it."""
         flags = [text for name, value in self._settings.items() for text in (f"--{name}", value)]
-        server = Role("server", self.place.logs / "server", flags)
+        server = forked("server", self.place.logs / "server", flags)
         self._roles["server"] = server
         server.await_ready()
         return server
@@ -258,8 +251,12 @@ class Cast:
         """Return the role of a name."""
         role = self._roles.get(name)
         if role is None or not role.is_alive:
-            role = self._roles[name] = Role(kind, self.place.logs / name)
+            role = self._roles[name] = self.make(name, kind)
         return role
+
+    def make(self, name: str, kind: str) -> Role:
+        """Return a new role."""
+        return forked(kind, self.place.logs / name)
 
     def living(self) -> dict[str, Role]:
         """Return every role that is there."""

@@ -4,7 +4,6 @@ A test's name begins with its seed: `TEACHER_LOGITS_FAULT_SEEDS=7,31` has exactl
 scenarios played, in `make test` too.
 """
 
-import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -12,7 +11,9 @@ from pathlib import Path
 
 import pytest
 from tests.processes.faults.cast import Cast
+from tests.processes.faults.local_scenarios import plan_count, plan_of
 from tests.processes.faults.scenarios import scenario_count, scenario_of
+from tests.processes.faults.seeds import seed_params
 from tests.processes.faults.stage import Stage
 
 FEW = (
@@ -21,43 +22,27 @@ FEW = (
 )
 """Seeds that `make test` plays: every victim, and most moments."""
 SEEDS_NAME = "TEACHER_LOGITS_FAULT_SEEDS"
+FEW_LOCAL = (3, 13, 18, 28, 41, 44, 48)
+"""Likewise, within one process: what once found something."""
 FEW_STORMS = range(4)
 MANY_STORMS = range(100)
 """Seeds that `make test` and `make test-all` play."""
+LOCAL_NAME = "TEACHER_LOGITS_LOCAL_FAULT_SEEDS"
 STORMS_NAME = "TEACHER_LOGITS_STORM_SEEDS"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give the tests of seeds the ones that were asked for."""
-    given = os.environ.get(SEEDS_NAME, "")
     if "seed" in metafunc.fixturenames:
-        asked = seeds_in(given)
-        slow = [] if asked else [pytest.mark.slow]
-        metafunc.parametrize(
-            "seed",
-            [
-                pytest.param(seed, marks=[] if seed in FEW else slow, id=str(scenario_of(seed)))
-                for seed in asked or range(scenario_count())
-            ],
-        )
+        many = range(scenario_count())
+        params = seed_params(SEEDS_NAME, FEW, many, name=lambda seed: str(scenario_of(seed)))
+        metafunc.parametrize("seed", params)
     if "storm_seed" in metafunc.fixturenames:
-        seeds = seeds_in(os.environ.get(STORMS_NAME, ""))
-        metafunc.parametrize(
-            "storm_seed",
-            [
-                pytest.param(seed, marks=[] if seeds or seed in FEW_STORMS else [pytest.mark.slow])
-                for seed in seeds or MANY_STORMS
-            ],
-        )
-
-
-def seeds_in(text: str) -> list[int]:
-    """Return the seeds of `7,31,100-199`."""
-    seeds: list[int] = []
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        seeds += range(int(first), int(last or first) + 1)
-    return seeds
+        metafunc.parametrize("storm_seed", seed_params(STORMS_NAME, FEW_STORMS, MANY_STORMS))
+    if "local_seed" in metafunc.fixturenames:
+        plans = range(plan_count())
+        params = seed_params(LOCAL_NAME, FEW_LOCAL, plans, name=lambda seed: str(plan_of(seed)))
+        metafunc.parametrize("local_seed", params)
 
 
 @pytest.fixture(scope="module")

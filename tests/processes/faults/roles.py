@@ -8,6 +8,7 @@ point can be told. A role whose test is gone ends.
 
 import faulthandler
 import gc
+import logging
 import os
 import queue
 import signal
@@ -136,4 +137,13 @@ def run(kind: str, connection: Connection, log: str, arguments: list[str]) -> No
     else:
         from tests.processes.faults.student import StudentRole
 
+        if arguments:
+            _join(*arguments)
         StudentRole(voice).live()
+
+
+def _join(address: str) -> None:
+    """Be a driver of the Ray cluster at an address."""
+    import ray
+
+    ray.init(address, namespace="students", logging_level=logging.ERROR, log_to_driver=False)

@@ -8,7 +8,8 @@ return are answered.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from signal import SIGCONT, SIGKILL, SIGSTOP
+from signal import SIGCONT, SIGKILL, SIGSTOP, Signals
+from typing import Protocol
 
 from tests.processes.faults.cast import Cast, Role
 from tests.processes.faults.oracle import Oracle
@@ -20,15 +21,27 @@ SHORT_SECONDS = 0.5
 TRANSPORTS = ("shared_memory", "stream")
 
 
+class Victim(Protocol):
+    """Whoever can be sent a signal."""
+
+    def signal(self, number: Signals) -> None:
+        """Send it; a stop is waited for, and an end."""
+
+
 class Stage:
     """A cast with its oracle. Between scenarios nobody has a client.
 
     What is about steps is played by ``step_plays``.
     """
 
-    def __init__(self, cast: Cast) -> None:
+    ways: tuple[str, ...] = TRANSPORTS
+    """What everybody has had a session over before it counts what it has."""
+    home = "shared_memory"
+    """How the bystander reads."""
+
+    def __init__(self, cast: Cast, oracle: Oracle | None = None) -> None:
         self.cast = cast
-        self.oracle = Oracle(cast)
+        self.oracle = oracle or Oracle(cast)
         self._steps = 0
         self.start_server()
 
@@ -53,7 +66,7 @@ class Stage:
         """Start a server, and have it make what it makes for its first clients."""
         server = self.cast.start_server()
         self.oracle.note_quiet(server)
-        for transport in TRANSPORTS:
+        for transport in self.ways:
             self._visit(self.student("bystander"), transport)
         self.oracle.note_warm(server)
 
@@ -61,7 +74,7 @@ class Stage:
         """Return a student that has no client; a new one has had one of each kind."""
         role = self.cast.role(name)
         if not self.oracle.knows(role):
-            for transport in TRANSPORTS:
+            for transport in self.ways:
                 self._visit(role, transport)
             self.oracle.note_quiet(role)
         return role
@@ -82,10 +95,10 @@ class Stage:
         role.do("end")
 
     @contextmanager
-    def undisturbed(self) -> Iterator[Role]:
+    def undisturbed(self, way: str = "") -> Iterator[Role]:
         """Have a bystander score on, without an error, for as long as the block takes."""
         role = self.student("bystander")
-        self.enter(role, "shared_memory")
+        self.enter(role, way or self.home)
         self._cycles = role.ask("cycles", session="it", first=self.step())
         yield role
         self.see_progress(role)
@@ -125,11 +138,11 @@ class Stage:
             victim.do("end")
 
     def answered(self, role: Role, call: int, scenario: Scenario) -> None:
-        """Wait for an answer. Who streams may have stood for longer than its session lives."""
+        """Wait for an answer. Who has no line may have stood for longer than its session lives."""
         error = role.end_of(call)
-        assert error is None or scenario.transport == "stream", error
+        assert error is None or scenario.transport != "shared_memory", error
 
-    def harm(self, victim: Role | Worker, means: Means, bystander: Role) -> None:
+    def harm(self, victim: Victim, means: Means, bystander: Role) -> None:
         """Do it. A victim that is stopped stays so until others were served."""
         if means is not Means.KILL:
             victim.signal(SIGSTOP)
@@ -188,7 +201,7 @@ class Stage:
     def _harm_server(self, scenario: Scenario) -> None:
         server = self.cast.server
         bystander, caller = self.student("bystander"), self.student("victim")
-        self.enter(bystander, "shared_memory")
+        self.enter(bystander, self.home)
         self.enter(caller, scenario.transport)
         bystander.do("score", session="it", step=self.step(), name="kept")
         server.do("arm", name=scenario.moment)
@@ -222,7 +235,7 @@ class Stage:
         bystander.do("read", name="kept")
         self.bring_server_back([caller, bystander])
         for role in (caller, bystander):
-            self.enter(role, "shared_memory")
+            self.enter(role, self.home)
             role.do("cycle", session="it", step=self.step())
 
     def bring_server_back(self, roles: Sequence[Role]) -> None:
@@ -235,7 +248,7 @@ class Stage:
         for role in roles:
             role.do("end")
         self.oracle.check_roles()
-        for transport in TRANSPORTS:
+        for transport in self.ways:
             self._visit(roles[-1], transport)
         self.oracle.note_warm(server)
 

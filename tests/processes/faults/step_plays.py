@@ -23,6 +23,9 @@ MANY = 12
 class StepPlays:
     """Plays on a stage."""
 
+    reading = ""
+    """How steps are read while the server comes to harm, where that is not as they are written."""
+
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self._teacher = ""
@@ -64,10 +67,12 @@ class StepPlays:
     def read_by(self, role: Role, transport: str, student: str) -> None:
         """Have a student open a session with the teacher."""
         role.do("connect", address=self._stage.cast.address)
-        got = role.do(
-            "open", name="it", transport=transport, teacher=self._teacher, student=student
-        )
-        assert got in (transport, "None"), got
+        got = self.open_session(role, transport, teacher=self._teacher, student=student)
+        assert got in (transport.split()[0].split(",")[0], "None"), got
+
+    def open_session(self, role: Role, transport: str, **terms: object) -> str:
+        """Have a student open a session; return what it came to."""
+        return str(role.do("open", name="it", transport=transport, **terms))
 
     @contextmanager
     def company(
@@ -249,13 +254,14 @@ class StepPlays:
 
     def _harm_server(self, scenario: Scenario, other: str) -> None:
         stage = self._stage
-        with self.company(scenario.transport, scenario.transport, moment=scenario.moment) as (
+        reading = self.reading or scenario.transport
+        with self.company(scenario.transport, reading, moment=scenario.moment) as (
             publishers,
             reader,
         ):
             server = stage.cast.server
             bystander = stage.student("victim")
-            stage.enter(bystander, "shared_memory")
+            stage.enter(bystander, stage.home)
             server.do("arm", name=scenario.moment)
             calls = [(role, role.ask("publish", step=HARM)) for role in publishers]
             calls.append((reader, reader.ask("read_step", session="it", step=HARM)))

@@ -62,7 +62,26 @@ SCORES = {"after ask": Point(f"{_CLIENT}.calls:Calls.score", Side.AFTER), **_LEA
 STEPS = {"before acquire": Point(f"{_CLIENT}.steps:Steps.acquire", Side.BEFORE), **_LEASES}
 #: Of one that opens a step which is announced and not sealed.
 AHEAD = _around("look ahead", f"{_CLIENT}.steps.opened_ahead:OpenedAhead.open_announced")
-STUDENT = SCORES | STEPS | AHEAD
+
+#: Of a student that reads objects of a Ray cluster's store: put, and the reference handed out.
+OBJECTS = {
+    **_around("put", f"{_CLIENT}.openers.ray_object:RayObjectOpener._ask"),
+    "before take": Point(f"{_CLIENT}.openers.ray_cluster:_ask", Side.BEFORE),
+    "after take": Point(f"{_CLIENT}.openers.ray_cluster:_taken", Side.AFTER),
+    "before copy": Point(f"{_CLIENT}.openers.ray_object:copy", Side.BEFORE),
+}
+_OPENED = {name: point for name, point in _LEASES.items() if name != "stream chunk"}
+#: Of one that reads the memory of a server in its own process, by its table of slabs.
+FOUND = {"after find": Point(f"{_CLIENT}.openers.local:LocalPayload.__init__", Side.BEFORE)}
+OBJECT_SCORES = {"after ask": SCORES["after ask"], **_OPENED, **OBJECTS}
+OBJECT_STEPS = {"before acquire": STEPS["before acquire"], **_OPENED, **OBJECTS}
+LOCAL_SCORES = {"after ask": SCORES["after ask"], **_OPENED, **FOUND}
+#: Steps are opened by a thread of the session's own.
+LOCAL_STEPS = {
+    "before acquire": STEPS["before acquire"],
+    **{name: point for name, point in _OPENED.items() if not name.endswith("open")},
+}
+STUDENT = SCORES | STEPS | AHEAD | OBJECTS | FOUND
 
 #: Points of a publisher. "write" is the role's own.
 PUBLISHER = {
@@ -95,7 +114,27 @@ REGISTRY = {
     **_around("grant", f"{_SERVER}.ledger:Ledger._grant"),
     **_LENDS,
 }
-SERVER = SCORING | REGISTRY | ANNOUNCING
+
+#: Of the server: for scored payloads that stay in replicas' stores, and for registered ones, which
+#: its Ray process puts into its own node's.
+_TICKETS = {
+    **_around("ticket", f"{_SERVER}.exporters.ray_object:RayObjectExporter.ticket"),
+    **_around("release", f"{_SERVER}.ledger:Ledger.release"),
+}
+STAYING = {
+    **_around("send", f"{_SERVER}.replicas.fleet:Fleet.score"),
+    **_around("stay", f"{_SERVER}.replicas.stores:Stores.put"),
+    **_around("publish", f"{_SERVER}.ledger:Ledger.publish"),
+    "before revoke": Point(f"{_SERVER}.replicas.stores:Stores.revoke", Side.BEFORE),
+    **_TICKETS,
+}
+PUTTING = {
+    **_around("seal", f"{_SERVER}.ledger:Ledger.seal_payload"),
+    **_around("grant", f"{_SERVER}.ledger:Ledger._grant"),
+    **_around("put", f"{_SERVER}.exporters.ray_object:RayObjectExporter._put"),
+    **_TICKETS,
+}
+SERVER = SCORING | REGISTRY | ANNOUNCING | STAYING | PUTTING
 
 
 class Stops:
@@ -135,22 +174,28 @@ class Stops:
             self._go.wait(PATIENCE_SECONDS)
 
     def _wrap(self, name: str, point: Point) -> None:
-        owner, attribute = point.owner()
-        function = getattr(owner, attribute)
+        wrap(point, functools.partial(self.at, name))
 
-        def chunks(found: Iterator[object]) -> Iterator[object]:
-            for number, chunk in enumerate(found):
-                if number == 1:
-                    self.at(name)
-                yield chunk
 
-        @functools.wraps(function)
-        def wrapped(*arguments: object, **given: object) -> object:
-            if point.side is Side.BEFORE:
-                self.at(name)
-            result = function(*arguments, **given)
-            if point.side is Side.AFTER:
-                self.at(name)
-            return chunks(result) if point.side is Side.CHUNK else result
+def wrap(point: Point, at: Callable[[], None]) -> Callable[[], None]:
+    """Have ``at`` called wherever a point is come to; return what undoes that."""
+    owner, attribute = point.owner()
+    function = getattr(owner, attribute)
 
-        setattr(owner, attribute, wrapped)
+    def chunks(found: Iterator[object]) -> Iterator[object]:
+        for number, chunk in enumerate(found):
+            if number == 1:
+                at()
+            yield chunk
+
+    @functools.wraps(function)
+    def wrapped(*arguments: object, **given: object) -> object:
+        if point.side is Side.BEFORE:
+            at()
+        result = function(*arguments, **given)
+        if point.side is Side.AFTER:
+            at()
+        return chunks(result) if point.side is Side.CHUNK else result
+
+    setattr(owner, attribute, wrapped)
+    return functools.partial(setattr, owner, attribute, function)

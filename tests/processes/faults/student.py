@@ -63,13 +63,14 @@ class StudentRole(Role):
         name: str,
         *,
         transport: str = "shared_memory",
+        mode: str = "cow",
         teacher: str = "",
         student: str = "student",
         rank: int = 0,
         dp: int = 1,
         timeout: float = CALL_SECONDS,
     ) -> str:
-        """Open a session; return the transport that it came to."""
+        """Open a session, over one transport or the first of some; return what it came to."""
         assert self.client is not None
         size = ROW_COUNT if not teacher else 2 * ROW_COUNT
         profile = tl.StudentProfile(
@@ -81,9 +82,9 @@ class StudentRole(Role):
             top_k=TOP_K,
             temperatures=TEMPERATURES[1:],
             student_id=student,
-            transports=(tl.Transport(transport),),
+            transports=tuple(map(tl.Transport, transport.split(","))),
         )
-        session = self.client.open_session(profile, timeout=timeout)
+        session = self.client.open_session(profile, mode=tl.MapMode(mode), timeout=timeout)
         self.sessions[name] = session
         return str(session.transport and session.transport.value)
 
