@@ -70,15 +70,20 @@ def source_of(session: "Session") -> "LineSteps":
     return cast("LineSteps", session._steps._source)
 
 
-def open_ahead(session: "Session", step: int = 7) -> OpenedGrant:
-    """Have a step opened that was announced; another thread may be at it, or at the line."""
+def open_ahead(session: "Session", step: int = 7, *, lease_id: str = "") -> OpenedGrant:
+    """Have a step opened that was announced, or that with a lease of this id.
+
+    Another thread may be at it, or at the line. An acquisition that ends before a step is open
+    gives it up instead, and these brokers grant nothing anew.
+    """
     source = source_of(session)
     until = time.monotonic() + LONG
     while time.monotonic() < until:
         source.look_ahead()
         opened = source._mailbox._steps.get(step)
         if isinstance(opened, OpenedGrant):
-            return opened
+            if not lease_id or lease_id in {each.lease_id for each in opened.grant.leases}:
+                return opened
         os.sched_yield()
     raise AssertionError(f"step {step} was not opened")
 
@@ -140,6 +145,7 @@ def test_a_step_is_handed_out_when_every_shard_is_sealed_whoever_reads_them(
 ) -> None:
     with local_session(tmp_path, profile=RANK_1) as (session, broker):
         step = Announced(broker, shards_of(IDS, (4, 4)), mine=1)
+        open_ahead(session)
         step.seal(1)
         with pytest.raises(DeadlinePassedError, match="step 7"):
             session.acquire(step=7, timeout=SOON)
@@ -154,6 +160,7 @@ def test_a_step_that_is_withdrawn_is_waited_for_anew(tmp_path: Path) -> None:
         open_ahead(session)
         broker.send(StepWithdrawn(step=7))
         second = Announced(broker, [shard_of(IDS)])
+        open_ahead(session, lease_id="l-1")
         with pytest.raises(DeadlinePassedError, match="step 7"):
             session.acquire(step=7, timeout=SOON)
         second.seal()
