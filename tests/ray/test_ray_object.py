@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -200,15 +200,15 @@ def test_copies_come_into_one_buffer_that_is_used_again(server: Embedded) -> Non
 
 def test_the_holder_hands_nothing_to_a_wrong_token_or_an_ended_lease(server: Embedded) -> None:
     taken: list[tuple[str, str, bytes]] = []
-    fetch = ray_cluster.fetch
+    fetch = ray_cluster.fetch_all
 
-    def note(ticket: "ObjectTicket", lease_id: str, *, until: float) -> memoryview:
-        taken.append((ticket.object_id, lease_id, ticket.token))
-        return fetch(ticket, lease_id, until=until)
+    def note(tickets: Sequence["ObjectTicket"], lease_id: str, *, until: float) -> list[memoryview]:
+        taken.extend((each.object_id, lease_id, each.token) for each in tickets)
+        return fetch(tickets, lease_id, until=until)
 
     with server.sealed(a_content()) as held, reading(server) as (_, session):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("teacher_logits_client.openers.ray_object.fetch", note)
+            patch.setattr("teacher_logits_client.openers.ray_object.fetch_all", note)
             ended = session.acquire(payload_id=held.payload.payload_id)
             kept = session.acquire(payload_id=held.payload.payload_id)
         holder = exporter(server).holder
@@ -562,14 +562,16 @@ def test_a_raylet_that_some_process_keeps_waiting_keeps_nobody_from_the_store(
         over.set()
 
 
-def kill_and_fetch(server: Embedded) -> Callable[..., memoryview]:
+def kill_and_fetch(server: Embedded) -> Callable[..., list[memoryview]]:
     """Fetch an object whose owner dies between its put and that."""
-    fetch = ray_cluster.fetch
+    fetch = ray_cluster.fetch_all
 
-    def kill_first(ticket: "ObjectTicket", lease_id: str, *, until: float) -> memoryview:
+    def kill_first(
+        tickets: Sequence["ObjectTicket"], lease_id: str, *, until: float
+    ) -> list[memoryview]:
         os.kill(exporter(server)._link.pid, signal.SIGKILL)
-        await_that(lambda: not holders(ticket.holder.name.split("/")[1]))
-        return fetch(ticket, lease_id, until=until)
+        await_that(lambda: not holders(tickets[0].holder.name.split("/")[1]))
+        return fetch(tickets, lease_id, until=until)
 
     return kill_first
 
@@ -590,7 +592,9 @@ def test_a_server_whose_ray_process_died_serves_on_and_joins_again(
             exporter(server), "_join", lambda: join() if may_join.wait(PATIENCE_SECONDS) else None
         )
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("teacher_logits_client.openers.ray_object.fetch", kill_and_fetch(server))
+            patch.setattr(
+                "teacher_logits_client.openers.ray_object.fetch_all", kill_and_fetch(server)
+            )
             with pytest.raises(ObjectLostError):
                 session.acquire(payload_id=held.payload.payload_id, timeout=20)
         await_that(lambda: store(server).state == "lost")

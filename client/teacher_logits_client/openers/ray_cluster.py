@@ -61,20 +61,15 @@ def node_here() -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
-def fetch(ticket: ObjectTicket, lease_id: str, *, until: float) -> memoryview:
-    """Return the object of a lease's ticket: bytes that lie in the node's store, read-only.
+def fetch_all(tickets: Sequence[ObjectTicket], lease_id: str, *, until: float) -> list[memoryview]:
+    """Return the objects of a lease's tickets: bytes that lie in the node's store, read-only.
 
-    They are there while anything views them.
+    They come side by side, and are there while anything views them.
 
     Raises:
-        ObjectLostError: the holder or the object is gone, or the ticket is not good any more.
+        ObjectLostError: a holder or an object is gone, or a ticket is not good any more.
         DeadlinePassedError: it took too long.
     """
-    return fetch_all([ticket], lease_id, until=until)[0]
-
-
-def fetch_all(tickets: Sequence[ObjectTicket], lease_id: str, *, until: float) -> list[memoryview]:
-    """Return the objects of several tickets, which come side by side; as ``fetch``."""
     asked = [(each, _ask(each, lease_id, until)) for each in tickets]
     references = [_taken(each, answer, until) for each, answer in asked]
     names = ", ".join(each.object_id for each in tickets)

@@ -22,7 +22,7 @@ from teacher_logits.terms import StoredTicket
 from teacher_logits.transport import Transport
 from teacher_logits_client.openers.buffered_payload import BufferedPayload
 from teacher_logits_client.openers.host_payload import HostPayload
-from teacher_logits_client.openers.ray_cluster import copy, fetch, fetch_all
+from teacher_logits_client.openers.ray_cluster import copy, fetch_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,7 +97,7 @@ class RayObjectOpener:
         ticket = self._ask(lease.lease_id, until - time.monotonic())
         if isinstance(ticket, StoredTicket):
             try:
-                found = self._fetch_parts(ticket, lease.lease_id, until)
+                found = self._fetch([each.ticket for each in ticket.parts], lease.lease_id, until)
                 return self._opened(found, ticket.parts, lease.payload)
             except ObjectLostError:
                 if self._may_stream:
@@ -106,11 +106,13 @@ class RayObjectOpener:
                 ticket = self._ask(lease.lease_id, until - time.monotonic())
                 if isinstance(ticket, StoredTicket):
                     raise
-        return self._whole(fetch(ticket, lease.lease_id, until=until), lease.payload)
+        [whole] = self._fetch([ticket], lease.lease_id, until)
+        return self._whole(whole, lease.payload)
 
-    def _fetch_parts(self, ticket: StoredTicket, lease_id: str, until: float) -> list[memoryview]:
+    def _fetch(
+        self, tickets: Sequence[ObjectTicket], lease_id: str, until: float
+    ) -> list[memoryview]:
         """Return the objects of a payload; where they do not come, leave time for the stream."""
-        tickets = [each.ticket for each in ticket.parts]
         if not self._may_stream:
             return fetch_all(tickets, lease_id, until=until)
         soon = (until - time.monotonic()) / 2

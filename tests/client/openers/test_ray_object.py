@@ -87,19 +87,19 @@ class Cluster:
         self.tickets = list(tickets)
         self.objects: dict[str, memoryview] = {"whole": memoryview(bytes(BYTES))}
         self.fetched_until: list[float] = []
+        self.hangs = False
 
     def put(
         self, lease_id: str, *, timeout: float, room_wait: float
     ) -> ObjectTicket | StoredTicket:
         return self.tickets.pop(0)
 
-    def fetch(self, ticket: ObjectTicket, lease_id: str, *, until: float) -> memoryview:
-        return self.fetch_all([ticket], lease_id, until=until)[0]
-
     def fetch_all(
         self, tickets: Sequence[ObjectTicket], lease_id: str, *, until: float
     ) -> list[memoryview]:
         self.fetched_until.append(until)
+        if self.hangs:
+            raise DeadlinePassedError("it did not come")
         try:
             return [self.objects[each.object_id] for each in tickets]
         except KeyError:
@@ -107,7 +107,6 @@ class Cluster:
 
     def open(self, monkeypatch: pytest.MonkeyPatch, *, may_stream: bool = False) -> bytes:
         where = "teacher_logits_client.openers.ray_object"
-        monkeypatch.setattr(f"{where}.fetch", self.fetch)
         monkeypatch.setattr(f"{where}.fetch_all", self.fetch_all)
         monkeypatch.setattr(f"{where}.copy", copy)
         opener = RayObjectOpener(self.put, BufferPool(), as_views=True, may_stream=may_stream)
@@ -155,4 +154,15 @@ def test_who_may_be_streamed_to_does_not_and_keeps_half_of_its_time_for_that(
     with pytest.raises(ObjectLostError):
         cluster.open(monkeypatch, may_stream=True)
     assert len(cluster.tickets) == 1
+    assert cluster.fetched_until[0] < time.monotonic() + 51
+
+
+@pytest.mark.parametrize("ticket", [a_ticket("whole"), StoredTicket(parts=(part(0, 3)[0],))])
+def test_a_holder_that_hangs_costs_half_of_the_time_where_the_bytes_may_be_streamed(
+    monkeypatch: pytest.MonkeyPatch, ticket: ObjectTicket | StoredTicket
+) -> None:
+    cluster = Cluster(ticket)
+    cluster.hangs = True
+    with pytest.raises(ObjectLostError):
+        cluster.open(monkeypatch, may_stream=True)
     assert cluster.fetched_until[0] < time.monotonic() + 51
