@@ -37,7 +37,8 @@ class Turns(ABC):
         # The lock's own `with`: an interrupt on the way out of a Condition's leaves it locked.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._somebody_reads = False
+        #: The thread that reads. One that finds itself here was interrupted as it stopped.
+        self._reader: int | None = None
         #: Threads that wait for whoever reads; too many after an interrupt, and never too few.
         self._waiting = 0
         self._end = ""
@@ -61,9 +62,9 @@ class Turns(ABC):
         reading = False
         try:
             with self._lock:
-                if self._somebody_reads or self._end:
+                if self._reader is not None or self._end:
                     return
-                reading = self._somebody_reads = True
+                self._reader, reading = threading.get_ident(), True
             while self._take():
                 pass
         finally:
@@ -87,7 +88,7 @@ class Turns(ABC):
         """Have whoever waits ask again whether what it waits for holds."""
         with self._lock:
             self._changed.notify_all()
-            if self._somebody_reads and not self._closed:
+            if self._reader is not None and not self._closed:
                 self._socket.ring()
 
     def close(self) -> None:
@@ -96,7 +97,7 @@ class Turns(ABC):
             self._end = self._end or "this client closed it"
             self._changed.notify_all()
             self._closed = True
-            if self._somebody_reads:
+            if self._another_reads():
                 self._socket.ring()
             else:
                 self._socket.close()
@@ -116,21 +117,24 @@ class Turns(ABC):
                     left = until - time.monotonic()
                     if left <= 0:
                         return False
-                    if self._somebody_reads:
+                    if self._another_reads():
                         self._waiting += 1
                         self._changed.wait(left)
                         self._waiting -= 1
                         continue
-                    reading = self._somebody_reads = True
+                    self._reader, reading = threading.get_ident(), True
                 if packets.wait(self._socket, select.POLLIN, until):
                     self._take()
             finally:
                 if reading:
                     self._stop_reading()
 
+    def _another_reads(self) -> bool:
+        return self._reader not in (None, threading.get_ident())
+
     def _stop_reading(self) -> None:
         with self._lock:
-            self._somebody_reads = False
+            self._reader = None
             if self._waiting:
                 self._changed.notify_all()
             if self._closed:

@@ -124,9 +124,11 @@ class LineSteps:
         returns them: a step is sent again only when it has come back.
         """
         self.look_ahead(at_once=True)
-        if self._mailbox.prefetch:
-            self._to_be_wanted = step + self._mailbox.prefetch + 1
-            self._later(partial(self._want_behind, step))
+        prefetch = self._mailbox.prefetch
+        if prefetch:
+            behind = min(1, MAX_PREFETCH - prefetch)
+            self._to_be_wanted = step + prefetch + behind
+            self._later(partial(self._want_behind, step, behind))
 
     def look_ahead(self, *, at_once: bool = False) -> None:
         """Read and open what was sent ahead, or only what takes no wait."""
@@ -160,9 +162,13 @@ class LineSteps:
         def refuse(error: TeacherLogitsError) -> None:
             self._mailbox.fail(step, error)
 
+        with self._lock:
+            if not self._fits(step):
+                return None  # it is asked for by a call
+            self._awaited.append(step)
+            self._to_be_wanted = -1
         try:
             with self._lock:
-                self._awaited.append(step)
                 call_id = self._want(step, until=until, on_refusal=refuse)
             while self._line.wait(partial(self._is_over, step), until):
                 if self._closed:
@@ -194,11 +200,13 @@ class LineSteps:
     def _want_again(self, step: int) -> None:
         """Ask anew, behind the leases that go back, for a step that could not be opened ahead."""
         with self._lock:
-            self._want(step, until=_AT_ONCE, on_refusal=_ignore)
+            if self._fits(step):
+                self._want(step, until=_AT_ONCE, on_refusal=_ignore)
 
-    def _want_behind(self, step: int) -> None:
-        self._to_be_wanted = -1
-        self._move_on(step, behind=1)
+    def _want_behind(self, step: int, behind: int) -> None:
+        if self._to_be_wanted == step + self._mailbox.prefetch + behind:  # nothing newer since
+            self._to_be_wanted = -1
+            self._move_on(step, behind=behind)
 
     def _move_on(self, step: int, *, behind: int = 0) -> None:
         """Have the steps behind one that was taken come, unless they are wanted, or will be.
@@ -210,9 +218,18 @@ class LineSteps:
             return
         if self._lock.acquire(blocking=False):  # else a newer request is on its way
             try:
-                self._want(step, until=_AT_ONCE, on_refusal=_ignore, behind=behind)
+                if self._fits(step):  # others wait for what this would forget
+                    self._want(step, until=_AT_ONCE, on_refusal=_ignore, behind=behind)
             finally:
                 self._lock.release()
+
+    def _fits(self, step: int) -> bool:
+        """Say whether a step can be wanted beside those that threads wait for; lock held.
+
+        A request names steps in a row, and takes the place of the one before.
+        """
+        wanted = {step, *self._awaited}
+        return max(wanted) - min(wanted) <= MAX_PREFETCH
 
     def _want(
         self,

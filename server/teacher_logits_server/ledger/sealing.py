@@ -78,6 +78,7 @@ class Sealing(Placing):
         digest: str = "",
         repeated_digest: str = "",
         host_copy: bool = False,
+        is_said: bool = True,
     ) -> None:
         """Make a payload readable; a retry of a seal that was taken is fine.
 
@@ -89,6 +90,7 @@ class Sealing(Placing):
             digest: its payload digest; a repeat needs one.
             repeated_digest: that of the payload sealed before, see ``pin_repeated``.
             host_copy: the slab has copies of the columns that lie in device memory.
+            is_said: by its publisher; else it was seen by its slot, and will be said.
 
         Raises:
             PayloadConflictError: a repeat whose bytes, or positions that count, are others.
@@ -101,7 +103,8 @@ class Sealing(Placing):
             session = self._publisher(session_id, now)
             published = self._published(session)
             part = published.steps.part_of(payload_id)
-            if part is not None and part.was_taken(session_id, payload_id):
+            was_seen = is_said and self._drafts.take_seen(session_id, payload_id)
+            if was_seen or (part is not None and part.was_taken(session_id, payload_id)):
                 return
             draft = self._drafts.get(session_id, payload_id)
             try:
@@ -119,6 +122,8 @@ class Sealing(Placing):
             if not host_copy and self._is_on_device(extent):
                 self._check_copied(session, published, draft.payload, now=now)
             self._seal(session, draft, extent, bad_row_count, host_copy=host_copy)
+            if not is_said:
+                self._drafts.note_seen(payload_id, session_id)
             if is_repeat:
                 self._lending.retire(published.steps.succeed(payload_id))
                 return

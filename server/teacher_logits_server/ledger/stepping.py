@@ -276,6 +276,7 @@ class Stepping(Settling):
         if session_id not in self._writers or published is None:
             return
         self._writers.discard(session_id)
+        self._drafts.leave(session_id)
         for claim, is_sealed in published.steps.claims_of(session_id):
             if not is_sealed:
                 end = published.steps.abandon if in_good_order else published.steps.lose

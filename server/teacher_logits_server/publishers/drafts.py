@@ -3,6 +3,9 @@
 Pure. A publisher that shares memory writes into a slab of its own, and its draft has no room
 here. One that streams has room in the server's slabs and a writer at most, which keeps that
 room whatever becomes of the reservation meanwhile.
+
+A seal may be seen by its slot before its publisher says it, and all may be over by then: read,
+returned and retired. Which those are is remembered until it does.
 """
 
 from __future__ import annotations
@@ -56,6 +59,8 @@ class Drafts:
 
     def __init__(self) -> None:
         self._drafts: dict[str, Draft] = {}
+        #: Payloads whose seal was seen and not said: their publishers' sessions.
+        self._seen: dict[str, str] = {}
 
     def add(self, draft: Draft) -> None:
         """Take one in."""
@@ -106,6 +111,22 @@ class Drafts:
         if draft is None or draft.is_being_written or not draft.streams:
             return None
         return draft.extent
+
+    def note_seen(self, payload_id: str, session_id: str) -> None:
+        """Note that a session's draft is sealed, which it will say yet."""
+        self._seen[payload_id] = session_id
+
+    def take_seen(self, session_id: str, payload_id: str) -> bool:
+        """Say, once, whether a session's draft was seen to be sealed before it was said."""
+        if self._seen.get(payload_id) != session_id:
+            return False
+        del self._seen[payload_id]
+        return True
+
+    def leave(self, session_id: str) -> None:
+        """Learn that a session will say nothing more."""
+        for payload_id in [each for each, owner in self._seen.items() if owner == session_id]:
+            del self._seen[payload_id]
 
     def is_over(self, draft: Draft) -> bool:
         """Say whether one has ended."""

@@ -139,7 +139,7 @@ class PublisherCalls:
                     bad_row_count=bad,
                     valid_count=draft.valid_count,
                 )
-                self.seal(request, may_digest=False)
+                self.seal(request, may_digest=False, is_said=False)
                 self._foreign.touch(extent)
             except (TeacherLogitsError, KeyError) as error:  # its slab may go meanwhile
                 facts = {**_facts(draft), "error": str(error)}
@@ -156,11 +156,14 @@ class PublisherCalls:
         if request.unread:
             self._ledger.give_up_announced(request.session_id, request.lease_id)
 
-    def seal(self, request: messages.SealPayloadRequest, *, may_digest: bool) -> None:
+    def seal(
+        self, request: messages.SealPayloadRequest, *, may_digest: bool, is_said: bool = True
+    ) -> None:
         """Make a payload readable.
 
         Args:
             may_digest: whether the caller can wait while all bytes of an older payload are read.
+            is_said: by its publisher; else it was seen by its slot.
         """
         session_id, payload_id = request.session_id, request.payload_id
         extent = extent_from_wire(request.extent) if request.HasField("extent") else None
@@ -172,7 +175,7 @@ class PublisherCalls:
         if draft is not None and request.digest:
             self._seal_compared(request, extent, may_digest=may_digest)
         else:
-            self._seal(request, extent)
+            self._seal(request, extent, is_said=is_said)
         if draft is not None and _log.isEnabledFor(logging.DEBUG):  # its readers wait for us
             _log.debug("payload sealed", extra={"facts": _facts(draft)})
 
@@ -187,6 +190,8 @@ class PublisherCalls:
         request: messages.SealPayloadRequest,
         extent: Extent | None,
         repeated_digest: str = "",
+        *,
+        is_said: bool = True,
     ) -> None:
         self._ledger.seal_payload(
             request.session_id,
@@ -197,6 +202,7 @@ class PublisherCalls:
             digest=request.digest,
             repeated_digest=repeated_digest,
             host_copy=request.host_copy,
+            is_said=is_said,
         )
 
     def _seal_compared(

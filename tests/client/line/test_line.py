@@ -229,6 +229,32 @@ def test_a_broker_that_does_not_answer_ends_the_call_by_its_deadline(tmp_path: P
         line.release("s-1", "l-1", timeout=SOON)
 
 
+def test_the_line_goes_on_after_an_interrupt_as_its_reader_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(line: Line) -> None:
+        raise KeyboardInterrupt
+
+    with a_line(tmp_path) as (line, broker), ThreadPoolExecutor() as threads:
+        with monkeypatch.context() as patch:
+            patch.setattr(Line, "_stop_reading", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                line.wait(lambda: False, time.monotonic() + SOON)
+        answered = threads.submit(lambda: broker.answer(released(broker.take().call_id)))
+        line.release("s-1", "l-1", timeout=LONG)
+        answered.result(LONG)
+
+
+def test_a_line_is_closed_by_who_was_interrupted_as_its_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with a_line(tmp_path) as (line, _):
+        monkeypatch.setattr(Line, "_stop_reading", lambda line: None)
+        assert not line.wait(lambda: False, time.monotonic() + SOON)
+        line.close()
+        assert line._socket.fileno() == -1
+
+
 def test_the_line_goes_on_after_a_call_that_was_given_up(tmp_path: Path) -> None:
     with a_line(tmp_path) as (line, broker), ThreadPoolExecutor() as threads:
         with pytest.raises(DeadlinePassedError):

@@ -1,6 +1,7 @@
 """Steps that are there, come later, fail or never come."""
 
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -28,11 +29,26 @@ from teacher_logits_client import line
 from teacher_logits_client.steps.mailbox import Mailbox
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.client.steps.step_calls import StepCalls
+
+    from teacher_logits_client.student import Session
 
 
 ANSWERED = 1.0
 """A wait that is in vain, and in which the broker has answered."""
+
+
+def hold_up(session: "Session") -> "Callable[[], None]":
+    """Keep the thread of the returns from what is put next, until the result is called."""
+    may_go = threading.Event()
+
+    def wait() -> None:
+        may_go.wait(LONG)
+
+    session._returner.later(wait)
+    return may_go.set
 
 
 class TestClosing:
@@ -71,6 +87,51 @@ class TestWaiting:
                 broker.deaf.clear()
                 assert batch.step == 8
                 assert [broker.wanted.get(timeout=LONG) for _ in range(2)] == [(7, 4), (7, 5)]
+
+    def test_moves_on_with_the_most_steps_ahead_too(self, tmp_path: Path) -> None:
+        with local_session(tmp_path, profile=rank(1), prefetch=15) as (session, broker):
+            for step in (7, 8):
+                ready(broker, shards_of(IDS, (8,), step=step), step=step)
+            with session.acquire(step=7, timeout=LONG):
+                go_on = hold_up(session)
+            with session.acquire(step=8, timeout=LONG):
+                assert [broker.wanted.get(timeout=LONG) for _ in range(2)] == [(7, 16), (8, 16)]
+                go_on()
+
+    def test_far_ahead_is_not_forgotten_for_what_lies_behind_a_step_that_was_closed(
+        self, tmp_path: Path
+    ) -> None:
+        with (
+            local_session(tmp_path, profile=rank(1)) as (session, broker),
+            ThreadPoolExecutor() as threads,
+        ):
+            ready(broker, shards_of(IDS, (8,)))
+            with session.acquire(step=7, timeout=LONG):
+                assert broker.wanted.get(timeout=LONG) == (7, 2)
+                go_on = hold_up(session)
+            waiting = threads.submit(session.acquire, step=50, timeout=LONG)
+            assert broker.wanted.get(timeout=LONG) == (50, 2)
+            go_on()
+            assert session._returner.wait(LONG)
+            broker.released.get(timeout=LONG)
+            assert broker.wanted.empty()
+            ready(broker, shards_of(IDS, (8,), step=50), step=50)
+            with waiting.result(LONG) as batch:
+                assert batch.step == 50
+
+    def test_of_one_thread_is_not_forgotten_for_another_far_from_it(self, tmp_path: Path) -> None:
+        with (
+            local_session(tmp_path, profile=rank(1)) as (session, broker),
+            ThreadPoolExecutor() as threads,
+        ):
+            waiting = threads.submit(session.acquire, step=50, timeout=LONG)
+            assert broker.wanted.get(timeout=LONG) == (50, 2)
+            with pytest.raises(DeadlinePassedError):  # it is asked for by a call
+                session.acquire(step=7, timeout=ANSWERED)
+            assert broker.wanted.empty()
+            ready(broker, shards_of(IDS, (8,), step=50), step=50)
+            with waiting.result(LONG) as batch:
+                assert batch.step == 50
 
     def test_waits_for_a_step_that_is_not_there_yet(self, tmp_path: Path) -> None:
         with (

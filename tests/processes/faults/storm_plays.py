@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from multiprocessing.connection import wait
 from signal import SIGCONT, SIGKILL, SIGSTOP
 
+from tests.processes.faults import publisher
 from tests.processes.faults.cast import Role, RoleError
 from tests.processes.faults.scenarios import Means
 from tests.processes.faults.stage import SHORT_SECONDS, Stage
@@ -24,6 +25,8 @@ CALL_SECONDS = 2.0
 SLACK_SECONDS = 8.0
 """What a busy machine may take on top, and what gives back what a call had."""
 PEACEFUL_STEPS = 2
+POOL_BYTES = 2 * publisher.POOL_BYTES
+"""Room for all steps, since one that was missed by somebody is kept until the teacher goes."""
 BYSTANDER = "bystander"
 _RANKS = {"reader": ("solo", 0, 1), "left": ("pair", 0, 2), "right": ("pair", 1, 2)}
 
@@ -46,7 +49,7 @@ class StormPlay:
         for _ in range(PEACEFUL_STEPS):
             self._step += 1
             for name, call in self._ask(PATIENCE_SECONDS).items():
-                self._role(name).answer(call)
+                self._role(name).answer(call, within=PATIENCE_SECONDS + SLACK_SECONDS)
         for role in self._roles():
             role.do("end")
             if not self._stage.oracle.knows(role):
@@ -81,7 +84,12 @@ class StormPlay:
         if name in PUBLISHERS:
             shard = PUBLISHERS.index(name)
             role.do(
-                "enter", address=address, teacher=self._teacher, shard=shard, transport=transport
+                "enter",
+                address=address,
+                teacher=self._teacher,
+                shard=shard,
+                transport=transport,
+                pool_bytes=POOL_BYTES,
             )
             return
         role.do("connect", address=address)

@@ -260,6 +260,7 @@ class House:
         extent: Extent | None = None,
         valid_count: int | None = None,
         digest: str = "",
+        is_said: bool = True,
     ) -> None:
         if extent is None and not publisher.streams:
             extent = self.extent(publisher)
@@ -270,6 +271,7 @@ class House:
             bad_row_count=0,
             valid_count=valid_count,
             digest=digest,
+            is_said=is_said,
         )
 
     def register(

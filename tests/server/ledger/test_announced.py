@@ -77,6 +77,23 @@ class TestAnAnnouncedStep:
         house.give_back(reader, terms)
         assert house.hear(publisher) == (payload_id,)
 
+    def test_whose_seal_was_seen_may_be_read_and_retired_before_its_writer_says_it(
+        self, house: House
+    ) -> None:
+        (publisher,) = house.publishers(dp=1)
+        reader = house.read_as()
+        house.ledger.want_steps(reader, 0, 1)
+        payload_id, extent = announce(house, publisher, 0)
+        (terms,) = told(house, reader)
+        assert isinstance(terms, StepGrant)
+        house.seal(publisher, payload_id, extent=extent, is_said=False)
+        house.give_back(reader, terms)
+        assert house.hear(publisher) == (payload_id,)
+
+        house.seal(publisher, payload_id, extent=extent)
+        with pytest.raises(ReservationLapsedError):  # once: nothing is kept for ever
+            house.seal(publisher, payload_id, extent=extent)
+
     def test_may_be_sealed_in_part_before_the_rest_is_announced(self, house: House) -> None:
         publishers = house.publishers()
         reader = house.read_as()
