@@ -92,9 +92,28 @@ def test_one_pod_is_one_pid_namespace_and_the_student_starts_once_the_teacher_se
     assert teacher["restartPolicy"] == "Always"
 
 
+@pytest.mark.parametrize("file", FILES[1:])
+def test_a_student_in_a_pod_of_its_own_waits_for_the_teacher_as_long_as_that_may_load(
+    file: str,
+) -> None:
+    (wait, pod), (student, _) = named(file, "teacher-serves"), named(file, "student")
+    probe = named(file, "teacher")[0]["startupProbe"]
+    seconds = probe["failureThreshold"] * probe["periodSeconds"]
+
+    assert wait in pod["initContainers"]
+    assert wait["command"][:2] == ["python", "/opt/teacher-logits/health.py"]
+    assert wait["command"][2:] == [f"--wait={seconds}", student["args"][-1]]
+    assert wait.get("env") == student.get("env")
+    assert mounts(wait).items() <= mounts(student).items()
+
+
 def test_students_of_other_nodes_find_the_service_and_may_reach_it_alone() -> None:
     documents = list(yaml.safe_load_all((FOLDER / FILES[2]).read_text("utf-8")))
-    kinds = {each["kind"]: each for each in documents if each and "-metrics" not in str(each)}
+    kinds = {
+        each["kind"]: each
+        for each in documents
+        if each and each["metadata"]["name"] == "teacher-logits-teacher"
+    }
     student, _ = named(FILES[2], "student")
     service, policy = kinds["Service"], kinds["NetworkPolicy"]["spec"]
     name, port = student["args"][-1].removeprefix("tls://").split(":")
