@@ -13,6 +13,7 @@ import yaml
 from deploy.check import FOLDER
 from deploy.checks.pods import pod_specs
 
+from teacher_logits import __version__
 from teacher_logits_server.cli import read_config
 
 if TYPE_CHECKING:
@@ -142,6 +143,31 @@ def test_prometheus_is_led_to_a_port_of_the_teacher(file: str) -> None:
     assert monitor["spec"]["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
     assert service["spec"]["ports"][0]["targetPort"] == port["name"]
     assert read_config(teacher["args"][1:]).metrics == f"0.0.0.0:{port['containerPort']}"
+
+
+IMAGE = re.compile(r"(?:-t |image: (?:&image )?)(teacher-logits\S*)")
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["../README.md", "../docs/deploying.md", "Dockerfile", "compose.yaml", *FILES,
+     "ray/raycluster.yaml"],
+)  # fmt: skip
+def test_an_image_is_built_by_the_name_that_is_run(file: str) -> None:
+    built = IMAGE.findall((FOLDER / file).read_text("utf-8"))
+    name = f"teacher-logits:{__version__}"
+
+    assert built
+    assert set(built) <= {name, f"{name}-cuda", f"{name}-ray"}
+
+
+def test_the_secrets_of_the_manifest_are_made_in_the_docs() -> None:
+    text = (FOLDER / FILES[2]).read_text("utf-8")
+    used = set(re.findall(r"secretName: (\S+)|secret:\n\s+name: (\S+)", text))
+    page = (FOLDER / "../docs/deploying.md").read_text("utf-8")
+    made = re.findall(r"^kubectl create secret \w+ (\S+)", page, re.MULTILINE)
+
+    assert {first or second for first, second in used} == set(made)
 
 
 def test_kuberay_adds_no_probes_of_its_own_which_take_what_the_image_has_not() -> None:
