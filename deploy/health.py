@@ -3,10 +3,12 @@
     python health.py unix:/run/teacher-logits/teacher.sock          is it ready?
     python health.py --alive unix:/run/teacher-logits/teacher.sock  does it live?
     python health.py --tls-ca ca.pem tls://localhost:5555           is it ready, by its port?
+    python health.py --wait 900 unix:/run/teacher-logits/...        until it is, 900 s at most
 
 Exit codes: 0 it is SERVING, or with ``--alive`` it answers, whatever it says; 1 it is not, as
 while its teacher loads and while it drains, or nobody answers; 2 called wrongly. A supervisor
-that ends what does not live asks with ``--alive``, or it would cut every drain short.
+that ends what does not live asks with ``--alive``, or it would cut every drain short. With
+``--wait SECONDS`` it asks every second until 0 is the answer, and says each new one.
 
 Over TCP, TLS is spoken to ``tls://host:port``, and wherever ``--tls-ca``, ``--tls-cert``,
 ``--tls-key`` or ``--tls-server-name`` is given, or its variable TEACHER_LOGITS_TLS_CA, ...: the
@@ -22,6 +24,7 @@ import argparse
 import os
 import ssl
 import sys
+import time
 from pathlib import Path
 
 import grpc
@@ -29,6 +32,7 @@ from grpc_health.v1 import health_pb2
 
 CHECK = "/grpc.health.v1.Health/Check"
 TIMEOUT_SECONDS = 4.0
+PAUSE_SECONDS = 1.0
 TLS = "tls://"
 FILES = ("ca", "cert", "key")
 
@@ -76,20 +80,35 @@ def main(arguments: list[str]) -> int:
         return 2
     if address.startswith("/"):
         address = f"unix:{address}"
+    until, last = time.monotonic() + given.wait, ""
+    while True:
+        code, said = _ask(address, credentials, given)
+        if said != last:
+            sys.stdout.write(f"{said}\n")
+            sys.stdout.flush()
+        if code == 0 or time.monotonic() + PAUSE_SECONDS > until:
+            return code
+        last = said
+        time.sleep(PAUSE_SECONDS)
+
+
+def _ask(
+    address: str, credentials: grpc.ChannelCredentials | None, given: argparse.Namespace
+) -> tuple[int, str]:
+    """Ask once: the exit code, and what there is to say."""
     try:
         status = status_of(address, credentials=credentials, server_name=given.server_name)
     except grpc.RpcError as error:
         why = f" ({error.details()})" if credentials is not None else ""
-        sys.stdout.write(f"no answer from {address}: {error.code().name}{why}\n")
-        return 1
-    sys.stdout.write(f"{status}\n")
-    return 0 if given.alive or status == "SERVING" else 1
+        return 1, f"no answer from {address}: {error.code().name}{why}"
+    return 0 if given.alive or status == "SERVING" else 1, status
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="health.py", description=__doc__.partition("\n")[0])
     parser.add_argument("address", help="unix:/path, host:port or tls://host:port")
     parser.add_argument("--alive", action="store_true", help="exit with 0 if it answers at all")
+    parser.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="ask that long")
     for name in (*FILES, "server_name"):
         parser.add_argument(
             f"--tls-{name.replace('_', '-')}",

@@ -13,6 +13,7 @@ import yaml
 from deploy.check import FOLDER
 from deploy.checks.pods import pod_specs
 
+from teacher_logits import __version__
 from teacher_logits_server.cli import read_config
 
 if TYPE_CHECKING:
@@ -92,9 +93,28 @@ def test_one_pod_is_one_pid_namespace_and_the_student_starts_once_the_teacher_se
     assert teacher["restartPolicy"] == "Always"
 
 
+@pytest.mark.parametrize("file", FILES[1:])
+def test_a_student_in_a_pod_of_its_own_waits_for_the_teacher_as_long_as_that_may_load(
+    file: str,
+) -> None:
+    (wait, pod), (student, _) = named(file, "teacher-serves"), named(file, "student")
+    probe = named(file, "teacher")[0]["startupProbe"]
+    seconds = probe["failureThreshold"] * probe["periodSeconds"]
+
+    assert wait in pod["initContainers"]
+    assert wait["command"][:2] == ["python", "/opt/teacher-logits/health.py"]
+    assert wait["command"][2:] == [f"--wait={seconds}", student["args"][-1]]
+    assert wait.get("env") == student.get("env")
+    assert mounts(wait).items() <= mounts(student).items()
+
+
 def test_students_of_other_nodes_find_the_service_and_may_reach_it_alone() -> None:
     documents = list(yaml.safe_load_all((FOLDER / FILES[2]).read_text("utf-8")))
-    kinds = {each["kind"]: each for each in documents if each and "-metrics" not in str(each)}
+    kinds = {
+        each["kind"]: each
+        for each in documents
+        if each and each["metadata"]["name"] == "teacher-logits-teacher"
+    }
     student, _ = named(FILES[2], "student")
     service, policy = kinds["Service"], kinds["NetworkPolicy"]["spec"]
     name, port = student["args"][-1].removeprefix("tls://").split(":")
@@ -123,6 +143,31 @@ def test_prometheus_is_led_to_a_port_of_the_teacher(file: str) -> None:
     assert monitor["spec"]["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
     assert service["spec"]["ports"][0]["targetPort"] == port["name"]
     assert read_config(teacher["args"][1:]).metrics == f"0.0.0.0:{port['containerPort']}"
+
+
+IMAGE = re.compile(r"(?:-t |image: (?:&image )?)(teacher-logits\S*)")
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["../README.md", "../docs/deploying.md", "Dockerfile", "compose.yaml", *FILES,
+     "ray/raycluster.yaml"],
+)  # fmt: skip
+def test_an_image_is_built_by_the_name_that_is_run(file: str) -> None:
+    built = IMAGE.findall((FOLDER / file).read_text("utf-8"))
+    name = f"teacher-logits:{__version__}"
+
+    assert built
+    assert set(built) <= {name, f"{name}-cuda", f"{name}-ray"}
+
+
+def test_the_secrets_of_the_manifest_are_made_in_the_docs() -> None:
+    text = (FOLDER / FILES[2]).read_text("utf-8")
+    used = set(re.findall(r"secretName: (\S+)|secret:\n\s+name: (\S+)", text))
+    page = (FOLDER / "../docs/deploying.md").read_text("utf-8")
+    made = re.findall(r"^kubectl create secret \w+ (\S+)", page, re.MULTILINE)
+
+    assert {first or second for first, second in used} == set(made)
 
 
 def test_kuberay_adds_no_probes_of_its_own_which_take_what_the_image_has_not() -> None:

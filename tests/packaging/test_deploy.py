@@ -191,6 +191,18 @@ def test_nobody_is_not_healthy(tmp_path: Path) -> None:
     assert ask_health("--alive", address) == (1, f"no answer from {address}: UNAVAILABLE")
 
 
+def test_who_waits_is_told_once_the_server_serves(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/s"
+    command = [sys.executable, str(DEPLOY / "health.py"), "--wait", "600", address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stdout is not None
+        assert waiting.stdout.readline() == f"no answer from {address}: UNAVAILABLE\n"
+        with testing.serve(listen=[address]):
+            said, _ = waiting.communicate()
+
+    assert (waiting.returncode, said.splitlines()[-1]) == (0, "SERVING")
+
+
 class Papers:
     """A server's certificate and what else TLS takes, as files."""
 
@@ -249,6 +261,7 @@ def test_a_server_that_asks_for_a_certificate_is_shown_one_and_the_environment_s
         ("--tls-cert", "c", "a:1"),
         ("--tls-ca", "/nowhere", "a:1"),
         ("--tls", "a:1"),
+        ("--wait", "soon", "a:1"),
     ],
 )
 def test_a_health_check_that_is_called_wrongly_says_so(arguments: tuple[str, ...]) -> None:

@@ -35,6 +35,7 @@ FOREIGN = {
     "--build-arg",
     "--dry-run",
     "--extra-index-url",
+    "--from-file",
     "--gpus",
     "--group",
     "--nproc-per-node",
@@ -44,6 +45,7 @@ FOREIGN = {
     "--seconds",
     "--shm-size",
     "--write",
+    "--wait",
 }
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -6,6 +6,13 @@ enableServiceLinks: false
 imagePullSecrets:
   {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- with .Values.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- with .Values.resourceClaims }}
+resourceClaims:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- with .Values.nodeSelector }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
@@ -74,6 +81,10 @@ args:
   {{- range .Values.teacher.args }}
   - {{ . | quote }}
   {{- end }}
+{{- with .Values.teacher.env }}
+env:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- if or (eq .Values.sharing "network") .Values.metrics.enabled }}
 ports:
   {{- if eq .Values.sharing "network" }}
@@ -139,6 +150,55 @@ volumeMounts:
     readOnly: true
   {{- end }}
   {{- end }}
+  {{- with .Values.teacher.volumeMounts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end }}
+
+{{/* What a student shows the teacher and knows it by, where there is such: all that connects reads it. */}}
+{{- define "teacher-logits.credentials" -}}
+{{- with .Values.network.student.caSecret }}
+- {name: TEACHER_LOGITS_TLS_CA, value: /credentials/ca.crt}
+{{- end }}
+{{- with .Values.network.student.certSecret }}
+- {name: TEACHER_LOGITS_TLS_CERT, value: /credentials/tls.crt}
+- {name: TEACHER_LOGITS_TLS_KEY, value: /credentials/tls.key}
+{{- end }}
+{{- with .Values.network.student.tokenSecret }}
+- {name: TEACHER_LOGITS_TOKEN_FILE, value: /credentials/token}
+{{- end }}
+{{- end }}
+
+{{- define "teacher-logits.meetingMounts" -}}
+{{- if ne .Values.sharing "network" }}
+# Read-only: it connects to the sockets, and can put none in their place.
+- name: sockets
+  mountPath: /run/teacher-logits
+  readOnly: true
+{{- else if include "teacher-logits.credentials" . }}
+- name: credentials
+  mountPath: /credentials
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{- define "teacher-logits.teacherServes" -}}
+name: teacher-serves
+image: {{ include "teacher-logits.image" . }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+command: [python, /opt/teacher-logits/health.py, --wait={{ .Values.teacher.loadSeconds }}, {{ include "teacher-logits.address" . | quote }}]
+{{- with include "teacher-logits.credentials" . | trim }}
+env:
+  {{- . | nindent 2 }}
+{{- end }}
+resources:
+  requests: {cpu: 50m, memory: 128Mi}
+  limits: {memory: 256Mi}
+{{ include "teacher-logits.containerSecurity" . }}
+{{- with include "teacher-logits.meetingMounts" . | trim }}
+volumeMounts:
+  {{- . | nindent 2 }}
+{{- end }}
 {{- end }}
 
 {{- define "teacher-logits.student" -}}
@@ -152,19 +212,22 @@ args:
   - {{ . | quote }}
   {{- end }}
   - {{ include "teacher-logits.address" . | quote }}
-{{- with .Values.student.env }}
+{{- $credentials := include "teacher-logits.credentials" . | trim }}
+{{- if or $credentials .Values.student.env }}
 env:
+  {{- with $credentials }}
+  {{- . | nindent 2 }}
+  {{- end }}
+  {{- with .Values.student.env }}
   {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end }}
 resources:
   {{- toYaml .Values.student.resources | nindent 2 }}
 {{ include "teacher-logits.containerSecurity" . }}
 volumeMounts:
-  {{- if ne .Values.sharing "network" }}
-  # Read-only: it connects to the sockets, and can put none in their place.
-  - name: sockets
-    mountPath: /run/teacher-logits
-    readOnly: true
+  {{- with include "teacher-logits.meetingMounts" . | trim }}
+  {{- . | nindent 2 }}
   {{- end }}
   - name: student-tmp
     mountPath: /tmp
@@ -214,6 +277,9 @@ volumeMounts:
     defaultMode: 0440
 {{- end }}
 {{- end }}
+{{- with .Values.teacher.volumes }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{- define "teacher-logits.studentVolumes" -}}
@@ -225,6 +291,29 @@ volumeMounts:
   emptyDir:
     medium: Memory
     sizeLimit: {{ .Values.student.devShm }}
+{{- if include "teacher-logits.credentials" . }}
+# The files that are named, and no other of a Secret: of the teacher's own, its key stays there.
+- name: credentials
+  projected:
+    # A key or token that other users can read is refused; fsGroup is who may.
+    defaultMode: 0440
+    sources:
+      {{- with .Values.network.student.caSecret }}
+      - secret:
+          name: {{ . }}
+          items: [{key: ca.crt, path: ca.crt}]
+      {{- end }}
+      {{- with .Values.network.student.certSecret }}
+      - secret:
+          name: {{ . }}
+          items: [{key: tls.crt, path: tls.crt}, {key: tls.key, path: tls.key}]
+      {{- end }}
+      {{- with .Values.network.student.tokenSecret }}
+      - secret:
+          name: {{ . }}
+          items: [{key: token, path: token}]
+      {{- end }}
+{{- end }}
 {{- with .Values.student.volumes }}
 {{ toYaml . }}
 {{- end }}

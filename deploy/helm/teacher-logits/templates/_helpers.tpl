@@ -30,3 +30,16 @@ unix:/run/teacher-logits/teacher.sock
 {{- $own := add .Values.teacher.drainGraceSeconds 15 -}}
 {{- if eq .Values.sharing "pod" -}}{{ add $own .Values.student.stopSeconds }}{{- else -}}{{ $own }}{{- end -}}
 {{- end }}
+
+{{- define "teacher-logits.egressToNames" -}}
+# The names of Services.
+- to:
+    - namespaceSelector:
+        matchLabels:
+          kubernetes.io/metadata.name: kube-system
+  ports:
+    - port: 53
+      protocol: UDP
+    - port: 53
+      protocol: TCP
+{{- end }}
