@@ -45,8 +45,9 @@ def connect(
 
     Raises:
         ConfigError: the address is none, needs ``tls`` or ``insecure``, or names something that
-            is there and is no server's socket; a token or certificate cannot be used; or TLS is
-            spoken on one side alone, or the server's certificate is not to be believed.
+            is there and is no server's socket, or lets this user not in; a token or certificate
+            cannot be used; or TLS is spoken on one side alone, or the server's certificate is not
+            to be believed.
         UnknownCallerError: the server asks for a certificate that it believes, and got none.
         ServerUnreachableError: nobody answers there within ``timeout``.
         NotAvailable: a server answers, and does not serve within ``timeout``.

@@ -27,6 +27,7 @@ class Reloading(Generic[T]):
     Args:
         read: makes it; raises an error of the tree where a file makes no sense.
         on_failure: told why a change was not taken; whoever looks gets what was good before.
+        on_change: told what was made of a change; not of what was there at the start.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Reloading(Generic[T]):
         read: Callable[[], T],
         *,
         on_failure: Callable[[TeacherLogitsError], None],
+        on_change: Callable[[T], None] | None = None,
     ) -> None:
         """Read the files.
 
@@ -44,6 +46,7 @@ class Reloading(Generic[T]):
         self._paths = tuple(paths)
         self._read = read
         self._on_failure = on_failure
+        self._on_change = on_change
         self._lock = threading.Lock()
         # Looked at before it is read: a change in between shows at the next look.
         self._stamps = self._look()
@@ -61,6 +64,9 @@ class Reloading(Generic[T]):
                     self._made = self._read()
                 except TeacherLogitsError as error:
                     self._on_failure(error)
+                else:
+                    if self._on_change is not None:
+                        self._on_change(self._made)
             return self._made
 
     def _look(self) -> tuple[Stamp, ...]:

@@ -26,7 +26,7 @@ from teacher_logits.transport import Transport
 from teacher_logits_server.access import access_of
 from teacher_logits_server.config import default_address
 from teacher_logits_server.exporters.ray_link import join_cluster
-from teacher_logits_server.listening import broker_path, log_addresses
+from teacher_logits_server.listening import claim_broker, log_addresses
 from teacher_logits_server.metrics.held import Held
 from teacher_logits_server.metrics.instruments import Instruments
 from teacher_logits_server.metrics.page import MetricsPage
@@ -34,7 +34,6 @@ from teacher_logits_server.readiness import Readiness
 from teacher_logits_server.reaper import Reaper
 from teacher_logits_server.services.endpoint import Endpoint, endpoint_of
 from teacher_logits_server.services.state_log import StateLog, log_loaded
-from teacher_logits_server.sockets import SocketClaim
 from teacher_logits_server.threads import in_thread
 from teacher_logits_server.wiring import Wired, wire
 
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from teacher_logits_server.core import Core
     from teacher_logits_server.engines.served import ServedTeacher
     from teacher_logits_server.exporters.ray_link import RayLink
+    from teacher_logits_server.sockets import SocketClaim
 
 SWEEP_INTERVAL = timedelta(milliseconds=500)
 DRAIN_POLL_SECONDS = 0.05
@@ -168,8 +168,7 @@ class Server:
             where = read_address(config.metrics, what="--metrics")
             self._page = MetricsPage(self._instruments.registry, where)
         if Transport.SHARED_MEMORY in config.transports and sys.platform == "linux":
-            path = broker_path(config, addresses)
-            self._broker_claim = SocketClaim(path, flag="--broker", audience=endpoint.audience)
+            self._broker_claim = claim_broker(config, addresses, endpoint.audience)
             self._broker_path = self._broker_claim.path
         if config.ray_address and Transport.RAY_OBJECT in config.transports:
             self._ray = await in_thread(partial(join_cluster, config), name="join")

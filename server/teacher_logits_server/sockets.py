@@ -5,7 +5,10 @@
 
 The kernel frees the lock with its holder, however that ends. So a lock that is taken means
 a live server, which is refused by its pid, and a free one means that the socket beside it
-is left over. Folders are made for this user alone (0700) where they do not exist, or for a group
+is left over. Who looks which it is, to claim a path or to clear one away, keeps others from looking
+meanwhile by a lock of another kind (OFD), so that it is never taken for a live server itself.
+
+Folders are made for this user alone (0700) where they do not exist, or for a group
 too, which may pass through (2710). A folder that is there is left as it is: one that keeps the
 group out is refused.
 """
@@ -18,6 +21,8 @@ import grp
 import os
 import socket
 import stat
+import struct
+from contextlib import suppress
 from dataclasses import dataclass
 
 from teacher_logits.errors import ConfigError
@@ -26,6 +31,7 @@ LOCK_SUFFIX = ".lock"
 FOLDER_MODE, GROUP_FOLDER_MODE = 0o700, 0o2710
 OWNER_ONLY, GROUP_ONLY, EVERYONE = 0o600, 0o660, 0o666
 GROUP_FLAG = "--socket-group"
+_NOBODY_FOLLOWS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,10 +109,12 @@ class SocketClaim:
         while True:
             fd = self._open(path)
             try:
+                _look_alone(fd, fcntl.F_WRLCK)
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if _is_at(fd, path):
                     os.ftruncate(fd, 0)
                     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+                    _look_alone(fd, fcntl.F_UNLCK)
                     return fd
             except BlockingIOError:
                 raise self._taken(fd) from None
@@ -116,9 +124,8 @@ class SocketClaim:
             os.close(fd)  # its owner removed the file between our two looks: once more
 
     def _open(self, path: str) -> int:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            return os.open(path, flags, OWNER_ONLY)
+            return os.open(path, _NOBODY_FOLLOWS | os.O_CREAT, OWNER_ONLY)
         except OSError as error:
             why = f"cannot open its lock {path}: {error.strerror}; {_elsewhere()}"
             raise self._refused(why) from error
@@ -151,6 +158,53 @@ class SocketClaim:
         return ConfigError(
             f"{self._flag} {self.path}: {why}", facts={"flag": self._flag, "path": self.path}
         )
+
+
+def clear_if_dead(path: str) -> bool:
+    """Remove a socket of this user's and its lock where its server is gone; say whether it was so.
+
+    A server that is alive, or claims the path at this moment, is left alone. What cannot be
+    looked at stays.
+    """
+    lock = path + LOCK_SUFFIX
+    try:
+        fd = os.open(lock, _NOBODY_FOLLOWS | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        _look_alone(fd, fcntl.F_WRLCK)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not (_is_at(fd, lock) and _is_own_lock(fd) and _is_own_dead(path)):
+            return False
+        _remove(path)
+        _remove(lock)
+        return True
+    except OSError:  # a lock that is taken as well
+        return False
+    finally:
+        os.close(fd)
+
+
+def _look_alone(fd: int, kind: int) -> None:
+    """Keep others who claim or clear away a path waiting, or (``F_UNLCK``) do so no more."""
+    whole_file = struct.pack("hhqqi0q", kind, os.SEEK_SET, 0, 0, 0)
+    with suppress(OSError):  # a file system without them has servers refused rather than waiting
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, whole_file)
+
+
+def _is_own_lock(fd: int) -> bool:
+    found = os.fstat(fd)
+    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+
+
+def _is_own_dead(path: str) -> bool:
+    """Whether a socket is this user's with nobody behind it, or is not there at all."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return True
+    is_own = stat.S_ISSOCK(found.st_mode) and found.st_uid == os.geteuid()
+    return is_own and not _answers(path)
 
 
 def _elsewhere() -> str:

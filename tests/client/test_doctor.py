@@ -612,7 +612,7 @@ class TestAVisit:
             seen_by_operator = visited(server.address, token=operator)
             unknown = visited(server.address, token=nobody)
 
-        assert found["pool"].facts == {"reason": "NOT_ALLOWED"}
+        assert found["pool"].facts == {"reason": "NOT_ALLOWED", "finer_reason": "ROLE_LACKING"}
         assert found["handshake"].verdict is Verdict.OK
         assert found["transport"].facts["transport"] == "shared_memory"
         assert seen_by_operator["pool"].facts["budget_bytes"]
@@ -620,6 +620,9 @@ class TestAVisit:
         assert "--token-file" in seen_by_operator["handshake"].cure
         last = list(unknown.values())[-1]
         assert (last.verdict, last.facts["reason"]) == (Verdict.FAIL, "UNKNOWN_CALLER")
+        assert last.facts["finer_reason"] == "TOKEN_UNKNOWN"
+        assert seen_by_operator["handshake"].facts["finer_reason"] == "ROLE_LACKING"
+        assert "--allow-uid" not in seen_by_operator["handshake"].cure
         assert "--token-file" in last.cure
 
     def test_of_a_port_where_nobody_listens_fails_before_any_server(self) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from teacher_logits.addresses import read_address
 from teacher_logits.errors import (
     NoCommonTransportError,
+    NotAllowedError,
     SessionRefusedError,
     TeacherLogitsError,
     Violation,
@@ -643,3 +644,27 @@ class TestCures:
         error = NoCommonTransportError("cuda_ipc: OTHER_DEVICE: no GPU")
 
         assert cures.cure_of_error(error) == cures.OF_REASON[RefusalReason.OTHER_DEVICE]
+
+    def test_a_token_of_another_role_is_told_of_the_role_and_not_of_users(self) -> None:
+        error = NotAllowedError("for the role student", facts={"reason": "ROLE_LACKING"})
+
+        assert "a token of the role" in cures.cure_of_error(error)
+        assert "--allow-uid" not in cures.cure_of_error(error)
+
+    def test_a_user_that_is_not_on_the_list_is_told_so_first_and_nothing_that_is_nothing(
+        self,
+    ) -> None:
+        message = (
+            "local: OTHER_PROCESS: no; cuda_ipc: NOT_OFFERED: no; shared_memory: BROKER_REFUSED: 7"
+        )
+        error = SessionRefusedError([Violation(rule="not_proven_local", message=message)])
+
+        said = cures.cure_of_error(error)
+
+        assert said.startswith(cures.OF_REASON[RefusalReason.BROKER_REFUSED])
+        assert "nothing:" not in said
+
+    def test_where_nothing_is_to_be_done_that_is_said(self) -> None:
+        error = NoCommonTransportError("local: OTHER_PROCESS: no")
+
+        assert cures.cure_of_error(error) == cures.OF_REASON[RefusalReason.OTHER_PROCESS]

@@ -28,6 +28,7 @@ from teacher_logits.errors import (
 from teacher_logits_client.calls.direct_streams import CHANNEL_OPTIONS
 from teacher_logits_client.calls.failures import Waiting, error_of
 from teacher_logits_client.calls.shown import Shown
+from teacher_logits_client.calls.shut_sockets import shut_finding
 from teacher_logits_client.calls.tls_findings import tls_finding
 from teacher_logits_client.credentials import NO_CREDENTIALS
 
@@ -89,7 +90,8 @@ class Channels:
         """Wait until the server serves: it may be loading its teacher, or not be there yet.
 
         Raises:
-            ConfigError: what is at its path can be no server; see ``check_socket``.
+            ConfigError: what is at its path can be no server, or keeps this user out; see
+                ``check_socket`` and ``shut_sockets``.
             ServerUnreachableError: nobody answers at the address within ``timeout`` seconds.
             NotAvailable: it answers, and does not serve by then.
             RequestInvalidError: it is a server of another kind.
@@ -139,14 +141,16 @@ class Channels:
             time.sleep(min(_LOOK_SECONDS, left))
 
     def _await_connection(self, timeout: float, until: float) -> None:
-        """Wait until somebody answers; what stands in the way of TLS is no matter of time."""
+        """Wait until somebody answers; what TLS or a socket's mode forbids is no matter of time."""
         states: SimpleQueue[grpc.ChannelConnectivity] = SimpleQueue()
         self.control.subscribe(states.put, try_to_connect=True)
         try:
             while (state := states.get(timeout=max(0.0, until - time.monotonic()))) not in _READY:
                 if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
                     left = max(0.001, until - time.monotonic())
-                    finding = tls_finding(self._address, self._tls, timeout=left)
+                    finding = shut_finding(self._address, timeout=left) or tls_finding(
+                        self._address, self._tls, timeout=left
+                    )
                     if finding is not None:
                         raise finding
         except Empty:
@@ -156,15 +160,10 @@ class Channels:
 
     def _unreachable(self, timeout: float) -> ServerUnreachableError:
         facts: dict[str, Fact] = {"address": str(self._address), "deadline_seconds": timeout}
-        why = "is the server running, and is this its address?"
-        if self._address.path and _is_kept_out(self._address.path):
-            facts["uid"] = os.geteuid()
-            why = (
-                f"user {os.geteuid()} may not connect to it, by the modes of the socket and its "
-                "folder: have the server started with --socket-group, or run as its user"
-            )
         return ServerUnreachableError(
-            f"nobody answers at {self._address} within {span_text(timeout)}: {why}", facts=facts
+            f"nobody answers at {self._address} within {span_text(timeout)}: is the server "
+            "running, and is this its address?",
+            facts=facts,
         )
 
 
@@ -204,13 +203,6 @@ def check_socket(path: str) -> None:
 
 def _code_of(error: grpc.RpcError) -> grpc.StatusCode | None:
     return error.code() if isinstance(error, grpc.Call) else None
-
-
-def _is_kept_out(path: str) -> bool:
-    """Whether the kernel lets this user not connect to a socket."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        return probe.connect_ex(path) in (errno.EACCES, errno.EPERM)
 
 
 def _takes_packets(path: str) -> bool:

@@ -17,6 +17,7 @@ from teacher_logits.v1 import operator_service_pb2_grpc
 from teacher_logits.wire.views import reclaimed_from_wire, server_view_from_wire
 from teacher_logits_client.calls.channels import Channels, check_socket
 from teacher_logits_client.calls.failures import Waiting, error_of
+from teacher_logits_client.calls.shut_sockets import shut_finding
 from teacher_logits_client.calls.tls_findings import tls_finding
 from teacher_logits_client.config import Connection
 from teacher_logits_client.credentials import NO_CREDENTIALS
@@ -97,7 +98,8 @@ def _asking(
         raised = error_of(error, waiting)
         if isinstance(raised, ServerUnreachableError):
             raised = (
-                tls_finding(connection.address, connection.credentials.tls, timeout=timeout)
+                shut_finding(connection.address, timeout=timeout)
+                or tls_finding(connection.address, connection.credentials.tls, timeout=timeout)
                 or raised
             )
         raise raised from None

@@ -16,7 +16,7 @@ from teacher_logits.terms import Verdict as CheckVerdict
 from teacher_logits.transport import Locality, RefusalReason, Transport
 from teacher_logits_client.calls.inspection import inspect_server
 from teacher_logits_client.connecting import connect_to
-from teacher_logits_client.doctor.cures import OF_REASON, cure_of_error
+from teacher_logits_client.doctor.cures import OF_REASON, cure_of_error, finer_reason
 from teacher_logits_client.doctor.findings import Finding, Verdict
 from teacher_logits_client.doctor.namespaces import (
     look_at_server,
@@ -30,6 +30,7 @@ from teacher_logits_client.units import size_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from teacher_logits.errors import Fact
     from teacher_logits.pool import PoolUsage
     from teacher_logits.profiles import TeacherProfile
     from teacher_logits.transport import Refusal
@@ -141,7 +142,7 @@ def _look_inside(client: Client, visit: Visit) -> tuple[list[Finding], ServerVie
                 verdict=Verdict.OK,
                 message="the server shows what it holds to operators alone, and no operator's "
                 "token was shown: where it has several teachers, name one (--teacher-id)",
-                facts={"reason": error.reason},
+                facts=_reasons(error),
             )
         ], None
     return [_pool(view.pool)], view
@@ -261,5 +262,10 @@ def _failed(name: str, error: TeacherLogitsError) -> Finding:
         verdict=Verdict.FAIL,
         message=f"{error.reason}: {error.message}",
         cure=cure_of_error(error),
-        facts={**error.facts, "reason": error.reason, **({"rules": rules} if rules else {})},
+        facts={**error.facts, **_reasons(error), **({"rules": rules} if rules else {})},
     )
+
+
+def _reasons(error: TeacherLogitsError) -> dict[str, Fact]:
+    finer = finer_reason(error)
+    return {"reason": error.reason, **({"finer_reason": finer} if finer else {})}

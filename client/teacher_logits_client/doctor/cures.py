@@ -121,19 +121,39 @@ _OF_ERROR = {
     "each",
     "ENGINE": "see the server's log: its teacher failed",
 }
+_OF_FINER_REASON = {
+    "TOKEN_MISSING": "show a token that the server knows (--token-file)",
+    "TOKEN_UNKNOWN": "show a token that the server's file has now (--token-file)",
+    "ROLE_LACKING": "show a token of the role that the message names (--token-file)",
+}
+"""By what an error's facts say of its reason, where that calls for something of its own."""
+_NO_CURE = frozenset({RefusalReason.OTHER_PROCESS, RefusalReason.OWN_HANDLE})
+"""Nothing is to be done about these."""
 
 
 def cure_of_error(error: TeacherLogitsError) -> str:
     """Return what an error calls for: each of its rules, else each reason it names, else its kind.
 
-    A refusal for want of shared memory has the reason of each transport in its message.
+    A refusal for want of shared memory has the reason of each transport in its message. What was
+    tried and refused goes before what was not on offer.
     """
-    reasons = [cure for reason, cure in OF_REASON.items() if _names(error.message, reason.value)]
+    named = [each for each in OF_REASON if _names(error.message, each.value)]
+    mendable = [each for each in named if each not in _NO_CURE] or named
+    mendable.sort(key=lambda reason: reason is RefusalReason.NOT_OFFERED)
+    reasons = [OF_REASON[each] for each in mendable]
     rules = [each.rule for each in getattr(error, "violations", ())]
     cures = [OF_RULE[rule] for rule in rules if rule in OF_RULE and not reasons] or reasons
     if cures:
         return "; ".join(dict.fromkeys(cures))
+    finer = finer_reason(error)
+    if finer in _OF_FINER_REASON:
+        return _OF_FINER_REASON[finer]
     return _OF_ERROR.get(error.reason, "the message says which rule was broken and by which number")
+
+
+def finer_reason(error: TeacherLogitsError) -> str:
+    """Return what an error's facts say of its reason beyond its kind; empty where nothing."""
+    return str(error.facts.get("reason", ""))
 
 
 def _names(message: str, reason: str) -> bool:

@@ -130,12 +130,16 @@ def access_of(token_file: str) -> Access:
     if not token_file:
         return Access()
     read = partial(read_tokens, token_file)
-    return Access(Reloading([token_file], read, on_failure=_tell))
+    return Access(Reloading([token_file], read, on_failure=_tell, on_change=_taken))
 
 
 def _tell(error: TeacherLogitsError) -> None:
     facts = {"error": error.message}
     _log.error("new tokens not taken, the old ones go on", extra={"facts": facts})
+
+
+def _taken(tokens: Tokens) -> None:
+    _log.info("new tokens taken", extra={"facts": {"tokens": len(tokens)}})
 
 
 def owner() -> str:

@@ -17,7 +17,7 @@ from teacher_logits_server.metrics.refusals import Refusals
 from teacher_logits_server.metrics.samples import samples_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from prometheus_client import Counter, Histogram
 
@@ -50,6 +50,10 @@ class Instruments:
     def samples(self) -> tuple[MetricView, ...]:
         """Return what a scrape would read, as an inspection tells it."""
         return samples_of(self.registry)
+
+    def show_end(self, look: Callable[[], float]) -> None:
+        """Show when the server's certificate ends, as ``look`` says at each scrape."""
+        names.CERTIFICATE_ENDS.gauge(self.registry).set_function(look)
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:

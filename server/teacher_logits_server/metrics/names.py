@@ -97,6 +97,10 @@ def _seconds(name: str, help: str, *labels: str) -> Metric:
 BUILD_INFO = _gauge("build_info", "1, with what runs here.", "version", "protocol", "epoch")
 SERVING = _gauge("serving", "1 while health says SERVING.")
 DRAINING = _gauge("draining", "1 from the drain on.")
+CERTIFICATE_ENDS = _gauge(
+    "certificate_expiry_timestamp_seconds",
+    "When the server's certificate ends, in seconds since 1970; only there with TLS.",
+)
 
 # Who is there
 SESSIONS = _gauge(

@@ -187,7 +187,7 @@ def endpoint_of(config: ServerConfig, access: Access, instruments: Instruments) 
     return Endpoint(
         limits=config,
         audience=audience_of(config.socket_group, for_everyone=bool(config.allow_uids)),
-        credentials=server_credentials(config),
+        credentials=server_credentials(config, instruments),
         access=access,
         instruments=instruments,
         reflection=config.reflection,

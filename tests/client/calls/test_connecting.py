@@ -1,26 +1,37 @@
 """Connecting: what a client is told of a socket that it may not connect to."""
 
 import os
+import re
 import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-import teacher_logits_client as tl
-from teacher_logits.errors import ServerUnreachableError
-from teacher_logits_client.calls import channels
+from teacher_logits.addresses import Address
+from teacher_logits_client.calls import shut_sockets
 
 NOBODY = 65534
+
+
+@contextmanager
+def listening(folder: Path, *, mode: int) -> Iterator[Path]:
+    path = folder / "s"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        path.chmod(mode)
+        yield path
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
 @pytest.mark.parametrize("mode", [0o600, 0o666], ids=["kept out", "let in"])
 def test_a_user_whom_a_socket_keeps_out_is_found(tmp_path: Path, mode: int) -> None:
-    path = tmp_path / "s"
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen()
-        path.chmod(mode)
+    with listening(tmp_path, mode=mode):
         tmp_path.chmod(0o711)
         pid = os.fork()
         if pid == 0:
@@ -28,16 +39,46 @@ def test_a_user_whom_a_socket_keeps_out_is_found(tmp_path: Path, mode: int) -> N
             try:
                 os.chdir(tmp_path)  # the folders above let nobody else in
                 os.setuid(NOBODY)
-                answer = int(channels._is_kept_out("s"))
+                answer = int(shut_sockets.is_kept_out("s"))
             finally:
                 os._exit(answer)
         _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == (mode == 0o600)
 
 
-def test_its_user_is_told_why_nobody_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+SHUT_OUT = """
+import os, sys
+import teacher_logits_client as tl
+connect, refused = tl.connect, tl.errors.ConfigError  # they are imported here
+os.setuid(int(sys.argv[2]))
+try:
+    connect(sys.argv[1], timeout=3600)
+except refused as error:
+    facts = error.facts
+    print(facts["reason"], facts["path"], facts["mode"], facts["uid"], facts["owner"])
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+@pytest.mark.parametrize(("folder_mode", "mode"), [(0o711, 0o600), (0o700, 0o666)])
+def test_it_is_told_which_place_keeps_it_out_and_waits_for_nothing(
+    folder_mode: int, mode: int
 ) -> None:
-    monkeypatch.setattr(channels, "_is_kept_out", lambda path: True)
-    with pytest.raises(ServerUnreachableError, match=r"user \d+ may not connect .*--socket-group"):
-        tl.connect(f"unix:{tmp_path}/s", timeout=0.05)
+    with tempfile.TemporaryDirectory() as name, listening(Path(name), mode=mode) as path:
+        Path(name).chmod(folder_mode)
+        command = [sys.executable, "-c", SHUT_OUT, str(path), str(NOBODY)]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    where, what = (name, "0700") if folder_mode == 0o700 else (str(path), "0600")
+    assert said == ["SOCKET_SHUT", where, what, str(NOBODY), "0"]
+
+
+@pytest.mark.parametrize("looks", [[True, True], [True, False]], ids=["shut", "just opened"])
+def test_it_is_looked_at_twice_for_a_server_that_is_just_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: list[bool]
+) -> None:
+    given = iter(looks)
+    monkeypatch.setattr(shut_sockets, "is_kept_out", lambda path: next(given))
+    found = shut_sockets.shut_finding(Address(path=str(tmp_path / "s")), timeout=0)
+    assert (found is not None) == looks[-1]
+    if found is not None:
+        assert re.search(r"user \d+ may not .*--socket-group", found.message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from typing import TYPE_CHECKING
 
 import pytest
@@ -165,3 +166,24 @@ def test_a_change_counts_from_the_next_call_and_a_bad_one_is_told_once(
         access.enter(SCORE, shown(OTHER))
     said = [each.__dict__["facts"]["error"] for each in caplog.records]
     assert ["line 1" in said[0], "No such file" in said[1], len(said)] == [True, True, 2]
+
+
+def test_a_file_taken_anew_is_told_by_its_number_of_tokens(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    path = written(tmp_path, f"student {TOKEN} a\n")
+    access = access_of(str(path))
+    access.kinds()
+    assert caplog.records == []
+    path.write_text("nonsense\n")
+    access.kinds()
+    path.write_text(f"# two\nstudent {TOKEN} a\noperator {TOKEN}-b b\n")
+    access.kinds()
+    access.kinds()
+    assert [each.getMessage() for each in caplog.records] == [
+        "new tokens not taken, the old ones go on",
+        "new tokens taken",
+    ]
+    assert vars(caplog.records[1])["facts"] == {"tokens": 2}
+    assert TOKEN not in str([vars(each) for each in caplog.records])

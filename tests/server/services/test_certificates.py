@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import math
+import ssl
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING
 
 import grpc
@@ -9,7 +13,10 @@ import pytest
 import trustme
 
 from teacher_logits.errors import ConfigError
+from teacher_logits_server.certificate_dates import end_of
 from teacher_logits_server.config import ServerConfig
+from teacher_logits_server.metrics import names
+from teacher_logits_server.metrics.instruments import Instruments
 from teacher_logits_server.services.certificates import server_credentials
 
 if TYPE_CHECKING:
@@ -33,9 +40,11 @@ def config(tmp_path: Path, authority: trustme.CA) -> ServerConfig:
     )
 
 
-def write(folder: Path, authority: trustme.CA, *parts: str) -> None:
+def write(
+    folder: Path, authority: trustme.CA, *parts: str, expires_at: datetime | None = None
+) -> None:
     """Put a new certificate and its key there, or one of the two."""
-    issued = authority.issue_cert("localhost")
+    issued = authority.issue_cert("localhost", not_after=expires_at)
     if "key" in (parts or ("key",)):
         (folder / "key").touch(mode=0o600)
         issued.private_key_pem.write_to_path(str(folder / "key"))
@@ -118,3 +127,69 @@ def test_a_half_that_does_not_fit_is_told_and_the_old_pair_goes_on(
     write(tmp_path, authority)
     assert fetch[0]() is not old
     assert len([each for each in caplog.records if "not taken" in each.getMessage()]) == 1
+
+
+def test_a_rotation_says_that_it_worked_and_until_when(
+    tmp_path: Path,
+    config: ServerConfig,
+    authority: trustme.CA,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    instruments = Instruments()
+    server_credentials(config, instruments)
+
+    def shown() -> float | None:
+        return instruments.registry.get_sample_value(names.CERTIFICATE_ENDS.name)
+
+    assert shown()
+    assert caplog.records == []
+
+    (tmp_path / "cert").write_text("junk")
+    shown()
+    write(tmp_path, authority, expires_at=datetime(2049, 5, 6, 7, 8, 9, tzinfo=timezone.utc))
+
+    assert shown() == datetime(2049, 5, 6, 7, 8, 9, tzinfo=timezone.utc).timestamp()
+    assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
+        ("ERROR", "new certificates not taken, the old ones go on"),
+        ("INFO", "new certificates taken"),
+    ]
+    assert vars(caplog.records[1])["facts"] == {"ends": "2049-05-06 07:08:09 UTC"}
+
+
+@pytest.mark.parametrize(
+    ("hours", "said"),
+    [(-1, ["certificate has ended"]), (23, ["certificate ends within a day"]), (48, [])],
+)
+def test_one_that_has_ended_or_soon_will_is_warned_of(
+    *,
+    tmp_path: Path,
+    config: ServerConfig,
+    authority: trustme.CA,
+    caplog: pytest.LogCaptureFixture,
+    hours: int,
+    said: list[str],
+) -> None:
+    ends = datetime.now(timezone.utc) + timedelta(hours=hours)
+    write(tmp_path, authority, expires_at=ends)
+
+    server_credentials(config)
+
+    assert [each.getMessage() for each in caplog.records] == said
+
+
+@pytest.mark.parametrize("year", [2049, 2050, 2101])
+def test_the_end_is_read_in_both_ways_that_it_may_be_written(
+    authority: trustme.CA, year: int
+) -> None:
+    ends = datetime(year, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
+    issued = authority.issue_cert("localhost", not_after=ends)
+    assert end_of(b"text before\n" + issued.cert_chain_pems[0].bytes()) == ends.timestamp()
+
+
+def test_what_cannot_be_read_has_no_end(authority: trustme.CA) -> None:
+    pem = authority.issue_cert("localhost").cert_chain_pems[0].bytes()
+    der = ssl.PEM_cert_to_DER_cert(pem.decode())
+    for cut in range(0, len(der), 7):
+        assert math.isnan(end_of(ssl.DER_cert_to_PEM_cert(der[:cut]).encode()))
+    assert math.isnan(end_of(b"junk"))
