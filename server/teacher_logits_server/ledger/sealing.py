@@ -103,8 +103,7 @@ class Sealing(Placing):
             session = self._publisher(session_id, now)
             published = self._published(session)
             part = published.steps.part_of(payload_id)
-            was_seen = is_said and self._drafts.take_seen(session_id, payload_id)
-            if was_seen or (part is not None and part.was_taken(session_id, payload_id)):
+            if self._was_taken(session_id, payload_id, part, is_said=is_said):
                 return
             draft = self._drafts.get(session_id, payload_id)
             try:
@@ -121,15 +120,12 @@ class Sealing(Placing):
                 return
             if not host_copy and self._is_on_device(extent):
                 self._check_copied(session, published, draft.payload, now=now)
-            self._seal(session, draft, extent, bad_row_count, host_copy=host_copy)
-            if not is_said:
-                self._drafts.note_seen(payload_id, session_id)
+            self._seal(session, draft, extent, bad_row_count, host_copy=host_copy, is_said=is_said)
             if is_repeat:
                 self._lending.retire(published.steps.succeed(payload_id))
                 return
             published.steps.seal(payload_id, valid_count=valid_count, digest=digest)
-            self._carry_out(published)
-            self._pass_by(published, payload_id)
+            self._follow_seal(published, payload_id)
 
     def abandon_payload(self, session_id: str, payload_id: str) -> bool:
         """Give a reservation up; one that has ended, or was sealed, is fine.
@@ -149,6 +145,13 @@ class Sealing(Placing):
 
     # Within
 
+    def _was_taken(
+        self, session_id: str, payload_id: str, part: Part | None, *, is_said: bool
+    ) -> bool:
+        if is_said and self._drafts.take_seen(session_id, payload_id):
+            return True
+        return part is not None and part.was_taken(session_id, payload_id)
+
     def _seal(
         self,
         session: Session,
@@ -157,8 +160,10 @@ class Sealing(Placing):
         bad_row_count: int,
         *,
         host_copy: bool,
+        is_said: bool,
     ) -> None:
         self._drafts.end(draft.payload.payload_id)
+        self._drafts.note_sealed(draft.payload.payload_id, session.session_id, is_said=is_said)
         lies_in = extent or draft.extent
         if lies_in is None:
             raise ValueError(f"payload {draft.payload.payload_id} lies nowhere")
@@ -176,8 +181,9 @@ class Sealing(Placing):
         )
         self._lending.seal(sealed)
 
-    def _pass_by(self, published: Published, payload_id: str) -> None:
+    def _follow_seal(self, published: Published, payload_id: str) -> None:
         """Have a step that is complete by a payload wait for nobody who can never read it."""
+        self._carry_out(published)
         part = published.steps.part_of(payload_id)
         step = published.steps.find(part.claim.step) if part is not None else None
         if step is None or step.stage is not Stage.COMPLETE:

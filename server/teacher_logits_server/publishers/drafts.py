@@ -112,9 +112,10 @@ class Drafts:
             return None
         return draft.extent
 
-    def note_seen(self, payload_id: str, session_id: str) -> None:
-        """Note that a session's draft is sealed, which it will say yet."""
-        self._seen[payload_id] = session_id
+    def note_sealed(self, payload_id: str, session_id: str, *, is_said: bool) -> None:
+        """Note that a session's draft is sealed, which it has said or will say yet."""
+        if not is_said:
+            self._seen[payload_id] = session_id
 
     def take_seen(self, session_id: str, payload_id: str) -> bool:
         """Say, once, whether a session's draft was seen to be sealed before it was said."""
