@@ -36,6 +36,7 @@ ELSEWHERE = {
     "with tl.connect(address) as client, client.open_publisher(profile, dev": "make gpu-check",
     "storage = torch.empty(1 << 30": "make gpu-check",
     "from teacher_logits_client.data_plane.fields": "tests/ray/test_transfer_queue.py",
+    "from opentelemetry import trace": "tests/server/test_tracing.py",
     'with tl.connect("teacher.example:5555"': "tests/processes/test_access.py",
 }
 

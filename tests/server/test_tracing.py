@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import grpc
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from teacher_logits_server.engines import Engine
 
 PATIENCE = 30.0
+PAGE = Path(__file__).parents[2] / "docs" / "observability.md"
 ROWS = torch.arange(12).reshape(2, 6)
 
 
@@ -57,6 +61,11 @@ class Collector(collector.TraceServiceServicer):
             self._came.notify_all()
         return collecting.ExportTraceServiceResponse()
 
+    def names(self) -> set[str]:
+        """The names of all spans that came."""
+        with self._came:
+            return {each.name for each in self._spans}
+
     def of_trace(self, trace_id: int, until: Callable[[set[str]], bool]) -> dict[str, Span]:
         """The spans of a trace, by name, once their names are as wanted."""
         wanted = trace_id.to_bytes(16, "big")
@@ -70,19 +79,24 @@ class Collector(collector.TraceServiceServicer):
 
 
 @contextmanager
-def collecting_server() -> Iterator[tuple[Collector, str]]:
-    """A collector, and the address of a server process that sends its spans there."""
+def a_collector() -> Iterator[tuple[Collector, str]]:
+    """A collector, and where it is."""
     collects = Collector()
     server = grpc.server(ThreadPoolExecutor(2))
     collector.add_TraceServiceServicer_to_server(collects, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    with pytest.MonkeyPatch.context() as patch:
+    yield collects, f"http://127.0.0.1:{port}"
+    server.stop(None).wait()
+
+
+@contextmanager
+def collecting_server() -> Iterator[tuple[Collector, str]]:
+    """A collector, and the address of a server process that sends its spans there."""
+    with a_collector() as (collects, endpoint), pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
-        endpoint = f"http://127.0.0.1:{port}"
         with testing.serve(pool_size="16MiB", otlp_endpoint=endpoint) as served:
             yield collects, served.address
-    server.stop(None).wait()
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +175,25 @@ def test_one_trace_joins_the_trainers_step_the_server_and_the_engine(
         assert parent is not None
         assert context is not None
         assert parent.span_id == context.span_id, below
+
+
+def test_the_provider_that_the_page_shows_sends_the_trainers_spans(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (snippet,) = re.findall(r"```python\n(from opentelemetry.*?)```", PAGE.read_text(), re.DOTALL)
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
+    setting = partial(monkeypatch.setattr, trace, "_TRACER_PROVIDER")
+    monkeypatch.setattr(trace, "set_tracer_provider", setting)  # it can be set once otherwise
+    with (
+        a_collector() as (collects, endpoint),
+        tl.connect(address) as client,
+        client.open_session(profile()) as session,
+    ):
+        size = session.terms.vocabulary_size
+        names = {"tl": tl, "session": session, "input_ids": ROWS}
+        names["student"] = torch.nn.Embedding(size, size)
+        exec(snippet.replace("http://collector:4317", endpoint), names)
+        assert set(CHAIN) <= collects.names()
 
 
 @pytest.mark.slow
