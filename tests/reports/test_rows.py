@@ -132,6 +132,7 @@ ROWS: dict[str, list[tuple[str, str]]] = {
     # A teacher that runs out of memory over prompt log-probabilities: all positions at once.
     "R05": [
         (COST, "test_r05_memory_does_not_grow_with_the_tokens_scored"),
+        (COST, "test_r05_nor_with_the_most_that_a_row_has"),
         (TRANSFORMERS, "test_chunks_are_small_fp32_and_the_callers_to_write_into"),
     ],
     # A transient of gigabytes that no formula tells.

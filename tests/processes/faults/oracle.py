@@ -90,8 +90,11 @@ def census_of(role: Role) -> Census:
 
 
 def _is_ours(path: str) -> bool:
-    """Say whether a file lies in /dev/shm, and is not of Ray's own store there."""
-    return path.startswith(f"{SHM}/") and not path.startswith(f"{SHM}/plasma")
+    """Say whether a file lies in /dev/shm, and is not of Ray's own store there.
+
+    Nor a semaphore of ``multiprocessing``, which the process that runs the tests may have.
+    """
+    return path.startswith(f"{SHM}/") and not path.startswith((f"{SHM}/plasma", f"{SHM}/sem."))
 
 
 @dataclass(frozen=True)
