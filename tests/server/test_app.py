@@ -447,6 +447,7 @@ class TestScoring:
         waiting.cancel()
         caller.await_that(lambda view: view.queue.waiting_requests == 0)
         running.cancel()
+        caller.inspect()  # behind it on the connection: what is answered now finds nobody
         teacher.gate.set()
         caller.await_that(lambda view: view.queue.running_requests == 0)
 
