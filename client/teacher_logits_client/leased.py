@@ -67,6 +67,8 @@ class Lease:
     #: Names of columns that some tensor still views.
     views: set[str]
     closed: bool = False
+    #: Whether the server has been told, or is about to be.
+    returned: bool = False
     #: Children that were forked while the room could be read, and live.
     children: set[int] = field(default_factory=set)
 
@@ -96,20 +98,23 @@ class LeaseTable:
         lease.views.add(name)
         return True
 
-    def close(self, lease_id: str, *, outlived: bool = False, dropped: bool = False) -> Due:
-        """Note that the owner is done with a lease. Twice is fine.
+    def note_closed(self, lease_id: str, *, outlived: bool = False, dropped: bool = False) -> None:
+        """Note that the owner is done with a lease; ``close`` says what is due. Twice is fine.
 
-        ``outlived`` says that a view is not done; ``dropped`` that the owner never closed it.
+        ``outlived``: some view is not done. ``dropped``: the owner never closed it.
         """
         lease = self._leases.get(lease_id)
         if lease is None or lease.closed:
-            return []
+            return
         lease.closed = True
         self._outlived += outlived
         self._dropped += dropped
-        due = [(lease_id, Step.RETURN)] if lease.copied else []
-        self._returned += len(due)
-        return due + self._vacated(lease_id, lease)
+
+    def close(self, lease_id: str, *, outlived: bool = False, dropped: bool = False) -> Due:
+        """Note that the owner is done with a lease, and say what is due. Twice is fine."""
+        self.note_closed(lease_id, outlived=outlived, dropped=dropped)
+        lease = self._leases.get(lease_id)
+        return [] if lease is None else self._due(lease_id, lease)
 
     def view_gone(self, lease_id: str, name: str) -> Due:
         """Note that the last tensor over one column is gone."""
@@ -117,7 +122,7 @@ class LeaseTable:
         if lease is None:
             return []
         lease.views.discard(name)
-        return self._vacated(lease_id, lease)
+        return self._due(lease_id, lease)
 
     def forked(self, child: int) -> bool:
         """Hold all shared room for a child that is being made; say whether there was any."""
@@ -132,28 +137,33 @@ class LeaseTable:
         for lease_id, lease in list(self._leases.items()):
             if child in lease.children:
                 lease.children.discard(child)
-                due += self._vacated(lease_id, lease)
+                due += self._due(lease_id, lease)
         return due
 
     def statistics(self) -> ClientStatistics:
         """Return what of the statistics this table knows."""
         closed = [lease for lease in self._leases.values() if lease.closed]
-        viewed = sum(bool(lease.views) for lease in closed)
+        viewed = [lease for lease in closed if lease.views]
         return ClientStatistics(
             open_leases=len(self._leases) - len(closed),
-            viewed_leases=viewed,
-            held_leases=len(closed) - viewed,
+            viewed_leases=len(viewed),
+            held_leases=sum(bool(e.children and not e.views) for e in closed),
             returned_leases=self._returned,
             outlived_leases=self._outlived,
             dropped_leases=self._dropped,
         )
 
-    def _vacated(self, lease_id: str, lease: Lease) -> Due:
-        if not lease.closed or lease.views or lease.children:
+    def _due(self, lease_id: str, lease: Lease) -> Due:
+        if not lease.closed:
             return []
-        del self._leases[lease_id]
-        if lease.copied:
-            return [(lease_id, Step.VACATE)]
-        self._returned += 1
-        # In this order: once the room is back, the writer may write into it.
-        return [(lease_id, Step.VACATE), (lease_id, Step.RETURN)]
+        returned: Due = []
+        vacated: Due = []
+        if not (lease.views or lease.children):
+            del self._leases[lease_id]
+            vacated.append((lease_id, Step.VACATE))
+        if not lease.returned and (lease.copied or vacated):
+            lease.returned = True
+            self._returned += 1
+            returned.append((lease_id, Step.RETURN))
+        # In this order: once room is back, its writer may write into it.
+        return returned + vacated if lease.copied else vacated + returned

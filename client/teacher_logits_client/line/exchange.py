@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING
 
 from teacher_logits import tracing
 from teacher_logits.errors import TeacherLogitsError
-from teacher_logits.wire.steps import mail_from_wire
 from teacher_logits_client.line import packets
-from teacher_logits_client.line.replies import no_reply, read_reply
+from teacher_logits_client.line.replies import no_reply
 from teacher_logits_client.line.turns import Turns
 
 if TYPE_CHECKING:
@@ -89,17 +88,18 @@ class Exchange(Turns):
         with self._lock:
             self._check_open()
             self._replies[call_id] = None
+        reply: Reply | None = None
         try:
             self._send(request.SerializeToString(), until, descriptors)
             self._read_until(lambda: self._replies[call_id] is not None, until)
+            with self._lock:
+                reply = self._take_out(call_id)
         except BaseException:
             with self._lock:
-                given_up = self._replies.pop(call_id)
-            if given_up is not None:  # it came in the very last moment
-                self._dispose(given_up)
+                reply = self._take_out(call_id) or reply
+            if reply is not None:  # it came in the very last moment
+                self._dispose(reply)
             raise
-        with self._lock:
-            reply = self._replies.pop(call_id)
         if reply is None:
             raise no_reply(what, path=self._path, seconds=timeout)
         failure = reply.failure
@@ -149,45 +149,38 @@ class Exchange(Turns):
                 self._ended(f"the broker is gone ({error})")
                 return False
 
-    def _take(self) -> bool:
-        """Take a packet off the socket, False if there is none; by the one thread that reads."""
-        try:
-            packet = packets.receive(self._socket)
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            self._ended(f"the broker is gone ({error})")
-            return False
-        reply = read_reply(packet)
-        if reply is None:
-            what = "sent a packet that cannot be read" if packet.data else "hung up"
-            self._ended(f"the broker {what}")
-            return False
-        if reply.is_mail:
-            self._deliver_mail(reply)
-        else:
-            self._deliver(reply)
-        return True
+    def _take_out(self, call_id: int) -> Reply | None:
+        """Return a call's reply, whose owner is the caller from now on; lock held."""
+        reply = self._replies.get(call_id)
+        if reply is not None:
+            self._inbox.note_delivered(reply)
+        if call_id in self._replies:
+            del self._replies[call_id]
+        return reply
 
     def _deliver(self, reply: Reply) -> None:
+        if reply.is_mail:
+            self._deliver_mail(reply)
+            return
         call_id = reply.message.call_id
         with self._lock:
             if call_id in self._replies:
                 first, self._replies[call_id] = self._replies[call_id], reply
-                if first is not None:  # of a broker that answers twice
+                if first is not None and first is not reply:  # of a broker that answers twice
                     first.close()
                 return
-            on_refusal = self._posts.pop(call_id, None)
+            on_refusal = self._posts.get(call_id)
         self._dispose(reply)
-        if on_refusal is not None and reply.failure is not None:
-            on_refusal(reply.failure)
+        if on_refusal is not None:
+            if reply.failure is not None:
+                on_refusal(reply.failure)
+            with self._lock:
+                self._posts.pop(call_id, None)
 
     def _deliver_mail(self, reply: Reply) -> None:
         reply.close()
         try:
-            if reply.failure is not None:
-                raise reply.failure  # a request that the broker could not even read
-            mail = mail_from_wire(reply.message)
+            mail = reply.mail
         except TeacherLogitsError as error:
             # What it grants can be neither read nor given back: that ends with the line.
             self._ended(f"what the broker sent ahead is no mail: {error.message}")

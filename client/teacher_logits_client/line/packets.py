@@ -11,7 +11,7 @@ import time
 import weakref
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from teacher_logits_client.line.file_watch import FileWatch
 from teacher_logits_client.unix_sockets import connect_within
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 _MAX_PACKET_BYTES = 1 << 16
 _MAX_DESCRIPTORS = 4
+_ROOM_BESIDE = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
+
+Received: TypeAlias = "tuple[bytes, list[tuple[int, int, bytes]], int, object]"
+"""As ``recvmsg`` gives it."""
 
 
 class Packet(NamedTuple):
@@ -108,11 +112,20 @@ def send(connection: socket.socket, packet: bytes, descriptors: Sequence[int] = 
     connection.sendmsg([packet], beside, socket.MSG_NOSIGNAL)
 
 
-def receive(connection: socket.socket) -> Packet:
-    """Take a packet with the descriptors beside it; BlockingIOError where there is none."""
+def receive_into(received: list[Received], connection: socket.socket) -> None:
+    """Append a packet with the descriptors beside it; BlockingIOError where there is none.
+
+    It is in the list or in the socket: ``extend`` and ``map`` are the interpreter's own, and no
+    signal's handler runs in them.
+    """
+    arguments = (_MAX_PACKET_BYTES,), (_ROOM_BESIDE,), (socket.MSG_CMSG_CLOEXEC,)
+    received.extend(map(connection.recvmsg, *arguments))
+
+
+def packet_of(received: Received) -> Packet:
+    """Return what was received. Its descriptors are the same each time."""
+    data, ancillary, flags, _ = received
     descriptors = array.array("i")
-    room = socket.CMSG_SPACE(_MAX_DESCRIPTORS * descriptors.itemsize)
-    data, ancillary, flags, _ = connection.recvmsg(_MAX_PACKET_BYTES, room, socket.MSG_CMSG_CLOEXEC)
     for level, kind, rights in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(rights[: len(rights) - len(rights) % descriptors.itemsize])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
@@ -13,8 +14,10 @@ from teacher_logits.clock import span_text
 from teacher_logits.errors import DeadlinePassedError, TeacherLogitsError
 from teacher_logits.v1 import line_pb2
 from teacher_logits.wire.errors import from_status
+from teacher_logits.wire.steps import mail_from_wire
 
 if TYPE_CHECKING:
+    from teacher_logits.terms import Mail
     from teacher_logits_client.line.packets import Packet
 
 
@@ -49,16 +52,32 @@ class Reply:
         is_lease = self.message.WhichOneof("body") == "acquire"
         return self.message.acquire.lease.lease_id if is_lease else ""
 
+    @cached_property
+    def mail(self) -> Mail:
+        """What was sent ahead, the same each time.
+
+        Raises:
+            TeacherLogitsError: why it is none.
+        """
+        if self.failure is not None:
+            raise self.failure  # a request that the broker could not even read
+        return mail_from_wire(self.message)
+
     def close(self) -> None:
         """Close the descriptors that nobody took."""
-        while self.descriptors:
-            os.close(self.descriptors.pop())
+        close_all(self.descriptors)
+
+
+def close_all(descriptors: list[int]) -> None:
+    """Close descriptors, each once."""
+    while descriptors:
+        os.close(descriptors.pop())
 
 
 def read_reply(packet: Packet) -> Reply | None:
     """Return what a packet says; None where it says nothing that can be read.
 
-    Then its descriptors are closed: an empty packet, which is no end yet, may have brought some.
+    Then its descriptors stay the caller's: an empty packet, which is no end yet, may bring some.
     """
     reply = Reply(line_pb2.LineReply(), packet.descriptors)
     try:
@@ -66,10 +85,7 @@ def read_reply(packet: Packet) -> Reply | None:
         is_read = bool(packet.data) and packet.intact
     except DecodeError:
         is_read = False
-    if not is_read:
-        reply.close()
-        return None
-    return reply
+    return reply if is_read else None
 
 
 def no_reply(what: str, *, path: str, seconds: float) -> DeadlinePassedError:

@@ -17,9 +17,15 @@ from typing import TYPE_CHECKING
 from teacher_logits.errors import ServerUnreachableError
 from teacher_logits_client.forks import Home
 from teacher_logits_client.line import packets
+from teacher_logits_client.line.inbox import Inbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from teacher_logits_client.line.replies import Reply
+
+_LOOK_AGAIN_SECONDS = 1.0
+"""Who waits for a reader that was interrupted before it could say that it stopped reads then."""
 
 
 class Turns(ABC):
@@ -34,10 +40,11 @@ class Turns(ABC):
         self._path = path
         self._home = Home()
         self._socket = packets.connect(path, timeout)
+        self._inbox = Inbox(self._socket)
         # The lock's own `with`: an interrupt on the way out of a Condition's leaves it locked.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        #: The thread that reads. One that finds itself here was interrupted as it stopped.
+        #: The thread that reads. One that finds itself here was interrupted as it began.
         self._reader: int | None = None
         #: Threads that wait for whoever reads; too many after an interrupt, and never too few.
         self._waiting = 0
@@ -62,13 +69,14 @@ class Turns(ABC):
         reading = False
         try:
             with self._lock:
-                if self._reader is not None or self._end:
+                if self._another_reads() or self._end:
                     return
                 self._reader, reading = threading.get_ident(), True
             while self._take():
                 pass
         finally:
             if reading:
+                self._reader = None  # at once: an interrupt may come in any call from here on
                 self._stop_reading()
 
     def wait(self, until_true: Callable[[], bool], until: float) -> bool:
@@ -100,11 +108,24 @@ class Turns(ABC):
             if self._another_reads():
                 self._socket.ring()
             else:
-                self._socket.close()
+                self._close_all()
 
     @abstractmethod
+    def _deliver(self, reply: Reply) -> None:
+        """Hand a packet to its owner; a second time too, where the first was interrupted."""
+
     def _take(self) -> bool:
-        """Take a packet off the socket, False if there is none; by the one thread that reads."""
+        """Take a packet and deliver it, False if there is none; by the one thread that reads."""
+        try:
+            reply = self._inbox.take()
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self._ended(f"the broker is gone ({error})")
+            return False
+        self._deliver(reply)
+        self._inbox.note_delivered(reply)
+        return True
 
     def _read_until(self, until_true: Callable[[], bool], until: float) -> bool:
         while True:
@@ -119,14 +140,15 @@ class Turns(ABC):
                         return False
                     if self._another_reads():
                         self._waiting += 1
-                        self._changed.wait(left)
+                        self._changed.wait(min(left, _LOOK_AGAIN_SECONDS))
                         self._waiting -= 1
                         continue
                     self._reader, reading = threading.get_ident(), True
-                if packets.wait(self._socket, select.POLLIN, until):
+                if self._inbox or packets.wait(self._socket, select.POLLIN, until):
                     self._take()
             finally:
                 if reading:
+                    self._reader = None  # as above
                     self._stop_reading()
 
     def _another_reads(self) -> bool:
@@ -134,11 +156,14 @@ class Turns(ABC):
 
     def _stop_reading(self) -> None:
         with self._lock:
-            self._reader = None
             if self._waiting:
                 self._changed.notify_all()
-            if self._closed:
-                self._socket.close()
+            if self._closed and not self._another_reads():
+                self._close_all()
+
+    def _close_all(self) -> None:
+        self._socket.close()
+        self._inbox.close()
 
     def _ended(self, why: str) -> None:
         with self._lock:

@@ -12,7 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from teacher_logits.device_memory import DeviceError
-from teacher_logits.errors import SlabOpenError, StalePayloadError
+from teacher_logits.errors import (
+    DeadlinePassedError,
+    SlabOpenError,
+    StalePayloadError,
+    TeacherLogitsError,
+)
 from teacher_logits.layout import is_on_device, round_up
 from teacher_logits.pool import PAGE_BYTES
 
@@ -102,6 +107,11 @@ class Opener(Protocol):
 
     def close(self) -> None:
         """Let go of whatever the opener keeps between leases."""
+
+
+def is_failure_of_leases(error: BaseException) -> bool:
+    """Whether leases cannot be opened at all, rather than too late or with an interrupt."""
+    return isinstance(error, TeacherLogitsError) and not isinstance(error, DeadlinePassedError)
 
 
 def is_vacated(opened: OpenedPayload) -> bool:

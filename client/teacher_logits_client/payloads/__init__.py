@@ -199,9 +199,9 @@ class LeasedPayload(HandedOut):
         problem = self._exit_check()
         self._at_temperature.clear()
         outliving = self._kinds.empty()
-        self._closed = True
         self._opened.finish(outlived=bool(outliving))
         self._returner.close(self.lease_id, outlived=bool(outliving))
+        self._closed = True  # from here on, or an interrupt would leave it to nobody
         if problem is not None:
             self._returner.count("stale_payloads")
         return problem, outliving

@@ -137,10 +137,13 @@ class Returner:
         return weakref.ref(view)
 
     def close(self, lease_id: str, *, outlived: bool) -> None:
-        """Note that the owner is done with a lease; what follows is done on the thread."""
+        """Note that the owner is done with a lease; what follows is done on the thread.
+
+        Twice is fine: the first time may have been interrupted.
+        """
         with self._lock:
-            steps = self._steps(self._table.close(lease_id, outlived=outlived))
-            self._put(lambda: self._carry_out(steps))
+            self._table.note_closed(lease_id, outlived=outlived)
+        self._put(lambda: self._apply(lambda: self._table.close(lease_id)))
 
     def drop(self, lease_id: str) -> None:
         """Note that a lease was dropped without being closed; safe in a finaliser."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from teacher_logits.errors import DeadlinePassedError, NotAvailable, TeacherLogitsError
 from teacher_logits.transport import Transport
 from teacher_logits_client.config import MapMode
-from teacher_logits_client.openers import OpenedLease, is_vacated
+from teacher_logits_client.openers import OpenedLease, is_failure_of_leases, is_vacated
 from teacher_logits_client.openers.own import OwnPayload
 from teacher_logits_client.payloads import LeasedPayload
 from teacher_logits_client.sessions.late_proofs import LateProofs
@@ -168,8 +168,8 @@ class Reader:
     ) -> list[OpenedLease]:
         """Return the memory of leases that belong together, to be adopted or put away.
 
-        Where one cannot be opened all are given back, unless the deadline has passed or
-        ``keep`` says so: then all stay the caller's. What ``is_announced`` is not sealed yet.
+        Where one cannot be opened all are given back, unless ``keep`` says otherwise or it is no
+        failure of theirs: then all stay the caller's. What ``is_announced`` is not sealed yet.
 
         Raises:
             TransportFailure, StalePayloadError, DeadlinePassedError: as for ``open``.
@@ -191,7 +191,7 @@ class Reader:
         except BaseException as error:
             self._stuck |= {e.lease.lease_id for e in opened if not is_vacated(e.memory)}
             for lease in (each for each in leases if each.lease_id not in self._stuck):
-                if keep or isinstance(error, DeadlinePassedError):
+                if keep or not is_failure_of_leases(error):
                     self._no_longer_out(lease.lease_id)
                 else:
                     self.discard(lease.lease_id)

@@ -11,7 +11,8 @@ from concurrent.futures import CancelledError
 from functools import partial
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import DeadlinePassedError, SessionExpiredError
+from teacher_logits.errors import SessionExpiredError, TeacherLogitsError
+from teacher_logits_client.openers import is_failure_of_leases
 from teacher_logits_client.steps.called_steps import CalledSteps
 from teacher_logits_client.steps.line_steps import LineSteps
 from teacher_logits_client.steps.opened_ahead import OpenedAhead
@@ -57,7 +58,7 @@ class Steps:
         taken = self._source.take_ready(step)
         if taken is None or taken.batch is None:
             return None
-        return self._hand_out(taken.batch, taken.leases or (), None)
+        return self._hand_out(taken, taken.batch, taken.leases or (), None)
 
     def acquire(self, step: int, *, batch: RowBatch | None, seconds: float) -> Batch:
         """Wait for a step for at most ``seconds``, and hold it against the rank's own rows.
@@ -87,20 +88,29 @@ class Steps:
             else:
                 leases = self._open(taken, until)
                 made = self._make(taken.grant, leases)
-        return self._hand_out(made, leases, batch)
+        return self._hand_out(taken, made, leases, batch)
 
     def close(self) -> None:
         """Bring no more steps; those that were sent ahead go back unread with the session."""
         self._closed = True
         self._source.close()
 
-    def _hand_out(self, made: Batch, leases: Sequence[OpenedLease], own: RowBatch | None) -> Batch:
-        made.adopt()
+    def _hand_out(
+        self,
+        taken: OpenedGrant,
+        made: Batch,
+        leases: Sequence[OpenedLease],
+        own: RowBatch | None,
+    ) -> Batch:
         try:
+            self._source.finish(taken.grant.step)  # the batch gives its leases back from here on
+            made.adopt()
             made.check(own)
-        except BaseException:
+        except BaseException as error:
             self._note_unread(leases)
             made.abandon()
+            if not isinstance(error, TeacherLogitsError):  # it may have adopted only some
+                self._discard(leases)
             raise
         return made
 
@@ -117,23 +127,27 @@ class Steps:
             self._reader.settle(grant.settlements)
             try:
                 leases = tuple(self._reader.open_bytes(grant.leases, until=until))
-            except DeadlinePassedError:
-                self._source.put_back(grant)
+            except BaseException as error:
+                if is_failure_of_leases(error):
+                    self._source.finish(grant.step)
+                else:
+                    self._source.put_back(grant)
                 raise
-            except BaseException:
-                self._source.finish(grant.step)
-                raise
-        self._source.finish(grant.step)
         return leases
 
     def _make(self, grant: StepGrant, leases: tuple[OpenedLease, ...]) -> Batch:
         try:
             return self._maker.make(grant, leases)
         except BaseException:
+            self._source.finish(grant.step)
             self._note_unread(leases)
             for each in leases:
                 self._reader.adopt(each).abandon()
             raise
+
+    def _discard(self, leases: Sequence[OpenedLease]) -> None:
+        for each in leases:
+            self._reader.discard(each.lease.lease_id)
 
     def _note_unread(self, leases: Sequence[OpenedLease]) -> None:
         for each in leases:

@@ -49,6 +49,9 @@ class StepSource(Protocol):
     def take(self, step: int, *, until: float, seconds: float) -> OpenedGrant:
         """Return a step, and wait for it until ``until`` (``time.monotonic`` seconds).
 
+        It is in this thread's hands until it is put back or finished. Where it was neither, since
+        an interrupt came, the next take of this thread finds it again.
+
         Raises:
             DeadlinePassedError: it had not come within ``seconds``.
             TeacherLogitsError: why the step cannot be had.
@@ -58,7 +61,7 @@ class StepSource(Protocol):
         """Note that a step that was taken is open, or given back."""
 
     def take_ready(self, step: int) -> OpenedGrant | None:
-        """Return a step if its batch was made ahead; never waits."""
+        """Return a step if its batch was made ahead, as ``take``; never waits."""
 
     def read_ahead(self, step: int) -> None:
         """Have the steps behind one that is being closed come, and open those that have.

@@ -84,28 +84,14 @@ class LineSteps:
             CancelledError: the session was closed meanwhile.
             TeacherLogitsError: why the step cannot be had.
         """
-        grant = self._mailbox.take(step)
-        if grant is None:
-            self._line.drain()
-            grant = self._mailbox.take(step)
-        if grant is not None:
-            self._move_on(step)
-        elif step not in self._taken:
-            grant = self._wait(step, until=until, seconds=seconds)
-        if grant is None:
-            return self._again.take(step, until=until, seconds=seconds)
-        if isinstance(grant, OpenedGrant):
-            self._taken.add(step)
-            return grant
-        if not isinstance(grant, StepGrant):
-            raise TypeError(f"a mailbox holds a {type(grant).__name__}")
         try:
-            found = self._ahead.take(grant, until=until)
-        except BaseException:  # of an interrupt too: it is sent no second time
-            self._mailbox.put(grant)
+            found = self._find(step, until=until, seconds=seconds)
+        except BaseException:  # of an interrupt too: what was taken is sent no second time
+            self._mailbox.put_back()
             raise
-        self._taken.add(step)
-        self._ahead.note_taken(grant)
+        if found is None:
+            return self._again.take(step, until=until, seconds=seconds)
+        self._ahead.note_taken(found.grant)
         return found
 
     def take_ready(self, step: int) -> OpenedGrant | None:
@@ -113,7 +99,6 @@ class LineSteps:
         opened = self._mailbox.take_opened(step)
         if not isinstance(opened, OpenedGrant):
             return None
-        self._taken.add(step)
         self._move_on(step)
         return opened
 
@@ -139,7 +124,10 @@ class LineSteps:
             _log.debug("session %s: not opened ahead: %s", self._session_id, error.message)
 
     def finish(self, step: int) -> None:
-        """Note that a step that was taken is open, or given back."""
+        """Note that a step that was taken is open, or given back: it is sent no second time."""
+        if self._mailbox.is_in_hand:
+            self._taken.add(step)
+            self._mailbox.let_go()
         self._again.finish(step)
 
     def put_back(self, grant: StepGrant) -> bool:
@@ -148,7 +136,7 @@ class LineSteps:
         One that was asked for by a call is asked for again: others may be had of its step.
         """
         if not self._again.put_back(grant):
-            self._mailbox.put(grant)
+            self._mailbox.put_back()
         return True
 
     def close(self) -> None:
@@ -157,6 +145,22 @@ class LineSteps:
         self._line.wake()
         self._ahead.close()
         self._again.close()
+
+    def _find(self, step: int, *, until: float, seconds: float) -> OpenedGrant | None:
+        """Take a step that comes over the line, open or not; None where it does not."""
+        grant = self._mailbox.take(step)
+        if grant is None:
+            self._line.drain()
+            grant = self._mailbox.take(step)
+        if grant is not None:
+            self._move_on(step)
+        elif step not in self._taken:
+            grant = self._wait(step, until=until, seconds=seconds)
+        if grant is None or isinstance(grant, OpenedGrant):
+            return grant
+        if not isinstance(grant, StepGrant):
+            raise TypeError(f"a mailbox holds a {type(grant).__name__}")
+        return self._ahead.take(grant, until=until)
 
     def _wait(self, step: int, *, until: float, seconds: float) -> StepGrant | Opened | None:
         def refuse(error: TeacherLogitsError) -> None:
@@ -216,12 +220,11 @@ class LineSteps:
         last = step + self._mailbox.prefetch + behind
         if last in self._wanted or last <= self._to_be_wanted or last - step > MAX_PREFETCH:
             return
-        if self._lock.acquire(blocking=False):  # else a newer request is on its way
-            try:
-                if self._fits(step):  # others wait for what this would forget
-                    self._want(step, until=_AT_ONCE, on_refusal=_ignore, behind=behind)
-            finally:
-                self._lock.release()
+        if self._lock.locked():  # a newer request is on its way
+            return
+        with self._lock:
+            if self._fits(step):  # others wait for what this would forget
+                self._want(step, until=_AT_ONCE, on_refusal=_ignore, behind=behind)
 
     def _fits(self, step: int) -> bool:
         """Say whether a step can be wanted beside those that threads wait for; lock held.

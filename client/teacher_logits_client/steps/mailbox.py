@@ -73,6 +73,10 @@ class Mailbox:
             )
         self.prefetch = int(prefetch)
         self._steps: dict[int, StepGrant | StepFailure | Opened] = {}
+        #: By thread, what it took and has not let go of. One that takes again was interrupted.
+        self._in_hand: dict[int, StepGrant | Opened] = {}
+        #: What was put last: the line says it twice, where it was interrupted.
+        self._newest: StepGrant | StepFailure | None = None
         self._lock = threading.Lock()
         self._came: _Bulletin[DeviceProbe] = _Bulletin()
         self._gone: _Bulletin[str] = _Bulletin()
@@ -86,7 +90,8 @@ class Mailbox:
         """Take in what was sent ahead."""
         if isinstance(mail, StepGrant | StepFailure):
             with self._lock:
-                self._steps[mail.step] = mail
+                if mail is not self._newest:
+                    self._steps[mail.step] = self._newest = mail
         elif isinstance(mail, SlabsGone):
             self._gone.post(mail.slab_ids)
         elif isinstance(mail, StepWithdrawn):
@@ -132,32 +137,54 @@ class Mailbox:
     def take(self, step: int) -> StepGrant | Opened | None:
         """Return a step that can be had; None where there is none, or none yet.
 
+        It is in this thread's hands then, until it lets go of it or puts it back.
+
         Raises:
             TeacherLogitsError: why it cannot be had.
         """
         with self._lock:
+            self._put_back_mine()
             found = self._steps.get(step)
             if found is None or not _can_be_taken(found):
                 return None
+            if not isinstance(found, StepFailure):
+                self._in_hand[threading.get_ident()] = found
             del self._steps[step]
         if isinstance(found, StepFailure):
             raise found.error
         return found
 
+    @property
+    def is_in_hand(self) -> bool:
+        """Whether this thread has something in its hands."""
+        return threading.get_ident() in self._in_hand
+
+    def let_go(self) -> None:
+        """Note that what this thread took has found its owner."""
+        with self._lock:
+            self._in_hand.pop(threading.get_ident(), None)
+
+    def put_back(self) -> None:
+        """Put back what is in this thread's hands, for the next who asks."""
+        with self._lock:
+            self._put_back_mine()
+
     def take_opened(self, step: int) -> Opened | None:
-        """Return a step that is here, made and sealed; what else is here of it stays."""
+        """Return a step that is here, made and sealed, as ``take``; what else is here stays."""
         with self._lock:
             found = self._steps.get(step)
             if found is None or isinstance(found, StepGrant | StepFailure):
                 return None
             if not (found.is_made and found.is_sealed):
                 return None
+            self._in_hand[threading.get_ident()] = found
             del self._steps[step]
-            return found
+        return found
 
     def take_all_opened(self) -> list[Opened]:
         """Return every step that is here and open, sealed or not."""
         with self._lock:
+            self._put_back_mine()
             all_here = list(self._steps.values())
             opened = [e for e in all_here if not isinstance(e, StepGrant | StepFailure)]
             for each in opened:
@@ -186,6 +213,14 @@ class Mailbox:
                 return False
             self._steps[opened.grant.step] = opened
             return True
+
+    def _put_back_mine(self) -> None:
+        here = threading.get_ident()
+        mine = self._in_hand.get(here)
+        if mine is not None:
+            step = mine.step if isinstance(mine, StepGrant) else mine.grant.step
+            self._steps.setdefault(step, mine)
+            self._in_hand.pop(here, None)
 
     def _withdraw(self, step: int) -> None:
         with self._lock:

@@ -40,14 +40,27 @@ _A_WHILE = 3600.0
 
 
 class _Entry:
-    """A grant that is being opened while ``lock`` is held, and has been after that."""
+    """A grant that is being opened, by the thread that made this, until that says so."""
 
     def __init__(self, grant: StepGrant) -> None:
         self.grant = grant
-        self.lock = threading.Lock()
-        self.lock.acquire()
         self.opened = OpenedGrant(grant=grant)
         self.is_dropped = False
+        self._is_open = False
+        #: Held until it is open; for ever, where a thread that waited for it was interrupted then.
+        self._opening = threading.Lock()
+        self._opening.acquire()
+
+    def finish(self) -> None:
+        """Let whoever waits go on; once."""
+        self._is_open = True
+        self._opening.release()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until it is open; False where it is not by then."""
+        if not self._is_open and self._opening.acquire(timeout=max(0.0, seconds)):
+            self._opening.release()
+        return self._is_open
 
 
 class OpenedAhead:
@@ -102,12 +115,11 @@ class OpenedAhead:
             if grant.step == step:
                 self._open(grant, seconds)
         entry = self._entries.get(step)  # another thread is at it
-        if entry is None or not entry.lock.acquire(timeout=seconds):
+        if entry is None or not entry.wait(seconds):
             return
-        entry.lock.release()
         if self._mailbox.awaits_opening(step):  # it was another grant of the step
-            self._entries.pop(step, None)
-            self._put_away(entry.opened)
+            if self._entries.pop(step, None) is entry:
+                self._put_away(entry.opened)
 
     def note_taken(self, grant: StepGrant) -> None:
         """Learn how a session's steps come: streams are opened from the first of them on."""
@@ -123,25 +135,21 @@ class OpenedAhead:
         Raises:
             DeadlinePassedError: they were being opened when the deadline passed.
         """
-        entry = self._entries.pop(grant.step, None)
+        entry = self._entries.get(grant.step)
         if entry is None:
             return OpenedGrant(grant=grant)
-        started, is_open = time.monotonic(), False
-        try:
-            is_open = entry.lock.acquire(timeout=max(0.0, until - started))
-        finally:
-            if not is_open:  # too late, or interrupted
-                self._entries[grant.step] = entry
-        if not is_open:
+        started = time.monotonic()
+        if not entry.wait(until - started):
             raise DeadlinePassedError(
                 f"the slabs or streams of step {grant.step} had not come after "
                 f"{span_text(time.monotonic() - started)}: they are large, or the server is "
                 "stopped or gone",
                 facts={"step": grant.step},
             )
-        if entry.grant is grant:
-            return entry.opened
-        self._put_away(entry.opened)
+        if self._entries.pop(grant.step, None) is entry:  # else it was dropped at the close
+            if entry.grant is grant:
+                return entry.opened
+            self._put_away(entry.opened)
         return OpenedGrant(grant=grant)
 
     def close(self) -> None:
@@ -224,7 +232,7 @@ class OpenedAhead:
                 self._give_up(grant)
             return  # who takes it tries again, and is told
         finally:
-            entry.lock.release()
+            entry.finish()
 
     def _give_up(self, grant: StepGrant) -> None:
         """Have an announced step granted as any other, since its seal cannot be seen from here."""

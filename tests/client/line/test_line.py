@@ -4,6 +4,7 @@ import array
 import os
 import select
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -182,7 +183,7 @@ def test_a_descriptor_that_this_process_may_not_have_costs_the_slab_and_not_the_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel drops it and says so, as it does where there is no room for it."""
-    monkeypatch.setattr(packets, "_MAX_DESCRIPTORS", 0)
+    monkeypatch.setattr(packets, "_ROOM_BESIDE", 0)
     with a_line(tmp_path) as (line, broker), ThreadPoolExecutor() as threads:
         call = threads.submit(line.get_slab, "slab-1", LONG)
         reply = line_pb2.LineReply(call_id=broker.take().call_id)
@@ -248,8 +249,11 @@ def test_the_line_goes_on_after_an_interrupt_as_its_reader_stops(
 def test_a_line_is_closed_by_who_was_interrupted_as_its_reader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def leave_off(line: Line) -> None:
+        line._reader = threading.get_ident()
+
     with a_line(tmp_path) as (line, _):
-        monkeypatch.setattr(Line, "_stop_reading", lambda line: None)
+        monkeypatch.setattr(Line, "_stop_reading", leave_off)
         assert not line.wait(lambda: False, time.monotonic() + SOON)
         line.close()
         assert line._socket.fileno() == -1

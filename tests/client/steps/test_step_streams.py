@@ -207,7 +207,7 @@ class TestStreamsOfASessionWithALine:
                 calls.begun.get(timeout=LONG)
             entry = cast("LineSteps", session._steps._source)._ahead._entries[8]
             with monkeypatch.context() as patched:
-                patched.setattr(entry, "lock", Interrupted(entry.lock))
+                patched.setattr(entry, "_opening", Interrupted(entry._opening))
                 with pytest.raises(KeyboardInterrupt):
                     session.acquire(step=8, timeout=LONG)
             calls.gate.set()

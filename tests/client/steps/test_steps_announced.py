@@ -191,8 +191,8 @@ def test_two_that_let_go_of_what_is_withdrawn_have_it_once() -> None:
     mailbox = Mailbox()
     sealed = replace(a_grant(7, [], real_rows=8), awaited=(EXTENT,))
     for _ in range(50):
-        mailbox.put(sealed)
-        assert mailbox.put_opened(OpenedGrant(grant=sealed))
+        mailbox.put(grant := replace(sealed))
+        assert mailbox.put_opened(OpenedGrant(grant=grant))
         mailbox.put(StepWithdrawn(step=7))
     with ThreadPoolExecutor(2) as pool:
         taken = [pool.submit(mailbox.take_withdrawn) for _ in range(20)]
