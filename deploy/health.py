@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import os
 import ssl
+import stat
 import sys
 import time
 from pathlib import Path
@@ -34,6 +35,7 @@ CHECK = "/grpc.health.v1.Health/Check"
 TIMEOUT_SECONDS = 4.0
 PAUSE_SECONDS = 1.0
 TLS = "tls://"
+UNIX = ("unix:", "/")
 FILES = ("ca", "cert", "key")
 
 
@@ -68,12 +70,15 @@ def status_of(
 
 def main(arguments: list[str]) -> int:
     """Say how the server is, and return the exit code."""
-    given = _parser().parse_args(arguments)
+    parser = _parser()
+    given = parser.parse_args(arguments)
     address = given.address.removeprefix(TLS)
+    if not address or (address != given.address and address.startswith(UNIX)):
+        parser.error(f"{given.address!r} is no address: unix:/path, host:port or tls://host:port")
     is_tls = given.address.startswith(TLS) or bool(given.server_name)
     is_tls = is_tls or any(getattr(given, name) for name in FILES)
     try:
-        is_unix = address.startswith(("unix:", "/"))
+        is_unix = address.startswith(UNIX)
         credentials = None if is_unix or not is_tls else _credentials(given)
     except (OSError, ValueError) as error:
         sys.stderr.write(f"health.py: {error}\n")
@@ -123,13 +128,24 @@ def _credentials(given: argparse.Namespace) -> grpc.ChannelCredentials:
     """Return what TLS is spoken with.
 
     Raises:
-        OSError, ValueError: a file cannot be read; a certificate without its key, or the reverse.
+        OSError, ValueError: a file cannot be read, or holds nothing of its kind; a certificate
+            without its key, or the reverse; a key that other users may read.
     """
     if bool(given.cert) != bool(given.key):
         raise ValueError("--tls-cert and --tls-key go together: give both")
     ca = given.ca or ssl.get_default_verify_paths().cafile
+    context = ssl.create_default_context(cafile=ca)  # gRPC takes anything, and then never connects
+    if given.key:
+        mode = stat.S_IMODE(Path(given.key).stat().st_mode)
+        if mode & (stat.S_IRWXO | stat.S_IWGRP):
+            raise ValueError(f"--tls-key {given.key} is open to other users (mode {mode:04o})")
+        context.load_cert_chain(given.cert, given.key, password=_no_password)
     read = [Path(path).read_bytes() if path else None for path in (ca, given.key, given.cert)]
     return grpc.ssl_channel_credentials(*read)
+
+
+def _no_password() -> str:
+    raise ValueError("the key of --tls-key has a password")
 
 
 if __name__ == "__main__":

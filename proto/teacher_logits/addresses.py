@@ -58,10 +58,11 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def read_address(text: str, *, what: str, or_else: str = "") -> Address:
+def read_address(text: str, *, what: str, or_else: str = "", takes_unix: bool = True) -> Address:
     """Read one address; ``what`` names it in messages: a flag, or an argument.
 
-    ``or_else`` is a form that the caller takes besides, for the message.
+    For the message: ``or_else`` is a form that the caller takes besides, and ``takes_unix`` says
+    whether it takes Unix sockets.
 
     Raises:
         ConfigError: it is none.
@@ -74,7 +75,8 @@ def read_address(text: str, *, what: str, or_else: str = "") -> Address:
     bare = host.removeprefix("[").removesuffix("]")
     is_host = bool(bare) and (":" in bare) == host.startswith("[") and "/" not in bare
     if not colon or not is_host or not port.isdecimal():
-        forms = ["unix:/absolute/path", "host:port", "[v6]:port", *([or_else] if or_else else [])]
+        unix = ["unix:/absolute/path"] if takes_unix else []
+        forms = [*unix, "host:port", "[v6]:port", *([or_else] if or_else else [])]
         raise ConfigError(
             f"{what} {text!r} is no address: give {', '.join(forms[:-1])} or {forms[-1]}",
             facts={**_named(what), "value": text},

@@ -96,6 +96,9 @@ def broken_rule(config: _Told) -> tuple[str, object, str] | None:
     if config.tls_client_ca and not config.tls_cert:
         rule = "is for TLS, which takes --tls-cert and --tls-key: give them too"
         return "tls_client_ca", config.tls_client_ca, rule
+    if config.tls_cert and all(each.is_unix for each in config.addresses):
+        rule = "is for addresses host:port, and --listen has none: give one, or leave TLS out"
+        return "tls_cert", config.tls_cert, rule
     reachable = next((each for each in config.addresses if not each.is_unix), None)
     if reachable is not None and not (config.tls_cert or config.insecure):
         who = "every user of this machine" if reachable.is_loopback else "other hosts"

@@ -67,7 +67,7 @@ def broken_rule(config: _Told) -> tuple[str, object, str] | None:
             rule = "allows an address of --metrics, and there is none: give one, or leave this out"
             return "insecure_metrics", "true", rule
         return None
-    address = read_address(config.metrics, what="--metrics")
+    address = read_address(config.metrics, what="--metrics", takes_unix=False)
     if address.is_unix:
         return "metrics", config.metrics, "must be host:port: Prometheus scrapes over HTTP"
     if not (config.insecure_metrics or address.is_loopback):

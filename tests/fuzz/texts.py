@@ -88,7 +88,9 @@ class Settings:
         self._secret = Path(self._folder.name) / "s"
         self._secret.touch(mode=0o600)
         path = str(self._secret)
-        self._tls = ServerConfig(tls_cert=path, tls_key=path, tls_client_ca=path)
+        self._tls = ServerConfig(
+            listen=("127.0.0.1:0",), tls_cert=path, tls_key=path, tls_client_ca=path
+        )
 
     def seeds(self) -> Sequence[bytes]:
         texts = [f"y{each}" for each in (_YAML, *_MORE_YAML)]

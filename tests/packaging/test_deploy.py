@@ -159,9 +159,13 @@ def test_an_image_is_built_from_what_is_named_and_nothing_else() -> None:
 
 def ask_health(*arguments: str) -> tuple[int, str]:
     """The exit code of the image's health check, and what it says."""
-    command = [sys.executable, str(DEPLOY / "health.py"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = run_health(*arguments)
     return done.returncode, done.stdout.strip()
+
+
+def run_health(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(DEPLOY / "health.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 def test_a_server_that_serves_is_healthy() -> None:
@@ -262,7 +266,28 @@ def test_a_server_that_asks_for_a_certificate_is_shown_one_and_the_environment_s
         ("--tls-ca", "/nowhere", "a:1"),
         ("--tls", "a:1"),
         ("--wait", "soon", "a:1"),
+        ("",),
+        ("tls://",),
+        ("tls://unix:/run/s",),
     ],
 )
 def test_a_health_check_that_is_called_wrongly_says_so(arguments: tuple[str, ...]) -> None:
     assert ask_health(*arguments)[0] == 2
+
+
+def test_a_health_check_does_not_ask_with_files_that_cannot_do(
+    papers: Papers, tmp_path: Path
+) -> None:
+    empty, key, other = (tmp_path / name for name in ("empty", "key", "other"))
+    for file in (empty, key, other):
+        file.touch(mode=0o600)
+    trustme.CA().issue_cert("teacher.example").private_key_pem.write_to_path(str(other))
+    key.write_bytes(Path(papers.key).read_bytes())
+    key.chmod(0o644)
+    for given, said in (
+        (("--tls-ca", str(empty)), "no certificate"),
+        (("--tls-ca", papers.ca, "--tls-cert", papers.cert, "--tls-key", str(other)), "MISMATCH"),
+        (("--tls-ca", papers.ca, "--tls-cert", papers.cert, "--tls-key", str(key)), "mode 0644"),
+    ):
+        asked = run_health(*given, "127.0.0.1:1")
+        assert (asked.returncode, said in asked.stderr) == (2, True), asked.stderr

@@ -227,6 +227,8 @@ class TestAddresses:
             ({"tls_cert": "/c.pem"}, "--tls-cert /c.pem: goes with --tls-key"),
             ({"tls_key": "/k.pem"}, "--tls-key /k.pem: goes with --tls-cert"),
             ({"tls_client_ca": "/a.pem"}, "--tls-client-ca /a.pem: is for TLS"),
+            ({"tls_cert": "/c", "tls_key": "/k"}, "--tls-cert /c: is for addresses host:port"),
+            ({"metrics": "9090"}, "--metrics '9090' is no address: give host:port or"),
         ],
     )
     def test_tls_is_said_whole(self, settings: dict[str, str], match: str) -> None:

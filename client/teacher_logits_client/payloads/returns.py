@@ -137,10 +137,7 @@ class Returner:
         return weakref.ref(view)
 
     def close(self, lease_id: str, *, outlived: bool) -> None:
-        """Note that the owner is done with a lease; what follows is done on the thread.
-
-        Twice is fine: the first time may have been interrupted.
-        """
+        """Note that the owner is done with a lease, twice too; the thread does what follows."""
         with self._lock:
             self._table.note_closed(lease_id, outlived=outlived)
         self._put(lambda: self._apply(lambda: self._table.close(lease_id)))

@@ -34,6 +34,7 @@ def config(tmp_path: Path, authority: trustme.CA) -> ServerConfig:
     write(tmp_path, authority)
     authority.cert_pem.write_to_path(str(tmp_path / "ca"))
     return ServerConfig(
+        listen=("127.0.0.1:0",),
         tls_cert=str(tmp_path / "cert"),
         tls_key=str(tmp_path / "key"),
         tls_client_ca=str(tmp_path / "ca"),
