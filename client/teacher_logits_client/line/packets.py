@@ -83,6 +83,10 @@ class Connection(socket.socket):
             self.files.close()
         super().close()
 
+    def __del__(self) -> None:
+        with suppress(AttributeError):  # of one that could not even be made
+            super().close()  # in silence: whoever dropped what it belongs to hears of that
+
 
 def connect(path: str, timeout: float) -> Connection:
     """Return a connection that never blocks; ``timeout`` seconds are for being taken.
