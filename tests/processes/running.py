@@ -1,5 +1,6 @@
 """Student processes that tests start, and what a test waits for without sleeping."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 from tests import forked
 
+ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 30
 STUDENT = Path(__file__).with_name("student.py")
 
@@ -24,8 +26,32 @@ def student(*arguments: str, pass_fds: Sequence[int] = ()) -> Iterator["subproce
         text=True,
         pass_fds=pass_fds,
     )
-    try:
+    with _killed_in_the_end(process):
         yield process
+
+
+@contextmanager
+def program(
+    command: Sequence[str], *, pass_fds: Sequence[int] = ()
+) -> Iterator["subprocess.Popen[str]"]:
+    """Run a program that is spoken with in lines; it is killed in the end if it still runs."""
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        pass_fds=pass_fds,
+    )
+    with _killed_in_the_end(process):
+        yield process
+
+
+@contextmanager
+def _killed_in_the_end(process: "subprocess.Popen[str]") -> Iterator[None]:
+    try:
+        yield
     finally:
         process.kill()
         process.communicate()

@@ -4,15 +4,14 @@ Nobody is told when it is: what is sent is lost, and no end of a connection arri
 by the folder that they lie in, and do not notice.
 """
 
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.processes.running import program
+
 SERVER, CLIENT = "10.77.0.1", "10.77.0.2"
 _ENDS = {SERVER: "near", CLIENT: "far"}
 _ESTABLISHED = "01"
@@ -32,25 +31,11 @@ class Cable:
         """Put it back."""
         _ip(self._pids[end], "link", "set", _ENDS[end], "up")
 
-    @contextmanager
     def run(
         self, end: str, command: Sequence[str], *, pass_fds: Sequence[int] = ()
-    ) -> Iterator["subprocess.Popen[str]"]:
+    ) -> AbstractContextManager["subprocess.Popen[str]"]:
         """Run a program at an end; it is killed in the end."""
-        process = subprocess.Popen(
-            [*_inside(self._pids[end]), *command],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            pass_fds=pass_fds,
-        )
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.communicate()
+        return program([*_inside(self._pids[end]), *command], pass_fds=pass_fds)
 
     def connections(self, end: str, port: int) -> int:
         """How many connections a port has there that nobody has ended."""
@@ -89,19 +74,11 @@ def why_not() -> str:
 @contextmanager
 def _namespace() -> Iterator[int]:
     """Make a network namespace; yields the process that holds it."""
-    holder = subprocess.Popen(
-        ["unshare", "--net", "--", "sh", "-c", "echo && exec cat"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    try:
+    with program(["unshare", "--net", "--", "sh", "-c", "echo && exec cat"]) as holder:
         assert holder.stdout is not None
         if not holder.stdout.readline():
             raise OSError("no network namespace is to be had")
         yield holder.pid
-    finally:
-        holder.kill()
-        holder.communicate()
 
 
 def _inside(pid: int) -> tuple[str, ...]:

@@ -12,11 +12,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from tests.processes.running import line_of
+from tests.processes.running import line_of, program
 from tests.reports.namespaced import WAYS
 from tests.reports.raw import connect_raw
 from tests.reports.tunnels import tunnel
@@ -25,7 +25,6 @@ import teacher_logits_client as tl
 from teacher_logits_client.sessions.agreement import node_hints
 
 STUDENT = Path(__file__).with_name("namespaced.py")
-ROOT = Path(__file__).parents[2]
 ALONE = ("unshare", "-Urnpm", "--fork", "--mount-proc", "--kill-child")
 TOY = "teacher_logits_client.testing:toy_teacher"
 
@@ -33,26 +32,13 @@ TOY = "teacher_logits_client.testing:toy_teacher"
 Said = dict[str, object]
 
 
-@contextmanager
 def alone(
     command: Sequence[str], *, hidden: Path | None = None, pass_fds: Sequence[int] = ()
-) -> Iterator["subprocess.Popen[str]"]:
+) -> AbstractContextManager["subprocess.Popen[str]"]:
     """Run a program in namespaces of its own, where a folder is empty; it is killed in the end."""
     hide = f"mount -t tmpfs none '{hidden}' && " if hidden else ""
-    process = subprocess.Popen(
-        [*ALONE, "sh", "-c", hide + 'exec "$@"', "sh", *command],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        pass_fds=pass_fds,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+    shell = [*ALONE, "sh", "-c", hide + 'exec "$@"', "sh"]
+    return program([*shell, *command], pass_fds=pass_fds)
 
 
 @pytest.fixture(scope="module")
