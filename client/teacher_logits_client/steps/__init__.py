@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import CancelledError
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -71,7 +72,8 @@ class Steps:
             DeadlinePassedError: it was not complete, or not here, by then. It may be asked for
                 again.
             SessionExpiredError, EpochChangedError: the session has ended.
-            TransportFailure, StalePayloadError: see ``Reader.open_bytes``.
+            TransportFailure: see ``Reader.open_bytes``.
+            StalePayloadError: likewise, or bytes that did not pass were overwritten meanwhile.
             PayloadInvalidError, AlignmentError: see ``check_step``.
             TeacherLogitsError: why the step cannot be had.
         """
@@ -108,10 +110,11 @@ class Steps:
             made.check(own)
         except BaseException as error:
             self._note_unread(leases)
-            made.abandon()
             if not isinstance(error, TeacherLogitsError):  # it may have adopted only some
                 self._discard(leases)
-            raise
+            with ExitStack() as given_back:
+                given_back.push(made)  # which says so where overwritten bytes explain the error
+                raise
         return made
 
     def _was_closed(self) -> SessionExpiredError:
@@ -141,9 +144,10 @@ class Steps:
         except BaseException:
             self._source.finish(grant.step)
             self._note_unread(leases)
-            for each in leases:
-                self._reader.adopt(each).abandon()
-            raise
+            with ExitStack() as given_back:
+                for each in leases:
+                    given_back.push(self._reader.adopt(each))
+                raise
 
     def _discard(self, leases: Sequence[OpenedLease]) -> None:
         for each in leases:

@@ -95,6 +95,13 @@ class Broker:
         assert lease.extent is not None
         self.slab.mark(lease.extent.slot, 4)
 
+    def spoil(self, lease: LeaseTerms) -> None:
+        """Do so, and write there."""
+        self.overwrite(lease)
+        assert lease.extent is not None
+        room = self.slab.room(lease.extent)
+        room[: len(room)] = b"\xff" * len(room)
+
     def send(self, *mail: Mail) -> None:
         for each in mail:
             self._socket.send(mail_to_wire(each).SerializeToString())

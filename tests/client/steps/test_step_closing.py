@@ -2,6 +2,7 @@
 
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 import torch
@@ -16,9 +17,14 @@ from tests.client.steps.step_servers import (
 
 import teacher_logits_client as tl
 from teacher_logits.errors import (
+    AlignmentError,
     LeaseLostError,
+    PayloadInvalidError,
     StalePayloadError,
 )
+
+if TYPE_CHECKING:
+    from teacher_logits_client.steps.line_steps import LineSteps
 
 
 class TestClosing:
@@ -75,6 +81,19 @@ class TestClosing:
                 with session.acquire(step=7):
                     broker.overwrite(leases[0])
 
+            assert {broker.released.get(timeout=LONG) for _ in leases} == {"l-0", "l-1"}
+
+    def test_bytes_that_were_overwritten_before_they_were_looked_at_are_not_the_teachers_fault(
+        self, tmp_path: Path
+    ) -> None:
+        with local_session(tmp_path, profile=rank(1)) as (session, broker):
+            leases = ready(broker, shards_of(IDS, (6, 2)))
+            cast("LineSteps", session._steps._source).look_ahead()
+            broker.spoil(leases[0])
+            with pytest.raises(StalePayloadError, match="p-7-0") as caught:
+                session.acquire(step=7, input_ids=IDS[4:])
+
+            assert isinstance(caught.value.__context__, (PayloadInvalidError, AlignmentError))
             assert {broker.released.get(timeout=LONG) for _ in leases} == {"l-0", "l-1"}
 
     def test_a_batch_that_is_dropped_is_named_once_and_returned(self, tmp_path: Path) -> None:
