@@ -128,7 +128,8 @@ def token_of_file(path: str) -> Callable[[], str]:
     Raises:
         ConfigError: the file cannot be read, is open to other users, or holds no token.
     """
-    kept = Reloading([path], partial(_read_token, path), on_failure=_tell)
+    read, taken = partial(_read_token, path), partial(_taken, path)
+    kept = Reloading([path], read, on_failure=_tell, on_change=taken)
     return kept.current
 
 
@@ -171,6 +172,10 @@ def _said(error: Exception) -> str:
 
 def _tell(error: TeacherLogitsError) -> None:
     _log.warning("the new token was not taken, the old one goes on: %s", error.message)
+
+
+def _taken(path: str, token: str) -> None:
+    _log.info("a new token of %s was taken", path)
 
 
 def _refused(message: str) -> ConfigError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -78,13 +79,21 @@ def test_a_scheme_says_tls_with_the_authorities_of_the_machine() -> None:
     assert found.credentials.tls == tl.Tls()
 
 
-def test_a_token_of_a_file_is_the_files_of_the_moment(token_file: Path) -> None:
+def test_a_token_of_a_file_is_the_files_of_the_moment_and_each_change_is_said_once(
+    token_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="teacher_logits_client")
     token = find_connection(UNIX, token_file=token_file).credentials.token
     assert token() == TOKEN
     token_file.write_text(f"{TOKEN}-anew")
     assert token() == f"{TOKEN}-anew"
     token_file.write_text("two words")
-    assert token() == f"{TOKEN}-anew"
+    assert token() == token() == f"{TOKEN}-anew"
+
+    said = [(record.levelno, record.getMessage()) for record in caplog.records]
+    assert said[0] == (logging.INFO, f"a new token of {token_file} was taken")
+    assert [level for level, _ in said] == [logging.INFO, logging.WARNING]
+    assert TOKEN not in caplog.text
 
 
 def test_a_token_file_that_others_can_read_is_refused(token_file: Path) -> None:
