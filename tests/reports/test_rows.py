@@ -377,6 +377,7 @@ ROWS: dict[str, list[tuple[str, str]]] = {
     ],
     # A topology on which no handle opens.
     "R39": [
+        (CLIENT, "test_a_slab_that_cannot_be_opened_is_streamed_and_said_once"),
         (DEVICE_REFUSALS, "test_under_prefer_the_rank_is_streamed_to_and_told_why"),
         (DEVICE_REFUSALS, "test_through_host_copies_it_is_local_all_the_same"),
     ],
