@@ -3,7 +3,8 @@
 import dis
 import sys
 import weakref
-from types import FrameType, TracebackType
+from functools import cache
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 _LETS_HANDLERS_RUN = ("CALL", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
@@ -22,7 +23,8 @@ class Interrupt:
     def __init__(self, moment: int, *, inside: str) -> None:
         self._left = moment
         self._inside = inside
-        self._before: dict[FrameType, str] = {}
+        #: By frame, the place of the instruction before.
+        self._before: dict[FrameType, int] = {}
         self.came_at = ""
 
     def __enter__(self) -> "Interrupt":
@@ -49,9 +51,8 @@ class Interrupt:
             frame.f_trace_lines, frame.f_trace_opcodes = False, True
             self._perhaps_raise(frame)
         elif event == "opcode":
-            before = self._before.get(frame, "")
-            self._before[frame] = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-            if before.startswith(_LETS_HANDLERS_RUN):
+            before, self._before[frame] = self._before.get(frame), frame.f_lasti
+            if before is not None and _lets_handlers_run(frame.f_code, before, frame.f_lasti):
                 self._perhaps_raise(frame)
         return self._trace
 
@@ -63,6 +64,22 @@ class Interrupt:
             self.came_at = f"{code.co_filename}:{frame.f_lineno}, {code.co_name}"
             raise KeyboardInterrupt
         self._left -= 1
+
+
+def _lets_handlers_run(code: CodeType, before: int, here: int) -> bool:
+    """Whether a handler may run behind an instruction, and what it raises can be raised here.
+
+    There it would be raised by that instruction, whose ``with`` or ``try`` may end before this one.
+    """
+    name = dis.opname[code.co_code[before]]
+    return name.startswith(_LETS_HANDLERS_RUN) and _handler(code, before) == _handler(code, here)
+
+
+@cache
+def _handler(code: CodeType, place: int) -> int | None:
+    """Where an exception is handled that is raised at a place."""
+    entries = getattr(dis.Bytecode(code), "exception_entries", ())
+    return next((each.target for each in entries if each.start <= place < each.end), None)
 
 
 def _is_in_finaliser(frame: FrameType | None) -> bool:

@@ -97,8 +97,8 @@ class LeasedPayload(HandedOut):
 
     def adopt(self) -> LeasedPayload:
         """Hand it over to its owner, and return it."""
+        self._closed = False  # first: who is interrupted here drops it
         self._returner.adopt(self._expected)
-        self._closed = False
         if self._check_digest:
             self._digest = self.digest()
         return self

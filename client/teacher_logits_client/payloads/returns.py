@@ -1,10 +1,9 @@
 """The way back of leases: one thread that vacates memory and gives room back.
 
-Finalisers and owners only put events on a queue; the thread asks the table (``leased``) what
-they come to, waits for devices, drops dirtied pages, and then tells the server, in that order.
-What cannot be delivered because the server does not answer is tried again; what it no longer knows
-is done with. A forked child returns nothing. At the end of the program the thread does what
-was put before, briefly, and ends: what nobody closed, the end of the process returns.
+Finalisers and owners only put events on a queue; the thread asks the table (``leased``) what they
+come to, waits for devices, drops dirtied pages, and then tells the server, in that order. What
+cannot be delivered is tried again; what the server no longer knows is done with. A forked child
+returns nothing. At the end of the program the thread does, briefly, what was put before.
 """
 
 from __future__ import annotations
@@ -122,19 +121,23 @@ class Returner:
 
         The caller may ask the reference; None where the lease is not open any more.
         """
+        unwatch = self._when_gone(lease_id, name, view)  # first: an interrupt may come between
         with self._lock:
-            if not self._table.viewed(lease_id, name):
-                return None
-        return self.watch_ahead(lease_id, name, view)
+            if self._table.viewed(lease_id, name):
+                return weakref.ref(view)
+        unwatch()
+        return None
 
     def watch_ahead(self, lease_id: str, name: str, view: View) -> weakref.ref[View]:
         """Do so for a lease that is adopted later, or never."""
-
-        def gone() -> None:
-            self._put(lambda: self._apply(lambda: self._table.view_gone(lease_id, name)))
-
-        weakref.finalize(view, gone).atexit = False
+        self._when_gone(lease_id, name, view)
         return weakref.ref(view)
+
+    def _when_gone(self, lease_id: str, name: str, view: View) -> Callable[[], object]:
+        gone = partial(self._apply, lambda: self._table.view_gone(lease_id, name))
+        ended = weakref.finalize(view, self._put, gone)
+        ended.atexit = False
+        return ended.detach
 
     def close(self, lease_id: str, *, outlived: bool) -> None:
         """Note that the owner is done with a lease, twice too; the thread does what follows."""
@@ -234,8 +237,7 @@ class Returner:
         try:
             event()
         except Exception:
-            # A fault of ours in one return must not keep all the others from going back.
-            if not self._leaving:
+            if not self._leaving:  # a fault of ours in one return keeps no other from going back
                 _log.exception("a return failed")
 
     def _is_finished(self) -> bool:
