@@ -40,6 +40,7 @@ class Admitted:
     """
 
     _closed = True
+    _ended = True  # what a close does is done; one that was interrupted is done again
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class Admitted:
             maker=maker,
             liveness=self._liveness,
         )
-        self._closed = False
+        self._closed = self._ended = False
         mailbox.hear_of_writers(reader.try_probes)
         mailbox.hear_of_gone_slabs(reader.forget_slabs)
 
@@ -108,12 +109,13 @@ class Admitted:
         Open leases stay good, and so does the memory of views: what the session holds, here
         and on the server, is let go with the last of them.
         """
-        if self._closed or not self._returner.is_here:
+        if self._ended or not self._returner.is_here:
             return
         self._closed = True
         self._answers.give_up_all()
         self._steps.close()
         self._liveness.end_and_wait("session")
+        self._ended = True
 
     def __enter__(self: Self) -> Self:
         self._check()
@@ -128,12 +130,12 @@ class Admitted:
         self.close()
 
     def __del__(self) -> None:
-        if self._closed or not self._returner.is_here:
+        if self._ended or not self._returner.is_here:
             return
-        self._closed = True
         self._returner.later(self._steps.close)
         self._liveness.end()
-        warn_dropped(f"session {self.terms.session_id}", self)
+        if not self._closed:
+            warn_dropped(f"session {self.terms.session_id}", self)
 
     def __reduce__(self) -> tuple[object, ...]:
         return refuse_to_travel("a session")

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     import torch
 
-    from teacher_logits_client.calls.pending import PendingLease
     from teacher_logits_client.payloads import LeasedPayload
     from teacher_logits_client.payloads.batch import Batch
     from teacher_logits_client.rows import RowBatch
@@ -166,10 +165,7 @@ class Session(Admitted):
         check_size(batch, limit)
         chosen = None if ids is None else self._chosen(ids, batch)
         batch = replace(batch, chosen=chosen, seed=seed)
-        pending = self._send(batch, mask_bad_rows=bad_rows == "mask", seconds=seconds)
-        return ScoreFuture(
-            self._answers, pending, batch, reject_bad_rows=bad_rows == "reject", owner=self
-        )
+        return self._send(batch, bad_rows, seconds)
 
     def _chosen(self, ids: Ids, batch: RowBatch) -> torch.Tensor:
         return flatten_ids(
@@ -180,16 +176,18 @@ class Session(Admitted):
             max_tokens=self.terms.max_request_tokens,
         )
 
-    def _send(self, batch: RowBatch, *, mask_bad_rows: bool, seconds: float) -> PendingLease:
-        scoring = scoring_of(batch, self.terms.session_id, mask_bad_rows=mask_bad_rows)
+    def _send(self, batch: RowBatch, bad_rows: str, seconds: float) -> ScoreFuture:
+        scoring = scoring_of(batch, self.terms.session_id, mask_bad_rows=bad_rows == "mask")
         with self._answers.asking(scoring.request_id):  # an interrupt may come after the request
             pending = self._calls.score(
                 scoring,
                 what=f"the scores of {batch.rows.row_count} rows with {batch.token_count} tokens",
                 timeout=seconds,
             )
-        self._answers.expect(pending)
-        return pending
+            self._answers.expect(pending)
+            return ScoreFuture(
+                self._answers, pending, batch, reject_bad_rows=bad_rows == "reject", owner=self
+            )
 
     @overload
     def acquire(

@@ -18,6 +18,7 @@ from teacher_logits_client.forks import refuse_to_travel
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
+    from teacher_logits.terms import LeaseTerms
     from teacher_logits_client.calls.pending import PendingLease
     from teacher_logits_client.payloads import LeasedPayload
     from teacher_logits_client.rows import RowBatch
@@ -47,7 +48,7 @@ class ScoreFuture:
         self._pending = pending
         self._batch = batch
         self._reject_bad_rows = reject_bad_rows
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # whoever was interrupted with it has it still
         self._payload: LeasedPayload | None = None
         self._failure: BaseException | None = None
         self._is_owed = True
@@ -74,27 +75,39 @@ class ScoreFuture:
             if self._payload is None:
                 if not self._is_owed:
                     raise CancelledError("the future was cancelled, and its lease given back")
-                lease = self._answers.wait_for(self._pending, left_to_wait)
-                self._is_owed = False
-                left = self._answers.default_seconds if seconds is None else seconds
-                until = (time.monotonic() if seconds is None else started) + left
+                lease: LeaseTerms | None = None
                 try:
-                    self._payload = self._answers.open(
-                        lease,
-                        until=until,
-                        batch=self._batch,
-                        reject_bad_rows=self._reject_bad_rows,
-                        keep_if_late=True,
-                    )
-                except DeadlinePassedError:
-                    self._pending.is_taken = False
-                    self._is_owed = True  # the lease is still ours, to be opened or given up
-                    raise
-                except TeacherLogitsError as error:
-                    # A copy: the traceback of this one holds tensors, and they the room.
-                    self._failure = copy(error)
+                    lease = self._answers.wait_for(self._pending, left_to_wait)
+                    left = self._answers.default_seconds if seconds is None else seconds
+                    until = (time.monotonic() if seconds is None else started) + left
+                    self._payload = self._open(lease, until)
+                    self._is_owed = False
+                except BaseException as error:
+                    self._note_failed(error, lease)
                     raise
             return self._payload
+
+    def _open(self, lease: LeaseTerms, until: float) -> LeasedPayload:
+        return self._answers.open(
+            lease,
+            until=until,
+            batch=self._batch,
+            reject_bad_rows=self._reject_bad_rows,
+            keep_if_late=True,
+        )
+
+    def _note_failed(self, error: BaseException, lease: LeaseTerms | None) -> None:
+        if lease is None or isinstance(error, DeadlinePassedError):
+            self._pending.is_taken = (
+                False  # what was granted is still ours, to be opened or given up
+            )
+            return
+        self._is_owed = False
+        if isinstance(error, TeacherLogitsError):
+            # A copy: the traceback of this one holds tensors, and they the room.
+            self._failure = copy(error)
+        else:  # an interrupt, and whoever came to own the lease may not know of it
+            self._answers.give_up(self._pending)
 
     def __await__(self) -> Generator[object, None, LeasedPayload]:
         """Wait on an event loop, which goes on meanwhile, until it is scored; then as ``result``.

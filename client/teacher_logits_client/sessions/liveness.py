@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from teacher_logits.clock import MonotonicClock, span_text
@@ -60,6 +59,7 @@ class Liveness:
         self._session_id = session_id = terms.session_id
         self._epoch = terms.epoch
         self._timeout = timeout
+        self._is_finished = False
         self._clock = MonotonicClock()
         self._lock = threading.Lock()
         self._life = SessionLife(
@@ -122,14 +122,9 @@ class Liveness:
 
         If it cannot be told, the TTL or the end of the line will tell it.
         """
-        # All on the thread of the returns: a finaliser may take no lock, and leases that were
-        # closed before go first.
-        self._returner.later(self._heartbeat.stop)
-        self._returner.later(partial(_close, self._life, self._lock))
-        self._returner.later(
-            partial(_end, self._calls, self._reader, self._session_id, self._timeout)
-        )
-        self._returner.later(partial(self._returner.count, "open_sessions", -1))
+        # On the thread of the returns: a finaliser may take no lock, and leases that were closed
+        # before go first.
+        self._returner.later(self._finish)
 
     def end_and_wait(self, what: str) -> None:
         """End the session of a ``what``, and wait until the server knows, or its time is over."""
@@ -142,10 +137,15 @@ class Liveness:
                 span_text(self._timeout),
             )
 
-
-def _close(life: SessionLife, lock: threading.Lock) -> None:
-    with lock:
-        life.close()
+    def _finish(self) -> None:
+        if self._is_finished:  # twice is fine
+            return
+        self._is_finished = True
+        self._heartbeat.stop()
+        with self._lock:
+            self._life.close()
+        _end(self._calls, self._reader, self._session_id, self._timeout)
+        self._returner.count("open_sessions", -1)
 
 
 def _end(calls: Calls, reader: LineHolder, session_id: str, timeout: float) -> None:

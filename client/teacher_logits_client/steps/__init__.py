@@ -109,6 +109,7 @@ class Steps:
             made.adopt()
             made.check(own)
         except BaseException as error:
+            self._source.finish(taken.grant.step)  # which may be what was interrupted
             self._note_unread(leases)
             if not isinstance(error, TeacherLogitsError):  # it may have adopted only some
                 self._discard(leases)

@@ -67,8 +67,8 @@ class LineSteps:
         #: The last step that the thread of the returns is about to want; none below 0.
         self._to_be_wanted = -1
         self._lock = threading.Lock()
-        #: Steps that threads wait for, each once for each of them.
-        self._awaited: list[int] = []
+        #: Steps that threads wait for, by thread. One that asks anew was interrupted as it waited.
+        self._awaited: dict[int, int] = {}
         self._closed = False
         ahead.when_given_up = lambda step: later(partial(self._want_again, step))
 
@@ -85,6 +85,7 @@ class LineSteps:
             TeacherLogitsError: why the step cannot be had.
         """
         try:
+            self._awaited.pop(threading.get_ident(), None)
             found = self._find(step, until=until, seconds=seconds)
         except BaseException:  # of an interrupt too: what was taken is sent no second time
             self._mailbox.put_back()
@@ -166,13 +167,12 @@ class LineSteps:
         def refuse(error: TeacherLogitsError) -> None:
             self._mailbox.fail(step, error)
 
-        with self._lock:
-            if not self._fits(step):
-                return None  # it is asked for by a call
-            self._awaited.append(step)
-            self._to_be_wanted = -1
         try:
             with self._lock:
+                if not self._fits(step):
+                    return None  # it is asked for by a call
+                self._awaited[threading.get_ident()] = step
+                self._to_be_wanted = -1
                 call_id = self._want(step, until=until, on_refusal=refuse)
             while self._line.wait(partial(self._is_over, step), until):
                 if self._closed:
@@ -184,8 +184,7 @@ class LineSteps:
                 if time.monotonic() > until:
                     break
         finally:
-            with self._lock:
-                self._awaited.remove(step)
+            self._awaited.pop(threading.get_ident(), None)
         answers = call_id is not None and self._line.has_answered(call_id)
         why = "the broker did not answer: the server is stopped, or gone"
         if answers:
@@ -231,7 +230,7 @@ class LineSteps:
 
         A request names steps in a row, and takes the place of the one before.
         """
-        wanted = {step, *self._awaited}
+        wanted = {step, *list(self._awaited.values())}
         return max(wanted) - min(wanted) <= MAX_PREFETCH
 
     def _want(
@@ -243,7 +242,7 @@ class LineSteps:
         behind: int = 0,
     ) -> int | None:
         """Want a step, those that other threads wait for, and those behind them; lock held."""
-        wanted = {step, *self._awaited}
+        wanted = {step, *list(self._awaited.values())}
         first = min(wanted)
         ahead = self._mailbox.prefetch + behind
         count = min(max(wanted) - first + 1 + ahead, 1 + MAX_PREFETCH)

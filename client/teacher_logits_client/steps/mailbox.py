@@ -172,6 +172,7 @@ class Mailbox:
     def take_opened(self, step: int) -> Opened | None:
         """Return a step that is here, made and sealed, as ``take``; what else is here stays."""
         with self._lock:
+            self._put_back_mine()
             found = self._steps.get(step)
             if found is None or isinstance(found, StepGrant | StepFailure):
                 return None

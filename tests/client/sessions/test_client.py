@@ -571,11 +571,12 @@ class TestFutures:
     def test_a_wait_behind_another_threads_wait_ends_by_its_own_deadline(
         self, service: Service
     ) -> None:
-        with service.session() as (_, session):
+        with service.session() as (_, session), futures.ThreadPoolExecutor(1) as other:
             future = session.score(IDS)
-            with future._lock:  # as a thread in `result` has it
-                with pytest.raises(DeadlinePassedError, match=r"0\.05 s .* another thread"):
-                    future.result(timeout=0.05)
+            other.submit(future._lock.acquire).result()  # as a thread in `result` has it
+            with pytest.raises(DeadlinePassedError, match=r"0\.05 s .* another thread"):
+                future.result(timeout=0.05)
+            other.submit(future._lock.release).result()
 
             future.result(timeout=30).close()
 
