@@ -29,54 +29,93 @@ MOMENTS_OF_A_CLOSE = 800
 """More than there are, most of them where the next step is opened by who closes."""
 
 
-@pytest.mark.parametrize("is_opened_ahead", [False, True])
+@pytest.mark.parametrize("is_opened_ahead", [False, True], ids=["lies there", "opened ahead"])
+@pytest.mark.parametrize("is_another_first", [False, True], ids=["at once", "behind another"])
 def test_a_step_comes_and_its_lease_goes_back_whenever_its_reader_is_interrupted(
-    tmp_path: Path, is_opened_ahead: bool
+    tmp_path: Path, is_opened_ahead: bool, is_another_first: bool
 ) -> None:
     moments, interrupted = count(), 0
     while True:
         with local_session(tmp_path, profile=rank(1), prefetch=0) as (session, broker):
-            for step in range(STEPS_A_SESSION):
-                if not was_interrupted(session, broker, step, next(moments), is_opened_ahead):
+            for step in range(0, 2 * STEPS_A_SESSION, 2):
+                reader = InterruptedReader(session, broker, step, is_opened_ahead)
+                if not reader.is_interrupted_at(next(moments)):
                     assert interrupted > STEPS_A_SESSION
                     return
                 interrupted += 1
+                if is_another_first:
+                    reader.read_another()
+                reader.read_again()
 
 
-def was_interrupted(
-    session: Session, broker: Broker, step: int, moment: int, is_opened_ahead: bool
-) -> bool:
-    """Acquire a step with an interrupt, then without; False where it ended before that moment."""
-    lease = broker.lease(shard_of(IDS, step=step))
-    broker.send(a_grant(step, [lease], real_rows=8))
-    if is_opened_ahead:
-        session._reader.when_returned()
-    batch = None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # of a batch that nobody was handed
-        with Interrupt(moment, inside="teacher_logits_client") as interrupt:
-            batch = session.acquire(step=step, timeout=LONG)
-        gc.collect()
-    if batch is not None:
-        batch.close()
-        return False
-    # Where the interrupt was the last that happened to the step, it is asked for again.
-    calls = cast("StepCalls", session._calls)
-    calls.grant(a_grant(step, [replace(lease, lease_id=f"again-{step}")], real_rows=8))
-    with session.acquire(step=step, timeout=LONG) as batch:
-        assert torch.equal(batch.columns["topk_ids"], expected(IDS[4:])), interrupt.came_at
-    was_asked_again = not calls.asked.empty()
-    back = {next_released(broker, interrupt)}
-    if was_asked_again:
-        calls.asked.get()
-        back.add(next_released(broker, interrupt))
-    assert session._returner.wait(LONG)
-    while not broker.released.empty():  # a lease may be given back twice
-        back.add(broker.released.get())
-    owed = {lease.lease_id, f"again-{step}"} if was_asked_again else {lease.lease_id}
-    assert back == owed, interrupt.came_at
-    assert session._reader._out == set(), interrupt.came_at
-    return True
+class InterruptedReader:
+    """Acquires a step with an interrupt, and then without one."""
+
+    def __init__(self, session: Session, broker: Broker, step: int, is_opened_ahead: bool) -> None:
+        self._session = session
+        self._calls = cast("StepCalls", session._calls)
+        self._broker = broker
+        self._step = step
+        self._is_opened_ahead = is_opened_ahead
+        self._lease = broker.lease(shard_of(IDS, step=step))
+        self._all_back: set[str] = set()
+        broker.send(a_grant(step, [self._lease], real_rows=8))
+
+    def is_interrupted_at(self, moment: int) -> bool:
+        """False where the step was there before that moment."""
+        self._look_ahead()
+        batch = None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # of a batch that nobody was handed
+            with Interrupt(moment, inside="teacher_logits_client") as self._interrupt:
+                batch = self._session.acquire(step=self._step, timeout=LONG)
+            gc.collect()
+        if batch is not None:
+            batch.close()
+        return batch is None
+
+    def read_another(self) -> None:
+        """Acquire the step behind it."""
+        lease = self._broker.lease(shard_of(IDS, step=self._step + 1))
+        self._broker.send(a_grant(self._step + 1, [lease], real_rows=8))
+        self._look_ahead()
+        self._session.acquire(step=self._step + 1, timeout=LONG).close()
+        while lease.lease_id not in self._all_back:
+            self._all_back.add(next_released(self._broker, self._interrupt))
+
+    def read_again(self) -> None:
+        """Acquire it: it comes with the lease that it has, or is asked for and has another."""
+        again = replace(self._lease, lease_id=f"again-{self._step}")
+        self._calls.grant(a_grant(self._step, [again], real_rows=8))
+        assert self._session._returner.wait(LONG)
+        before = self._released()
+        with self._session.acquire(step=self._step, timeout=LONG) as batch:
+            assert torch.equal(batch.columns["topk_ids"], expected(IDS[4:])), self._came_at
+        is_asked_for = not self._calls.asked.empty()
+        if is_asked_for:
+            self._calls.asked.get()
+        assert self._session._returner.wait(LONG)
+        back = self._released()
+        came_with = again if is_asked_for else self._lease
+        assert came_with.lease_id in back, self._came_at
+        assert self._lease.lease_id in self._all_back, self._came_at
+        assert came_with.lease_id not in before, self._came_at
+        assert self._session._reader._out == set(), self._came_at
+
+    def _look_ahead(self) -> None:
+        if self._is_opened_ahead:
+            self._session._reader.when_returned()
+
+    @property
+    def _came_at(self) -> str:
+        return self._interrupt.came_at
+
+    def _released(self) -> set[str]:
+        released = set()
+        while not self._broker.released.empty():
+            released.add(self._broker.released.get())
+        self._all_back |= released
+        return released
 
 
 def test_the_next_step_comes_whenever_the_close_of_one_is_interrupted(tmp_path: Path) -> None:
