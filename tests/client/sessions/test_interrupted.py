@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tests.client.conftest import LOCAL, SHARED_MEMORY, STREAM, Service, serve
+from tests.client.conftest import LOCAL, SHARED_MEMORY, STREAM, Service, a_profile, serve
 from tests.interrupts import Interrupt
 
 import teacher_logits_client as tl
@@ -59,3 +59,21 @@ def test_no_lease_is_left_by_who_is_interrupted(
 def read(session: tl.Session) -> None:
     with session.score(IDS).result(timeout=LONG) as payload:
         assert payload.targets.topk_ids.shape == (40, 8)
+
+
+@pytest.mark.parametrize("transports", [SHARED_MEMORY, STREAM], ids=lambda t: t[0].value)
+def test_a_close_that_was_interrupted_is_done_by_the_next(
+    service: Service, transports: tuple[tl.Transport, ...]
+) -> None:
+    with tl.connect(service.address) as client:
+        for moment in range(MOMENTS):
+            session = client.open_session(a_profile(transports=transports))
+            with Interrupt(moment, inside="teacher_logits_client") as interrupt:
+                session.close()
+            session.close()
+            assert client._returner.wait(LONG)
+            assert len(service.inspect().sessions) == 0, interrupt.came_at
+            assert client.statistics().open_sessions == 0, interrupt.came_at
+            if not interrupt.came_at:
+                break
+    assert moment > 10
