@@ -129,7 +129,8 @@ class LineSteps:
         if self._mailbox.is_in_hand:
             self._taken.add(step)
             self._mailbox.let_go()
-        self._again.finish(step)
+        else:
+            self._again.finish(step)
 
     def put_back(self, grant: StepGrant) -> bool:
         """Keep a grant that could not be opened in time, for the next who asks.

@@ -143,7 +143,8 @@ class Mailbox:
             TeacherLogitsError: why it cannot be had.
         """
         with self._lock:
-            self._put_back_mine()
+            if self._in_hand:
+                self._put_back_mine()
             found = self._steps.get(step)
             if found is None or not _can_be_taken(found):
                 return None
@@ -161,8 +162,7 @@ class Mailbox:
 
     def let_go(self) -> None:
         """Note that what this thread took has found its owner."""
-        with self._lock:
-            self._in_hand.pop(threading.get_ident(), None)
+        self._in_hand.pop(threading.get_ident(), None)
 
     def put_back(self) -> None:
         """Put back what is in this thread's hands, for the next who asks."""
@@ -172,7 +172,8 @@ class Mailbox:
     def take_opened(self, step: int) -> Opened | None:
         """Return a step that is here, made and sealed, as ``take``; what else is here stays."""
         with self._lock:
-            self._put_back_mine()
+            if self._in_hand:
+                self._put_back_mine()
             found = self._steps.get(step)
             if found is None or isinstance(found, StepGrant | StepFailure):
                 return None
