@@ -98,9 +98,7 @@ class ScoreFuture:
 
     def _note_failed(self, error: BaseException, lease: LeaseTerms | None) -> None:
         if lease is None or isinstance(error, DeadlinePassedError):
-            self._pending.is_taken = (
-                False  # what was granted is still ours, to be opened or given up
-            )
+            self._pending.is_taken = False  # its lease is still ours, to be opened or given up
             return
         self._is_owed = False
         if isinstance(error, TeacherLogitsError):

@@ -29,6 +29,7 @@ from weakref import WeakSet
 
 from teacher_logits.clock import span_text
 from teacher_logits.errors import DeadlinePassedError, TeacherLogitsError
+from teacher_logits_client.openers import is_failure_of_leases
 from teacher_logits_client.sessions.step_thread import StepThread
 from teacher_logits_client.steps.grants import OpenedGrant, StepRequests
 
@@ -62,8 +63,8 @@ class CalledSteps:
     """The steps of one session without a line; any thread may take them.
 
     Args:
-        open_bytes: opens a grant's leases before a time; what fails but for its deadline is
-            given back.
+        open_bytes: opens a grant's leases before a time; those that cannot be are given back
+            (``is_failure_of_leases``).
         put_away: lets go of opened leases that nobody took.
         give_up: gives back what a request was granted, or will be; waits for nothing.
         wait_seconds: how long a call ahead may wait for its step.
@@ -207,11 +208,11 @@ class CalledSteps:
         except NotYet:
             self._keep(ahead)
             raise _too_late(ahead, seconds) from None
-        except TeacherLogitsError:
-            pass
-        except BaseException:
-            self._keep(ahead)
-            raise
+        except BaseException as error:
+            # What failed there, a call of its own tells anew; what came up here is no such failure.
+            if not ahead.ready.done() or error is not ahead.ready.exception():
+                self._keep(ahead)
+                raise
         if ahead.request_id:
             self._requests.hand_over(ahead.step, ahead.request_id)
         return found
@@ -220,7 +221,7 @@ class CalledSteps:
         """Open what a call ahead was granted; on the thread."""
         try:
             found = self._opened(ahead)
-        except (TeacherLogitsError, CancelledError) as error:
+        except Exception as error:  # no memory, for one: the thread goes on with the next
             self._finish(ahead, error)
         except BaseException as error:
             self._finish(ahead, error)
@@ -232,9 +233,9 @@ class CalledSteps:
         grant = ahead.pending.result(0.0)
         try:
             leases = self._open_bytes(grant, time.monotonic() + self._wait_seconds)
-        except DeadlinePassedError:
-            return OpenedGrant(grant=grant)  # who asks for it tries again
-        except BaseException:
+        except TeacherLogitsError as error:
+            if not is_failure_of_leases(error):
+                return OpenedGrant(grant=grant)  # who asks for it tries again
             ahead.request_id = ""  # its leases were given back
             raise
         return OpenedGrant(grant=grant, leases=tuple(leases))

@@ -114,6 +114,28 @@ class TestStreams:
             with session.acquire(step=8, timeout=LONG) as batch:
                 assert batch.step == 8
 
+    def test_there_was_no_memory_for_are_opened_by_who_asks_with_the_leases_that_they_have(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*leases: object, **more: object) -> None:
+            monkeypatch.undo()
+            raise MemoryError
+
+        with streamed_session(profile=rank(1)) as (session, calls):
+            for step in (7, 8, 9):
+                leases = streamed(calls, [shard_of(IDS, step=step)], RANK_1)
+                if step == 8:
+                    monkeypatch.setattr(session._reader, "open_bytes", refuse)
+                calls.grant(a_grant(step, leases, real_rows=8))
+                with session.acquire(step=step, timeout=LONG) as batch:
+                    assert torch.equal(batch.columns["topk_ids"], expected(IDS[4:]))
+            asked = [calls.asked.get(timeout=LONG) for _ in range(4)]
+            assert sorted(step for step, _ in asked) == [7, 8, 8, 9]
+            first, again = (request for step, request in asked if step == 8)
+            assert first == again
+            assert session._returner.wait(LONG)
+            assert sorted(calls.released) == ["l-p-7-0", "l-p-8-0", "l-p-9-0"]
+
     def test_end_with_the_session(self) -> None:
         with streamed_session(profile=rank(1), prefetch=2) as (session, calls):
             calls.grant(a_grant(7, streamed(calls, [shard_of(IDS)], RANK_1), real_rows=8))
