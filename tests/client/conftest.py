@@ -1,6 +1,7 @@
 """Servers: in a thread of the tests' own process, with a teacher that tests can hold up, and one
 in a process of its own, for all tests of trainers."""
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -144,3 +145,14 @@ def service(shared_service: Service) -> Iterator[Service]:
     yield shared_service
     shared_service.teacher.gate.set()
     shared_service.teacher.spoil = None
+
+
+@pytest.fixture
+def quick_collections() -> Iterator[None]:
+    """Have `gc.collect` look at nothing that was there before, of which a whole run has much."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

@@ -14,6 +14,7 @@ from tests.interrupts import Interrupt
 
 import teacher_logits_client as tl
 
+pytestmark = pytest.mark.usefixtures("quick_collections")
 IDS = torch.arange(40).view(4, 10) * 5 % 256
 LONG = 30.0
 MOMENTS = 1_500

@@ -23,6 +23,7 @@ from teacher_logits_client.student import Session
 if TYPE_CHECKING:
     from tests.client.steps.step_calls import StepCalls
 
+pytestmark = pytest.mark.usefixtures("quick_collections")
 STEPS_A_SESSION = 100
 """As many as the slab has room for."""
 MOMENTS_OF_A_CLOSE = 800
