@@ -84,8 +84,8 @@ class Connection(socket.socket):
         super().close()
 
     def __del__(self) -> None:
-        with suppress(AttributeError):  # of one that could not even be made
-            super().close()  # in silence: whoever dropped what it belongs to hears of that
+        if self.fileno() >= 0:  # in silence: whoever dropped what it belongs to hears of that
+            super().close()
 
 
 def connect(path: str, timeout: float) -> Connection:

@@ -88,10 +88,11 @@ class LineSteps:
             self._awaited.pop(threading.get_ident(), None)
             found = self._find(step, until=until, seconds=seconds)
         except BaseException:  # of an interrupt too: what was taken is sent no second time
-            self._mailbox.put_back()
+            self._put_back()
             raise
         if found is None:
             return self._again.take(step, until=until, seconds=seconds)
+        self._note_taken(step)
         self._ahead.note_taken(found.grant)
         return found
 
@@ -100,6 +101,7 @@ class LineSteps:
         opened = self._mailbox.take_opened(step)
         if not isinstance(opened, OpenedGrant):
             return None
+        self._note_taken(step)
         self._move_on(step)
         return opened
 
@@ -127,7 +129,6 @@ class LineSteps:
     def finish(self, step: int) -> None:
         """Note that a step that was taken is open, or given back: it is sent no second time."""
         if self._mailbox.is_in_hand:
-            self._taken.add(step)
             self._mailbox.let_go()
         else:
             self._again.finish(step)
@@ -138,7 +139,7 @@ class LineSteps:
         One that was asked for by a call is asked for again: others may be had of its step.
         """
         if not self._again.put_back(grant):
-            self._mailbox.put_back()
+            self._put_back()
         return True
 
     def close(self) -> None:
@@ -163,6 +164,17 @@ class LineSteps:
         if not isinstance(grant, StepGrant):
             raise TypeError(f"a mailbox holds a {type(grant).__name__}")
         return self._ahead.take(grant, until=until)
+
+    def _note_taken(self, step: int) -> None:
+        """Note that who else wants a step must ask for it by a call."""
+        self._taken.add(step)
+        if self._awaited:
+            self._line.wake()
+
+    def _put_back(self) -> None:
+        self._mailbox.put_back()
+        if self._awaited:
+            self._line.wake()
 
     def _wait(self, step: int, *, until: float, seconds: float) -> StepGrant | Opened | None:
         def refuse(error: TeacherLogitsError) -> None:

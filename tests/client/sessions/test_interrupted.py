@@ -73,7 +73,7 @@ def test_a_close_that_was_interrupted_is_done_by_the_next(
                 session.close()
             session.close()
             assert client._returner.wait(LONG)
-            assert len(service.inspect().sessions) == 0, interrupt.came_at
+            service.await_that(lambda held: not held.sessions)  # its line ends a moment later
             assert client.statistics().open_sessions == 0, interrupt.came_at
             if not interrupt.came_at:
                 break
