@@ -39,6 +39,7 @@ class Inbox:
             OSError: the connection has failed or ended, or what came cannot be read.
         """
         if self._reply is not None:
+            self._received.clear()  # as below, where that was interrupted
             return self._reply
         if not self._received:
             packets.receive_into(self._received, self._connection)
@@ -53,7 +54,6 @@ class Inbox:
     def note_delivered(self, reply: Reply) -> None:
         """Note that a reply has an owner; of one that is not here any more too."""
         if self._reply is reply:
-            self._received.clear()
             self._reply = None
 
     def close(self) -> None:

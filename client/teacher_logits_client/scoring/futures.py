@@ -78,10 +78,10 @@ class ScoreFuture:
                 lease: LeaseTerms | None = None
                 try:
                     lease = self._answers.wait_for(self._pending, left_to_wait)
+                    self._is_owed = False  # too late for `cancel`
                     left = self._answers.default_seconds if seconds is None else seconds
                     until = (time.monotonic() if seconds is None else started) + left
                     self._payload = self._open(lease, until)
-                    self._is_owed = False
                 except BaseException as error:
                     self._note_failed(error, lease)
                     raise
@@ -98,13 +98,15 @@ class ScoreFuture:
 
     def _note_failed(self, error: BaseException, lease: LeaseTerms | None) -> None:
         if lease is None or isinstance(error, DeadlinePassedError):
-            self._pending.is_taken = False  # its lease is still ours, to be opened or given up
+            self._pending.is_taken = False
+            if lease is not None:
+                self._is_owed = True  # its lease is still ours, to be opened or given up
             return
         self._is_owed = False
         if isinstance(error, TeacherLogitsError):
             # A copy: the traceback of this one holds tensors, and they the room.
             self._failure = copy(error)
-        else:  # an interrupt, and whoever came to own the lease may not know of it
+        elif not isinstance(error, Exception):  # an interrupt: the lease may have had no owner
             self._answers.give_up(self._pending)
 
     def __await__(self) -> Generator[object, None, LeasedPayload]:

@@ -144,8 +144,10 @@ class Liveness:
         self._heartbeat.stop()
         with self._lock:
             self._life.close()
-        _end(self._calls, self._reader, self._session_id, self._timeout)
-        self._returner.count("open_sessions", -1)
+        try:
+            _end(self._calls, self._reader, self._session_id, self._timeout)
+        finally:
+            self._returner.count("open_sessions", -1)
 
 
 def _end(calls: Calls, reader: LineHolder, session_id: str, timeout: float) -> None:

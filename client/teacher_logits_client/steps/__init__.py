@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
-from teacher_logits.errors import SessionExpiredError, TeacherLogitsError
+from teacher_logits.errors import SessionExpiredError
 from teacher_logits_client.openers import is_failure_of_leases
 from teacher_logits_client.steps.called_steps import CalledSteps
 from teacher_logits_client.steps.line_steps import LineSteps
@@ -111,7 +111,7 @@ class Steps:
         except BaseException as error:
             self._source.finish(taken.grant.step)  # which may be what was interrupted
             self._note_unread(leases)
-            if not isinstance(error, TeacherLogitsError):  # it may have adopted only some
+            if not isinstance(error, Exception):  # an interrupt: it may have adopted only some
                 self._discard(leases)
             with ExitStack() as given_back:
                 given_back.push(made)  # which says so where overwritten bytes explain the error

@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import pytest
@@ -579,6 +580,28 @@ class TestFutures:
             other.submit(future._lock.release).result()
 
             future.result(timeout=30).close()
+
+    def test_a_cancel_while_another_thread_opens_it_is_too_late(
+        self, service: Service, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        opening, may_open = threading.Event(), threading.Event()
+        with service.session() as (client, session), futures.ThreadPoolExecutor(1) as other:
+            future = session.score(IDS)
+            open_now = future._answers.open
+
+            def open_later(*lease: Any, **more: Any) -> tl.LeasedPayload:
+                opening.set()
+                assert may_open.wait(30)
+                return open_now(*lease, **more)
+
+            monkeypatch.setattr(future._answers, "open", open_later)
+            result = other.submit(future.result)
+            assert opening.wait(30)
+            future.cancel()
+            may_open.set()
+            with result.result(30):
+                assert service.lease_count(client) == 1
+            assert service.lease_count(client) == 0
 
     def test_a_wait_that_is_too_short_says_what_was_waited_for_and_may_be_repeated(
         self, service: Service
