@@ -70,16 +70,28 @@ class ReaderSlab:
     """
 
     def __init__(self, slab_id: str, passed: PassedSlab, mode: MapMode) -> None:
-        """Map a slab, and take over its descriptor; that stays the caller's after an error.
+        """Map a slab, and take over its descriptor, which is closed after an error too.
 
         Raises:
             SlabOpenError: it cannot be mapped, is no slab, or its writer could shrink it,
                 which would kill its readers.
         """
+        self.descriptor = fd = passed.descriptor
+        close = weakref.finalize(self, os.close, fd)  # once, whatever is interrupted
+        close.atexit = False
         self.slab_id = slab_id
         self.device = passed.device
-        self.descriptor = fd = passed.descriptor
         self.is_writable = mode is MapMode.COW
+        self._unwatch: Callable[[], None] | None = None
+        self._watching = threading.Lock()
+        try:
+            self._open()
+        except BaseException:
+            close()
+            raise
+
+    def _open(self) -> None:
+        fd, slab_id = self.descriptor, self.slab_id
         try:
             total = os.fstat(fd).st_size
             if not fcntl.fcntl(fd, _F_GET_SEALS) & _F_SEAL_SHRINK:
@@ -92,9 +104,6 @@ class ReaderSlab:
         self._slots = memoryview(self.control)[HEADER_BYTES:].cast("Q")
         self._pages = self._map(0, total)
         self._room = self._room_of(self._pages).part(CONTROL_BYTES, self.size_bytes)
-        weakref.finalize(self, os.close, fd).atexit = False
-        self._unwatch: Callable[[], None] | None = None
-        self._watching = threading.Lock()
 
     def pin(self, pinner: DeviceMemory) -> ReaderSlab:
         """Have its pages pinned until it is unmapped, and return it.

@@ -222,11 +222,7 @@ class SharedMemoryOpener:
 
     def _ask(self, slab_id: str, until: float) -> ReaderSlab:
         passed = self._get_slab(slab_id, until - time.monotonic())
-        try:
-            slab = ReaderSlab(slab_id, passed, self._mode)
-        except BaseException:
-            os.close(passed.descriptor)
-            raise
+        slab = ReaderSlab(slab_id, passed, self._mode)
         if self._devices is None or self._pinner is None or slab.is_twin:
             return slab
         return self._devices.calls.before(

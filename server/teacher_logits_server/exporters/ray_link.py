@@ -83,12 +83,17 @@ class RayLink:
         self._due.put((op, descriptor, message))
 
     def listen(self, hear: Callable[[Message], None], lost: Callable[[], None]) -> None:
-        """Have what comes told to ``hear``, and ``lost`` called once nothing will come."""
+        """Have what comes told to ``hear``, and ``lost`` called once nothing will come.
+
+        A process that says what nobody here understands is one that is lost.
+        """
 
         def run() -> None:
             try:
                 while (received := self._channel.receive()) is not None:
                     hear(received[0])
+            except Exception:
+                _log.exception("the Ray process was not understood")
             finally:
                 lost()
 

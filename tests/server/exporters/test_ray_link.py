@@ -107,8 +107,9 @@ def test_a_process_that_falls_silent_comes_to_one_that_is_gone(
     link.stop()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_what_cannot_be_understood_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_understood_leaves_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     child = JOINED + 's.send(b"{}"); s.recv(1)'
     monkeypatch.setattr(ray_link, "command", lambda: [sys.executable, "-c", child])
     link = join_cluster(ServerConfig(ray_address="auto"))
@@ -120,3 +121,4 @@ def test_what_cannot_be_understood_leaves_nobody_waiting(monkeypatch: pytest.Mon
     link.listen(hear, is_lost.set)
     assert is_lost.wait(30)
     link.stop()
+    assert "the Ray process was not understood" in caplog.text
