@@ -24,15 +24,20 @@ from teacher_logits.errors import (
     RequestInvalidError,
     SessionExpiredError,
 )
-from teacher_logits.terms import StepFailure
+from teacher_logits.terms import StepFailure, StepGrant
 from teacher_logits_client import line
 from teacher_logits_client.steps.mailbox import Mailbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
     from tests.client.steps.step_calls import StepCalls
+    from tests.client.steps.step_servers import Broker
 
+    from teacher_logits_client.payloads.batch import Batch
+    from teacher_logits_client.steps.grants import OpenedGrant
+    from teacher_logits_client.steps.line_steps import LineSteps
     from teacher_logits_client.student import Session
 
 
@@ -49,6 +54,44 @@ def hold_up(session: "Session") -> "Callable[[], None]":
 
     session._returner.later(wait)
     return may_go.set
+
+
+class Opening:
+    """The first opening of a step that was sent, which goes on when the test says so."""
+
+    def __init__(self, session: "Session", monkeypatch: pytest.MonkeyPatch) -> None:
+        self._session = session
+        ahead = cast("LineSteps", session._steps._source)._ahead
+        self._take = ahead.take
+        self._has_begun, self._may_go = threading.Event(), threading.Event()
+        self._failure: Exception | None = None
+        monkeypatch.setattr(ahead, "take", self._wait)
+
+    def await_it(self, broker: "Broker") -> None:
+        """Wait until it has begun, and its reader has asked for the steps behind it."""
+        assert self._has_begun.wait(LONG)
+        broker.wanted.get(timeout=LONG)
+
+    def wait_beside_it(self, broker: "Broker", threads: ThreadPoolExecutor) -> "Future[Batch]":
+        """Have another thread wait for the step, whom no word of the broker's wakes."""
+        broker.deaf.set()
+        waiting = threads.submit(self._session.acquire, step=7, timeout=10 * LONG)
+        assert broker.wanted.get(timeout=LONG) == (7, 2)
+        broker.deaf.clear()
+        return waiting
+
+    def go_on(self, failure: Exception | None = None) -> None:
+        """Have it come to its end, or fail."""
+        self._failure = failure
+        self._may_go.set()
+
+    def _wait(self, grant: StepGrant, *, until: float) -> "OpenedGrant":
+        is_first = not self._has_begun.is_set()
+        self._has_begun.set()
+        assert self._may_go.wait(LONG)
+        if is_first and self._failure is not None:
+            raise self._failure
+        return self._take(grant, until=until)
 
 
 class TestClosing:
@@ -132,6 +175,43 @@ class TestWaiting:
             ready(broker, shards_of(IDS, (8,), step=50), step=50)
             with waiting.result(LONG) as batch:
                 assert batch.step == 50
+
+    def test_for_what_another_thread_opens_ends_when_it_has_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with (
+            local_session(tmp_path, profile=rank(1)) as (session, broker),
+            ThreadPoolExecutor() as threads,
+        ):
+            leases = ready(broker, shards_of(IDS, (8,)))
+            opening = Opening(session, monkeypatch)
+            first = threads.submit(session.acquire, step=7, timeout=10 * LONG)
+            opening.await_it(broker)
+            second = opening.wait_beside_it(broker, threads)
+            opening.go_on()
+            calls = cast("StepCalls", session._calls)
+            assert calls.asked.get(timeout=LONG)[0] == 7  # there it is no more
+            calls.grant(a_grant(7, leases, real_rows=8))
+            with first.result(LONG) as batch, second.result(LONG) as another:
+                assert (batch.step, another.step) == (7, 7)
+
+    def test_for_what_another_thread_cannot_open_ends_when_that_has_put_it_back(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with (
+            local_session(tmp_path, profile=rank(1)) as (session, broker),
+            ThreadPoolExecutor() as threads,
+        ):
+            ready(broker, shards_of(IDS, (8,)))
+            opening = Opening(session, monkeypatch)
+            first = threads.submit(session.acquire, step=7, timeout=10 * LONG)
+            opening.await_it(broker)
+            second = opening.wait_beside_it(broker, threads)
+            opening.go_on(DeadlinePassedError("its slab did not come in time"))
+            with pytest.raises(DeadlinePassedError, match="its slab did not come"):
+                first.result(LONG)
+            with second.result(LONG) as batch:
+                assert batch.step == 7
 
     def test_waits_for_a_step_that_is_not_there_yet(self, tmp_path: Path) -> None:
         with (
