@@ -4,7 +4,6 @@ A test's name begins with its seed: `TEACHER_LOGITS_FAULT_SEEDS=7,31` has exactl
 scenarios played, in `make test` too.
 """
 
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from tests.processes.faults.cast import Cast
 from tests.processes.faults.local_scenarios import plan_count, plan_of
 from tests.processes.faults.scenarios import scenario_count, scenario_of
 from tests.processes.faults.seeds import seed_params
-from tests.processes.faults.stage import Stage
+from tests.processes.faults.stage import Stage, in_order
 
 FEW = (
     *(0, 1, 2, 3, 4, 5, 7, 8, 10, 11, 12, 13, 15, 17, 21, 22, 23, 24, 25, 26),
@@ -58,18 +57,5 @@ def whole_stage() -> Iterator[Stage]:
 
 @pytest.fixture
 def stage(whole_stage: Stage, request: pytest.FixtureRequest) -> Iterator[Stage]:
-    """The module's stage, on which nothing must be left in the end.
-
-    After a failure, the next test finds others on it.
-    """
-    failed = request.session.testsfailed
-    yield whole_stage
-    if request.session.testsfailed > failed:
-        sys.stdout.write(whole_stage.cast.place.said())  # shown with the failure
-        whole_stage.start_over()
-        return
-    try:
-        whole_stage.oracle.check()
-    except BaseException:
-        whole_stage.start_over()
-        raise
+    """The module's stage, on which nothing must be left in the end."""
+    yield from in_order(whole_stage, request.session)

@@ -5,12 +5,14 @@ harm: then its calls end with an error of the tree, in their time, and those aft
 return are answered.
 """
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from signal import SIGCONT, SIGKILL, SIGSTOP, Signals
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+import pytest
 from tests.processes.faults.cast import Cast, Role
 from tests.processes.faults.oracle import Oracle
 from tests.processes.faults.scenarios import Means, Scenario
@@ -251,6 +253,27 @@ class Stage:
         for transport in self.ways:
             self._visit(roles[-1], transport)
         self.oracle.note_warm(server)
+
+
+AnyStage = TypeVar("AnyStage", bound=Stage)
+
+
+def in_order(stage: AnyStage, session: pytest.Session) -> Iterator[AnyStage]:
+    """Lend a stage to one test, after which nothing must be left on it.
+
+    After a failure, the next test finds others on it.
+    """
+    failed = session.testsfailed
+    yield stage
+    if session.testsfailed > failed:
+        sys.stdout.write(stage.cast.place.said())  # shown with the failure
+        stage.start_over()
+        return
+    try:
+        stage.oracle.check()
+    except BaseException:
+        stage.start_over()
+        raise
 
 
 def await_true(look: Callable[[], bool], what: str) -> None:

@@ -3,7 +3,6 @@ wrong byte, no leak, no hang, and the others served. Each scenario follows from 
 ``local_scenarios``. `TEACHER_LOGITS_LOCAL_FAULT_SEEDS=7,31` plays those.
 """
 
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.processes.faults.local_scenarios import plan_of
 from tests.processes.faults.local_stage import LocalStage
+from tests.processes.faults.stage import in_order
 from tests.processes.faults.threads import House
 
 # What is dropped unclosed is named in one.
@@ -31,17 +31,7 @@ def whole_house() -> Iterator[LocalStage]:
 @pytest.fixture
 def house(whole_house: LocalStage, request: pytest.FixtureRequest) -> Iterator[LocalStage]:
     """The module's stage, on which nothing must be left in the end."""
-    failed = request.session.testsfailed
-    yield whole_house
-    if request.session.testsfailed > failed:
-        sys.stdout.write(whole_house.cast.place.said())
-        whole_house.start_over()
-        return
-    try:
-        whole_house.oracle.check()
-    except BaseException:
-        whole_house.start_over()
-        raise
+    yield from in_order(whole_house, request.session)
 
 
 def test_a_scenario_within_one_process_leaves_nothing_behind(

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.processes.faults.seeds import seed_params
+from tests.processes.faults.stage import in_order
 from tests.ray.faults.scenarios import scenario_count, scenario_of
 
 if TYPE_CHECKING:
@@ -54,14 +54,4 @@ def whole_stage() -> Iterator[RayStage]:
 @pytest.fixture
 def stage(whole_stage: RayStage, request: pytest.FixtureRequest) -> Iterator[RayStage]:
     """The module's stage, on which nothing must be left in the end."""
-    failed = request.session.testsfailed
-    yield whole_stage
-    if request.session.testsfailed > failed:
-        sys.stdout.write(whole_stage.cast.place.said())  # shown with the failure
-        whole_stage.start_over()
-        return
-    try:
-        whole_stage.oracle.check()
-    except BaseException:
-        whole_stage.start_over()
-        raise
+    yield from in_order(whole_stage, request.session)
