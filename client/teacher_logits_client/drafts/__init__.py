@@ -49,6 +49,8 @@ class Draft(DraftWriting):
     One thread at a time writes and seals it; a publisher's drafts are independent.
     """
 
+    _is_made = False  # until then its maker gives the room back
+
     def __init__(
         self,
         granted: Granted,
@@ -61,7 +63,7 @@ class Draft(DraftWriting):
         owner: object,
     ) -> None:
         """Take over granted room; ``Publisher``, its owner, does this and lives as long."""
-        self._desk = desk  # first: its finaliser asks for it, whatever fails below
+        self._desk = desk
         tensors, temperatures = granted.room.tensors(payload.columns), len(payload.temperatures)
         columns = DraftColumns(
             tensors, rows, temperatures=temperatures, is_written=granted.is_written
@@ -76,6 +78,7 @@ class Draft(DraftWriting):
         self._is_given_up = False
         #: What its seal says, as of its last check.
         self._sealing: Sealing | None = None
+        self._is_made = True
 
     def check(self) -> None:
         """Look at all that was written, so that ``seal`` need not, while readers wait for it.
@@ -116,7 +119,7 @@ class Draft(DraftWriting):
         until = time.monotonic() + seconds
         try:
             sealing = self._look()
-        except BaseException:
+        except Exception:  # after an interrupt it may be sealed still
             self.abandon()
             raise
         if self._is_given_up:
@@ -147,14 +150,16 @@ class Draft(DraftWriting):
         """
         if self._stage in (DraftStage.SEALED, DraftStage.ABANDONED) or not self._desk.is_here():
             return
-        self._is_given_up = True
-        self._end(DraftStage.ABANDONED)
         seconds = ABANDON_SECONDS if timeout is None else check_timeout(timeout, what="abandon")
+        self._is_given_up = True
         try:
+            self._end(DraftStage.ABANDONED)
             if self._desk.way.abandon(self.payload_id, until=time.monotonic() + seconds):
                 self._stage = DraftStage.SEALED
-        except TeacherLogitsError:
+        except BaseException as error:
             self._desk.later(partial(abandon, self._desk.way, self.payload_id))
+            if not isinstance(error, TeacherLogitsError):
+                raise
 
     def __enter__(self) -> Draft:
         self._desk.check()
@@ -173,7 +178,8 @@ class Draft(DraftWriting):
             self.seal()
 
     def __del__(self) -> None:
-        if not self._desk.is_here() or self._stage not in (DraftStage.OPEN, DraftStage.DOUBTFUL):
+        is_due = self._is_made and self._stage in (DraftStage.OPEN, DraftStage.DOUBTFUL)
+        if not is_due or not self._desk.is_here():
             return
         self._stage = DraftStage.ABANDONED
         self._desk.later(partial(abandon, self._desk.way, self.payload_id))

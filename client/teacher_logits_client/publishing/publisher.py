@@ -61,6 +61,7 @@ class Publisher:
     """
 
     _closed = True
+    _ended = True  # what a close does is done; one that was interrupted is done again
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class Publisher:
         self._returner = returner
         self._timeout = timeout
         self._drafts: weakref.WeakSet[Draft] = weakref.WeakSet()
-        self._closed = False
+        self._closed = self._ended = False
 
     @property
     def shard(self) -> int:
@@ -226,13 +227,14 @@ class Publisher:
         alone does not: it is waited for here, as long as the client's timeout, and then lost to
         those who have not read it. In a forked child nothing happens.
         """
-        if self._closed or not self._returner.is_here:
+        if self._ended or not self._returner.is_here:
             return
         for draft in list(self._drafts):
             draft.abandon()
         self._closed = True
         self._await_readers()
         self._desk.liveness.end_and_wait("publisher")
+        self._ended = True
 
     def __enter__(self) -> Publisher:
         self.check()
@@ -247,11 +249,11 @@ class Publisher:
         self.close()
 
     def __del__(self) -> None:
-        if self._closed or not self._returner.is_here:
+        if self._ended or not self._returner.is_here:
             return
-        self._closed = True
         self._desk.liveness.end()
-        warn_dropped(f"publisher {self.terms.session_id}", self)
+        if not self._closed:
+            warn_dropped(f"publisher {self.terms.session_id}", self)
 
     def __reduce__(self) -> tuple[object, ...]:
         return refuse_to_travel("a publisher")

@@ -54,8 +54,9 @@ def reserve_draft(
     try:
         with desk.liveness.noting(), tracing.span("reserve", {"step": claim.step}):
             granted = way.reserve(claim, until=until)
-    except DeadlinePassedError:
-        desk.later(partial(_give_up, way, claim))  # it may be granted all the same
+    except BaseException as error:
+        if isinstance(error, DeadlinePassedError) or not isinstance(error, TeacherLogitsError):
+            desk.later(partial(_give_up, way, claim))  # it may be granted all the same
         raise
     grid = profile.batch_grid
     try:

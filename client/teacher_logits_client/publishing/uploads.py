@@ -139,12 +139,11 @@ class Uploads:
 
     def _claim(self, claim: Claim, until: float) -> Reservation:
         """Claim rows again and again, since the server waits for room only so long."""
-        request_id = claim.request_id
         while True:
             try:
                 return self._registry.reserve(
                     self._session_id,
-                    request_id=request_id,
+                    request_id=claim.request_id,
                     payload=claim.payload,
                     row_positions=claim.row_positions,
                     real_rows=claim.real_rows,
@@ -157,7 +156,7 @@ class Uploads:
                     raise PoolFullError(
                         error.message, facts=error.facts, retry_after=error.retry_after
                     ) from None
-                request_id = secrets.token_hex(12)  # the server has given the last one up
+                claim.request_id = secrets.token_hex(12)  # the server has given the last one up
 
     def _forget(self, payload_id: str) -> None:
         with self._lock:

@@ -48,11 +48,12 @@ class DraftStage(enum.Enum):
     ABANDONED = "abandoned"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Claim:
     """Rows of a step to be written: ``payload`` has a key and no payload id yet.
 
     ``place`` is where its publisher's own tensors lie; None where the pool is to say.
+    ``request_id`` is that of the last request: a new one where the server gave the one before up.
     """
 
     request_id: str

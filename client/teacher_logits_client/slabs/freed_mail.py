@@ -33,6 +33,11 @@ class FreedMail:
         """Have whoever waits for room look again."""
         self.news = object()
 
-    def take(self) -> RoomFreed | None:
-        """Return the oldest; None where there is none."""
-        return self._mail.popleft() if self._mail else None
+    @property
+    def oldest(self) -> RoomFreed | None:
+        """The oldest, until it is dropped; None where there is none."""
+        return self._mail[0] if self._mail else None
+
+    def drop_oldest(self) -> None:
+        """Drop the oldest, which was acted on; where that was interrupted it is acted on again."""
+        self._mail.popleft()

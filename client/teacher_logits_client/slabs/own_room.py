@@ -136,10 +136,11 @@ class OwnRoom:
 
     def take_mail(self) -> None:
         """Free what the server says that nobody reads. Under the lock."""
-        while (mail := self._mail.take()) is not None:
+        while (mail := self._mail.oldest) is not None:
             for payload_id in mail.payload_ids:
                 self._mark_free(self.table.free(payload_id))
             self.table.note_lowest_open(mail.lowest_open_step)
+            self._mail.drop_oldest()
 
     def free(self, payload_id: str) -> None:
         """Free room that the server has not taken. Under the lock."""
