@@ -17,10 +17,14 @@ without touching another's.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from teacher_logits.errors import PayloadInvalidError, PoolFullError
 from teacher_logits.layout import round_up
 from teacher_logits.payload import Extent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 PAGE_BYTES = 4096
 SLOTS_PER_SLAB = 8184
@@ -61,6 +65,20 @@ class _Slab:
     #: What a slot's extent holds when sealed next.
     next_generation: dict[int, int] = field(default_factory=dict)
     extents: dict[int, Extent] = field(default_factory=dict)
+
+    def find_lost(self, slot_count: int) -> None:
+        """Find room and slots anew that are neither free nor in an extent, if there are any."""
+        used = sum(extent.size_bytes for extent in self.extents.values())
+        if used + sum(self.free.values()) != self.size_bytes:
+            ends = sorted((e.offset_bytes, e.size_bytes) for e in self.extents.values())
+            runs, start = {}, 0
+            for offset, size in [*ends, (self.size_bytes, 0)]:
+                if offset > start:
+                    runs[start] = offset - start
+                start = offset + size
+            self.free = runs
+        if len(self.extents) + len(self.idle_slots) != slot_count:
+            self.idle_slots = [s for s in range(slot_count - 1, -1, -1) if s not in self.extents]
 
 
 class Pool:
@@ -170,11 +188,20 @@ class Pool:
         slab = self._slabs[extent.slab_id]
         if slab.extents.get(extent.slot) != extent:
             raise ValueError(f"extent {extent} is not in use")
-        del slab.extents[extent.slot]
-        self._quarantined.pop((extent.slab_id, extent.slot), None)
         slab.next_generation[extent.slot] = extent.generation + 2
+        self._quarantined.pop((extent.slab_id, extent.slot), None)
+        del slab.extents[extent.slot]
         slab.idle_slots.append(extent.slot)
         _give(slab.free, extent.offset_bytes, extent.size_bytes)
+
+    def keep(self, extents: Iterable[Extent]) -> None:
+        """Free all but some extents, which may be another pool's: what an interrupt left behind."""
+        kept = {(extent.slab_id, extent.slot) for extent in extents}
+        for slab_id, slab in self._slabs.items():
+            for slot, extent in list(slab.extents.items()):
+                if (slab_id, slot) not in kept:
+                    self.free(extent)
+            slab.find_lost(self._slots_per_slab)
 
     def quarantine(self, extent: Extent) -> None:
         """Mark room whose reader is gone but not proven gone."""

@@ -8,11 +8,15 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.interrupts import Interrupt
 
 from teacher_logits.errors import PayloadInvalidError, PoolFullError
 from teacher_logits.payload import Extent
 from teacher_logits.pool import PAGE_BYTES as PAGE
 from teacher_logits.pool import Growth, Pool
+
+MOMENTS = 1_000
+"""More than there are."""
 
 
 def pool(*, budget: int = 16, slab: int = 8, slots: int = 100) -> Pool:
@@ -29,6 +33,51 @@ def taken(pool: Pool, pages: int = 1) -> Extent:
     extent = pool.reserve(pages * PAGE)
     assert isinstance(extent, Extent)
     return extent
+
+
+class TestInterrupted:
+    """Whatever is cut short is free again, and no generation comes twice."""
+
+    def test_as_room_is_taken(self) -> None:
+        made = with_slab(slots=5)
+        held = [taken(made, 2), taken(made, 3)]
+        for moment in range(MOMENTS):
+            with Interrupt(moment, inside="teacher_logits/pool.py") as interrupt:
+                made.reserve(PAGE)
+            made.keep(held)
+            assert_all_is_left(made, held, pages=3)
+            if not interrupt.came_at:
+                break
+        assert moment > 5
+
+    @pytest.mark.parametrize(("freed", "pages"), list(enumerate([2, 3, 1])))
+    def test_as_room_comes_back(self, freed: int, pages: int) -> None:
+        made = with_slab(slots=4 + pages)
+        held = [taken(made, 2), taken(made, 3), taken(made, 1)]
+        for moment in range(MOMENTS):
+            left = held.pop(freed)
+            made.quarantine(left)
+            with Interrupt(moment, inside="teacher_logits/pool.py") as interrupt:
+                made.free(left)
+            made.keep(held)
+            assert_all_is_left(made, held, pages=2 + pages, since=left)
+            held.insert(freed, taken(made, pages))
+            if not interrupt.came_at:
+                break
+        assert moment > 2
+
+
+def assert_all_is_left(
+    made: Pool, held: list[Extent], *, pages: int, since: Extent | None = None
+) -> None:
+    """Look whether all that nobody holds can be taken, in pages and slots, and give it back."""
+    usage = made.usage()
+    assert usage.quarantined_bytes == 0
+    assert usage.used_bytes == sum(extent.size_bytes for extent in held)
+    rest = [taken(made) for _ in range(pages)]
+    for each in rest:
+        assert since is None or each.slot != since.slot or each.generation > since.generation
+        made.free(each)
 
 
 class TestReserving:

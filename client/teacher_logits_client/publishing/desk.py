@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ class PublisherDesk:
         self.liveness = liveness
         self.default_seconds = default_seconds
         self._returner = returner
+        #: What was put off, and of that what was waited for.
+        self._put_off = self._settled = 0
 
     def check(self) -> None:
         """See ``claims.Desk``."""
@@ -33,4 +36,11 @@ class PublisherDesk:
 
     def later(self, job: Callable[[], None]) -> None:
         """See ``claims.Desk``."""
+        self._put_off += 1
         self._returner.later(job)
+
+    def settle(self, *, until: float) -> None:
+        """Wait for what was put off: rows that were given up before may be reserved then."""
+        seen = self._put_off
+        if seen != self._settled and self._returner.wait(max(0.0, until - time.monotonic())):
+            self._settled = seen

@@ -51,6 +51,7 @@ def reserve_draft(
     rows = hold_part(profile, make_draft_rows(profile, own, padded, asked.given), asked.given)
     claim = _claim(desk.way, profile, asked, rows)
     way = desk.way
+    desk.settle(until=until)
     try:
         with desk.liveness.noting(), tracing.span("reserve", {"step": claim.step}):
             granted = way.reserve(claim, until=until)

@@ -133,6 +133,7 @@ class PublisherRoom:
                 return Full(is_kept=False, droppable=())
             self._held[payload_id] = Held(step=step, extent=placed)
             return placed
+        self._pool.keep(held.extent for held in self._held.values())
         idle = set(self._pool.idle_slabs())
         try:
             extent = self._pool.reserve(size_bytes)

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.interrupts import Interrupt
 
 from teacher_logits.errors import PayloadInvalidError
 from teacher_logits.payload import Extent
@@ -26,6 +27,24 @@ def take(room: PublisherRoom, step: int, pages: int = 1) -> Extent | Full:
         if not isinstance(got, Growth):
             return got
         room.add_slab(f"slab-{room.usage().slab_count}-{step}", got.size_bytes)
+
+
+def test_room_that_was_being_taken_or_freed_at_an_interrupt_is_free_for_the_next() -> None:
+    room, moment, interrupt = a_room(2), 0, None
+    assert isinstance(take(room, 0), Extent)
+    room.free("p-0")
+    while interrupt is None or interrupt.came_at:
+        with Interrupt(moment, inside="teacher_logits") as interrupt:
+            room.take("p-1", step=1, size_bytes=PAGE)
+            room.free("p-1")
+        room.free("p-1")  # as who is interrupted gives it up
+        for step in (2, 3):
+            assert isinstance(take(room, step), Extent), interrupt.came_at
+        for step in (2, 3):
+            room.free(f"p-{step}")
+        assert room.usage().used_bytes == 0
+        moment += 1
+    assert moment > 10
 
 
 def test_room_is_kept_for_the_lowest_open_step() -> None:
