@@ -60,6 +60,8 @@ class Tls:
                 other users.
         """
         self._key_bytes()
+        _bytes(self.ca, what="tls_ca")
+        _bytes(self.cert, what="tls_cert")
         context = ssl.create_default_context()
         context.set_alpn_protocols(["h2"])
         try:
@@ -82,7 +84,11 @@ class Tls:
         """Return what the files hold, checked; raises as ``context`` does."""
         self.context()
         ca = self.ca if self.ca is not None else ssl.get_default_verify_paths().cafile
-        return TlsContents(ca=_bytes(ca), key=self._key_bytes(), cert=_bytes(self.cert))
+        return TlsContents(
+            ca=_bytes(ca, what="tls_ca"),
+            key=self._key_bytes(),
+            cert=_bytes(self.cert, what="tls_cert"),
+        )
 
     def _key_bytes(self) -> bytes | None:
         return None if self.key is None else read_secret_bytes(os.fspath(self.key), what="tls_key")
@@ -152,14 +158,17 @@ def _read_token(path: str) -> str:
     return check_token(words[0])
 
 
-def _bytes(path: str | os.PathLike[str] | None) -> bytes | None:
+def _bytes(path: str | os.PathLike[str] | None, *, what: str) -> bytes | None:
     if path is None:
         return None
     try:
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:
-        raise _refused(f"tls: {path} cannot be read: {error.strerror or error}") from error
+        raise ConfigError(
+            f"{what} {path} cannot be read: {error.strerror or error}",
+            facts={"argument": what, "path": os.fspath(path)},
+        ) from error
 
 
 def _no_password() -> str:

@@ -34,15 +34,6 @@ class Vitals:
         self._passes = passes
         self._broker = broker
 
-    def threads(self) -> dict[str, bool]:
-        """Return which threads there are, and whether each lives."""
-        threads = {f"scorer of {name}": each.healthy for name, each in self._scorers.items()}
-        if self._broker is not None:
-            threads["broker"] = self._broker.is_alive
-        for name, passes in self._passes.items():
-            threads[f"replicas of {name}"] = passes.is_alive
-        return threads
-
     def replicas(self) -> tuple[ReplicaView, ...]:
         """Describe the replicas of the teachers that run in some."""
         return tuple(
@@ -52,13 +43,15 @@ class Vitals:
         )
 
     def health(self) -> dict[str, str | bool]:
-        """Return what the health is made of, for the log."""
-        facts: dict[str, str | bool] = {**self.threads()}
-        for name, passes in self._passes.items():
-            states = [each.state for each in passes.replicas()]
-            facts[f"ready of {name}"] = f"{states.count('ready')} of {len(states)} replicas"
-            why = passes.refusal
-            facts[f"reason of {name}"] = "" if why is None else why.message
+        """Return what the health is made of, for the log: teachers stand in no name of a fact."""
+        facts: dict[str, str | bool] = {}
+        if self._broker is not None:
+            facts["broker"] = self._broker.is_alive
+        if self._scorers:
+            lives = {name: _life(each.healthy) for name, each in self._scorers.items()}
+            facts["scorers"] = _named(lives)
+        if self._passes:
+            facts["replicas"] = _named({name: _told(each) for name, each in self._passes.items()})
         return facts
 
     @property
@@ -81,3 +74,18 @@ class Vitals:
             ready = any(each.state == "ready" for each in passes.replicas())
             able[name] = able[name] and passes.is_alive and ready
         return able
+
+
+def _told(passes: PassEngine) -> str:
+    """Return what there is of a teacher's replicas, and why there are not more."""
+    states = [each.state for each in passes.replicas()]
+    why = "" if passes.refusal is None else f" ({passes.refusal.message})"
+    return f"{_life(passes.is_alive)}, {states.count('ready')} of {len(states)} ready{why}"
+
+
+def _life(lives: bool) -> str:
+    return "alive" if lives else "gone"
+
+
+def _named(said: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {what}" for name, what in said.items())

@@ -167,3 +167,21 @@ def test_a_calls_metadata_has_the_token_and_its_sessions_secret_alone() -> None:
     assert shown.metadata("s-1") == (bearer, ("teacher-logits-session", "secret"))
     assert shown.metadata("s-2") == (bearer,)
     assert Shown(Credentials()).metadata("s-1") == ()
+
+
+@pytest.mark.parametrize("missing", ["ca", "cert", "key"])
+def test_a_file_of_tls_that_is_not_there_is_named_and_called_unreadable(
+    tmp_path: Path, missing: str
+) -> None:
+    authority = trustme.CA()
+    own = authority.issue_cert("client")
+    given = {each: tmp_path / f"{each}.pem" for each in ("ca", "cert", "key")}
+    authority.cert_pem.write_to_path(str(given["ca"]))
+    own.cert_chain_pems[0].write_to_path(str(given["cert"]))
+    given["key"].touch(mode=0o600)
+    own.private_key_pem.write_to_path(str(given["key"]))
+    given[missing].unlink()
+
+    with pytest.raises(ConfigError, match=f"^tls_{missing} .* cannot be read: No such") as caught:
+        tl.Tls(ca=given["ca"], cert=given["cert"], key=given["key"]).contents()
+    assert caught.value.facts == {"argument": f"tls_{missing}", "path": str(given[missing])}

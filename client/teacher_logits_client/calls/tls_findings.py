@@ -9,6 +9,7 @@ fails is named:
     CERTIFICATE_NAME              it is another server's, by its name
     CERTIFICATE_UNTRUSTED         nobody signed it whom this client believes
     CLIENT_CERTIFICATE_REFUSED    the server asks for one that it believes, and got none, or another
+    NOT_GRPC                      something else has that port, as a page of metrics, and answers
 
 Nothing of the caller's is sent: an HTTP/2 greeting at most, and never a token.
 """
@@ -34,6 +35,8 @@ _FRAME_BYTES, _KIND_AT, _SETTINGS = 9, 3, 4
 _EXPIRED, _NAME = {9, 10}, {62, 64}
 """OpenSSL's numbers (X509_V_ERR_...), of a time before or behind, and of a host or an IP."""
 MAX_SECONDS = 2.0
+_TLS_RECORDS = range(0x14, 0x18)
+"""What a server of TLS begins with, where it answers a greeting that nothing encrypts."""
 _LOOKS = 2
 """A server that is just stopping hangs up as well."""
 
@@ -55,16 +58,17 @@ def tls_finding(address: Address, tls: Tls | None, *, timeout: float) -> Teacher
 
 
 def _of_plaintext(address: Address, until: float) -> TeacherLogitsError | None:
-    if _speaks_plainly(address, until):
+    answer = _plain_answer(address, until)
+    if _is_settings(answer):
         return None
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     try:
         _greet(address, until, context, "").close()
-    except ssl.SSLError as error:
+    except OSError as error:
         if not _is_alert(error):
-            return None
+            return _of_no_grpc(address, answer)
     return _config(
         "TLS_EXPECTED",
         address,
@@ -115,8 +119,9 @@ def _of_certificate(
 
 
 def _of_no_tls(address: Address, until: float) -> ConfigError | None:
-    if not _speaks_plainly(address, until):
-        return None
+    answer = _plain_answer(address, until)
+    if not _is_settings(answer):
+        return _of_no_grpc(address, answer)
     return _config(
         "TLS_NOT_SPOKEN",
         address,
@@ -125,11 +130,23 @@ def _of_no_tls(address: Address, until: float) -> ConfigError | None:
     )
 
 
-def _speaks_plainly(address: Address, until: float) -> bool:
-    """Whether a server answers a greeting that nothing encrypts."""
+def _of_no_grpc(address: Address, answer: bytes) -> ConfigError | None:
+    """Return that no gRPC is spoken, by an ``answer`` to a greeting that nothing encrypts."""
+    if not answer or answer[0] in _TLS_RECORDS:
+        return None
+    return _config(
+        "NOT_GRPC",
+        address,
+        f"what answers at {address} speaks no gRPC: give the address that the server listens on "
+        "(--listen); its page of metrics, for one, has another port",
+    )
+
+
+def _plain_answer(address: Address, until: float) -> bytes:
+    """Return how an answer to a greeting begins that nothing encrypts; empty where none comes."""
     with _connected(address, until) as connection:
         _say(connection)
-        return _is_settings(_read(connection))
+        return _read(connection)
 
 
 def _greet(address: Address, until: float, context: ssl.SSLContext, name: str) -> ssl.SSLSocket:
@@ -160,9 +177,9 @@ def _is_settings(frame: bytes) -> bool:
     return len(frame) > _KIND_AT and frame[_KIND_AT] == _SETTINGS
 
 
-def _is_alert(error: ssl.SSLError) -> bool:
+def _is_alert(error: OSError) -> bool:
     """Whether the other side spoke TLS, and refused this side in it."""
-    return "ALERT" in (error.reason or "")
+    return isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or "")
 
 
 def _left(until: float) -> float:

@@ -100,6 +100,7 @@ OF_TLS = {
     "CERTIFICATE_UNTRUSTED": "give --tls-ca the certificate of who signed the server's",
     "CLIENT_CERTIFICATE_REFUSED": "give --tls-cert and --tls-key, of a certificate that one of the "
     "server's --tls-client-ca has signed",
+    "NOT_GRPC": "give the address that the server listens on: its ready line has it",
 }
 """By the reasons of ``tls_findings``."""
 

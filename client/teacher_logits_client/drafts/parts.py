@@ -155,14 +155,15 @@ class DraftPart:
             check_kind(values, target, name)
             axes = target.dim() - 1
             width = target.shape[1:]
-            pieces = self._pieces(values, what=name, axes=axes)
-            if values.shape[values.dim() - axes :] != width:
+            if values.dim() and values.shape[values.dim() - axes :] != width:
                 raise _invalid(
-                    f"{name} has {values.shape[-1]} entries a position, and the payload {width[0]}",
+                    f"{name} of shape {tuple(values.shape)} has {values.shape[-1]} entries a "
+                    f"position, and the payload {width[0]}: give [..., {width[0]}]",
                     column=name,
                     entries=int(values.shape[-1]),
                     wanted_entries=int(width[0]),
                 )
+            pieces = self._pieces(values, what=name, axes=axes)
             for index, positions in pieces:
                 place = target[positions]
                 part = values[index].detach().reshape(place.shape)

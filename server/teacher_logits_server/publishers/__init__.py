@@ -156,7 +156,11 @@ class Publishers:
         """Return what keeps a publisher from being one of its teacher's, its shard aside."""
         if self._engines.find(profile.teacher_id) is not None:
             has = f"one of this server's own (those are: {self._engines.names})"
-            return [_conflict(profile, "teacher_id", has, "a publisher's")]
+            taken = (
+                f"teacher {profile.teacher_id!r} is {has}, and nobody can publish under its name: "
+                "give the publishers another teacher_id"
+            )
+            return [replace(_conflict(profile, "teacher_id", has, "a publisher's"), message=taken)]
         published = self._published.get(profile.teacher_id)
         if published is None or published.is_deserted:
             return []

@@ -54,14 +54,19 @@ def log_opened(
 
 
 def log_settled(who: Mapping[str, str | int], terms: SessionTerms) -> None:
-    """Log how a session reads, or writes: over what, and why not over the rest."""
-    facts: dict[str, str | int] = {"session_id": terms.session_id, **who}
+    """Log how a session reads, or writes: over what, and why not over the rest.
+
+    Names of facts are few: that of a writer stands in ``writers``, where it is not the server.
+    """
+    said: dict[str, list[str]] = {}
     for settlement in terms.settlements:
-        # One writer is the server itself, mostly; the shards of a published teacher are several.
-        of = "" if settlement.writer_id == SERVER_WRITER else f" {settlement.writer_id}"
-        facts[f"transport{of}"] = settlement.transport.value if settlement.transport else "none"
+        transport = settlement.transport.value if settlement.transport else "none"
+        said.setdefault("transport", []).append(transport)
+        if settlement.writer_id != SERVER_WRITER:
+            said.setdefault("writers", []).append(f"{settlement.writer_id}: {transport}")
         for refusal in settlement.refusals:
-            name = f"no_{refusal.transport.value}{of}"
-            facts[name] = f"{refusal.reason.value}: {refusal.message}"
+            why = f"{refusal.reason.value}: {refusal.message}"
+            said.setdefault(f"no_{refusal.transport.value}", []).append(why)
     what = "publisher settled" if who.get("kind") == PUBLISHER else "session settled"
-    _log.info(what, extra={"facts": facts})
+    facts = {name: "; ".join(dict.fromkeys(texts)) for name, texts in said.items()}
+    _log.info(what, extra={"facts": {"session_id": terms.session_id, **who, **facts}})

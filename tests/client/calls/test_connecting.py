@@ -3,16 +3,20 @@
 import os
 import re
 import socket
+import socketserver
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+import teacher_logits_client as tl
 from teacher_logits.addresses import Address
+from teacher_logits.errors import ConfigError
 from teacher_logits_client.calls import shut_sockets
 
 NOBODY = 65534
@@ -82,3 +86,33 @@ def test_it_is_looked_at_twice_for_a_server_that_is_just_starting(
     assert (found is not None) == looks[-1]
     if found is not None:
         assert re.search(r"user \d+ may not .*--socket-group", found.message)
+
+
+class WebPage(socketserver.BaseRequestHandler):
+    """Answers whatever it is asked as a web server does that asks for something else."""
+
+    def handle(self) -> None:
+        self.request.recv(65536)
+        self.request.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+        self.request.shutdown(socket.SHUT_WR)
+        while self.request.recv(65536):  # or what was not read would take the answer back
+            pass
+
+
+@pytest.fixture
+def web_page() -> Iterator[str]:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), WebPage) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("tls", [None, tl.Tls()], ids=["plain", "TLS"])
+def test_a_port_that_something_else_has_is_told_at_once(web_page: str, tls: tl.Tls | None) -> None:
+    with pytest.raises(ConfigError, match=r"speaks no gRPC: .*--listen") as caught:
+        tl.connect(web_page, tls=tls, timeout=30)
+    assert caught.value.facts["reason"] == "NOT_GRPC"

@@ -380,6 +380,15 @@ def test_values_that_a_column_cannot_hold_are_refused(
         part.write(**{column: value.expand(part.position_count, *shape)})
 
 
+@pytest.mark.parametrize("column", ["log_tail", "logsumexp", "topk_ids"])
+def test_a_column_without_its_last_axis_is_told_that_axis(column: str) -> None:
+    ids, lengths, _ = some_rows(1)
+    part, _ = draft_of(rows_of(input_ids=ids, lengths=lengths))
+    held = part.columns[column]
+    with pytest.raises(PayloadInvalidError, match=rf"give \[\.\.\., {held.shape[-1]}\]"):
+        part.write(**{column: torch.zeros(part.position_count, dtype=held.dtype)})
+
+
 def test_wider_types_of_values_that_fit_are_taken() -> None:
     ids, lengths, logits = some_rows(1)
     wanted = cast("Selection", expected(ids, lengths, logits))

@@ -181,7 +181,8 @@ class TestAgreement:
         (violation,) = publishers.check(teacher())
 
         assert violation.rule == "teacher_grid_conflict"
-        assert "(those are: teacher, other)" in violation.message
+        assert "is one of this server's own (those are: teacher, other)" in violation.message
+        assert "give the publishers another teacher_id" in violation.message
         assert publishers.check(teacher(teacher_id="third")) == []
 
     def test_two_engines_have_two_names(self) -> None:
