@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING
 
+from teacher_logits.addresses import is_host_name
 from teacher_logits.errors import ConfigError, TeacherLogitsError
 from teacher_logits.reloading import Reloading
-from teacher_logits.secret_files import read_secret_bytes, read_secret_file
+from teacher_logits.secret_files import read_file_bytes, read_secret_bytes, read_secret_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +52,8 @@ class Tls:
                 raise _refused(f"Tls({each.name}=) takes text or a path, not {value!r:.80}")
         if (self.cert is None) != (self.key is None):
             raise _refused("Tls(cert=...) and Tls(key=...) go together: give both")
+        if self.server_name and not is_host_name(self.server_name):
+            raise _refused(f"tls: server_name {self.server_name[:80]!r} is no host's name")
 
     def context(self) -> ssl.SSLContext:
         """Return what Python makes a connection of this kind with.
@@ -64,12 +67,14 @@ class Tls:
         context.set_alpn_protocols(["h2"])
         try:
             if self.ca is not None:
+                _bytes(self.ca, what="tls: ca")
                 context = ssl.create_default_context(cafile=os.fspath(self.ca))
                 context.set_alpn_protocols(["h2"])
         except (OSError, ValueError) as error:
             raise _refused(f"tls: ca {self.ca}: no certificates in PEM: {_said(error)}") from error
         try:
             if self.cert is not None:
+                _bytes(self.cert, what="tls: cert")
                 context.load_cert_chain(self.cert, self.key, password=_no_password)
         except (OSError, ValueError) as error:
             raise _refused(
@@ -82,7 +87,11 @@ class Tls:
         """Return what the files hold, checked; raises as ``context`` does."""
         self.context()
         ca = self.ca if self.ca is not None else ssl.get_default_verify_paths().cafile
-        return TlsContents(ca=_bytes(ca), key=self._key_bytes(), cert=_bytes(self.cert))
+        return TlsContents(
+            ca=_bytes(ca, what="tls: ca"),
+            key=self._key_bytes(),
+            cert=_bytes(self.cert, what="tls: cert"),
+        )
 
     def _key_bytes(self) -> bytes | None:
         return None if self.key is None else read_secret_bytes(os.fspath(self.key), what="tls_key")
@@ -149,17 +158,14 @@ def _read_token(path: str) -> str:
     words = read_secret_file(path, what="token_file").split()
     if len(words) != 1:
         raise _refused(f"token_file {path} holds {len(words)} words: one token is expected")
-    return check_token(words[0])
-
-
-def _bytes(path: str | os.PathLike[str] | None) -> bytes | None:
-    if path is None:
-        return None
     try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError as error:
-        raise _refused(f"tls: {path} cannot be read: {error.strerror or error}") from error
+        return check_token(words[0])
+    except ConfigError as error:
+        raise _refused(f"token_file {path}: {error.message}") from None
+
+
+def _bytes(path: str | os.PathLike[str] | None, *, what: str) -> bytes | None:
+    return None if path is None else read_file_bytes(os.fspath(path), what=what)
 
 
 def _no_password() -> str:
