@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING
 
+from teacher_logits.addresses import is_host_name
 from teacher_logits.errors import ConfigError, TeacherLogitsError
 from teacher_logits.reloading import Reloading
-from teacher_logits.secret_files import read_secret_bytes, read_secret_file
+from teacher_logits.secret_files import read_file_bytes, read_secret_bytes, read_secret_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +52,8 @@ class Tls:
                 raise _refused(f"Tls({each.name}=) takes text or a path, not {value!r:.80}")
         if (self.cert is None) != (self.key is None):
             raise _refused("Tls(cert=...) and Tls(key=...) go together: give both")
+        if self.server_name and not is_host_name(self.server_name):
+            raise _refused(f"tls: server_name {self.server_name[:80]!r} is no host's name")
 
     def context(self) -> ssl.SSLContext:
         """Return what Python makes a connection of this kind with.
@@ -155,20 +158,14 @@ def _read_token(path: str) -> str:
     words = read_secret_file(path, what="token_file").split()
     if len(words) != 1:
         raise _refused(f"token_file {path} holds {len(words)} words: one token is expected")
-    return check_token(words[0])
+    try:
+        return check_token(words[0])
+    except ConfigError as error:
+        raise _refused(f"token_file {path}: {error.message}") from None
 
 
 def _bytes(path: str | os.PathLike[str] | None, *, what: str) -> bytes | None:
-    if path is None:
-        return None
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError as error:
-        raise ConfigError(
-            f"{what} {path} cannot be read: {error.strerror or error}",
-            facts={"argument": what, "path": os.fspath(path)},
-        ) from error
+    return None if path is None else read_file_bytes(os.fspath(path), what=what)
 
 
 def _no_password() -> str:

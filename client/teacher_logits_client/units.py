@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from teacher_logits.errors import ConfigError
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])i?)?B?\Z", re.IGNORECASE)
 _UNITS = "KMGT"
+_MOST_CHARS = 80
+_TOO_MANY = 1 << 63
+"""Bytes that no machine has."""
 
 
 def size_text(size_bytes: int) -> str:
@@ -28,13 +32,20 @@ def size_of(text: str, *, flag: str) -> int:
     """
     match = _SIZE.match(text.strip())
     if match is None:
-        raise ConfigError(
-            f"{flag} {text!r} is no size: give bytes, or a number with KiB, MiB, GiB or TiB",
-            facts={"flag": flag, "value": text},
-        )
+        raise _none(text, flag=flag)
     unit = (match[2] or "").upper()
     power = _UNITS.index(unit) + 1 if unit else 0
-    return int(float(match[1]) * 1024**power)
+    size = int(Fraction(match[1]) * 1024**power) if len(text) <= _MOST_CHARS else _TOO_MANY
+    if size >= _TOO_MANY:
+        raise _none(text, flag=flag)
+    return size
+
+
+def _none(text: str, *, flag: str) -> ConfigError:
+    return ConfigError(
+        f"{flag} {text[:80]!r} is no size: give bytes, or a number with KiB, MiB, GiB or TiB",
+        facts={"flag": flag, "value": text[:80]},
+    )
 
 
 def _three_digits(value: float) -> str:

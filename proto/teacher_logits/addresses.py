@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from teacher_logits.errors import ConfigError
+from teacher_logits.keys import is_text
 
 if TYPE_CHECKING:
     from teacher_logits.errors import Fact
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 UNIX = "unix:"
 MAX_PATH_BYTES = 107
 """``sun_path`` has 108 bytes, and a path ends with a zero byte."""
+_MAX_PORT = 65535
+_PORT_CHARS = 100
+"""Zeros in front are taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,30 +78,45 @@ def read_address(text: str, *, what: str, or_else: str = "", takes_unix: bool = 
     host, colon, port = text.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
     is_host = bool(bare) and (":" in bare) == host.startswith("[") and "/" not in bare
-    if not colon or not is_host or not port.isdecimal():
+    if not colon or not is_host or not port.isdecimal() or not is_host_name(bare):
         unix = ["unix:/absolute/path"] if takes_unix else []
         forms = [*unix, "host:port", "[v6]:port", *([or_else] if or_else else [])]
         raise ConfigError(
             f"{what} {text!r} is no address: give {', '.join(forms[:-1])} or {forms[-1]}",
             facts={**_named(what), "value": text},
         )
-    if int(port) > 65535:
+    # Python reads no number of thousands of digits.
+    number = int(port) if len(port) <= _PORT_CHARS else _MAX_PORT + 1
+    if number > _MAX_PORT:
         raise ConfigError(
-            f"{what} {text!r} has port {port}; ports go to 65535",
-            facts={**_named(what), "value": text, "port": int(port)},
+            f"{what} {text!r} has port {port}; ports go to {_MAX_PORT}",
+            facts={**_named(what), "value": text, "port": port},
         )
-    return Address(host=bare, port=int(port))
+    return Address(host=bare, port=number)
+
+
+def is_host_name(text: str) -> bool:
+    """Whether a resolver can be asked for it: a name of parts of 1 to 63 bytes, or an IP."""
+    try:
+        return bool(text.encode("idna"))
+    except UnicodeError:
+        return False
 
 
 def check_path(path: str, *, what: str) -> str:
     """Return the path of a Unix socket if the kernel can take it.
 
     Raises:
-        ConfigError: it is relative, or longer than 107 bytes.
+        ConfigError: it is relative, longer than 107 bytes, or not in UTF-8, as gRPC takes it.
     """
     if not os.path.isabs(path) or "\0" in path or path.endswith("/"):
         raise ConfigError(
             f"{what} {path!r} is not the absolute path of a socket",
+            facts={**_named(what), "path": path},
+        )
+    if not is_text(path):
+        raise ConfigError(
+            f"{what}: the socket path {path!r} is not in UTF-8, as gRPC takes it",
             facts={**_named(what), "path": path},
         )
     length = len(os.fsencode(path))

@@ -91,3 +91,11 @@ def check_name(name: str, *, what: str) -> str:
             facts={"length": len(name)},
         )
     return name
+
+
+def is_text(text: str) -> bool:
+    """Whether text can be sent: an argument or a path that is no UTF-8 has surrogates in it."""
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False

@@ -2,7 +2,8 @@
 
 Promises: a change is seen at the next look, whether the file was written, replaced, or is a link
 that leads elsewhere now; what was good stays until what is new is good; what is wrong with a
-change is told once. Any thread may look.
+change is told once. What could not be read, as for want of descriptors, is read again at the next
+look. Any thread may look, and be interrupted.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ class Reloading(Generic[T]):
         # Looked at before it is read: a change in between shows at the next look.
         self._stamps = self._look()
         self._made = read()
+        #: What was told last: of which stamps, and why they were not taken.
+        self._told: tuple[tuple[Stamp, ...], str] = ((), "")
 
     def current(self) -> T:
         """Return what the files say now, or said when they last made sense."""
@@ -59,15 +62,23 @@ class Reloading(Generic[T]):
             return self._made
         with self._lock:
             if stamps != self._stamps:
-                self._stamps = stamps
-                try:
-                    self._made = self._read()
-                except TeacherLogitsError as error:
-                    self._on_failure(error)
-                else:
-                    if self._on_change is not None:
-                        self._on_change(self._made)
+                self._take(stamps)
             return self._made
+
+    def _take(self, stamps: tuple[Stamp, ...]) -> None:
+        try:
+            made = self._read()
+        except TeacherLogitsError as error:
+            why = stamps, error.message
+            is_told, self._told = why == self._told, why
+            if not isinstance(error.__cause__, OSError):
+                self._stamps = stamps
+            if not is_told:
+                self._on_failure(error)
+            return
+        self._made, self._stamps = made, stamps
+        if self._on_change is not None:
+            self._on_change(made)
 
     def _look(self) -> tuple[Stamp, ...]:
         return tuple(map(_stamp, self._paths))

@@ -1,7 +1,8 @@
-"""Secret files: tokens and private keys in files that other users cannot read.
+"""Secret files: tokens and private keys in files that other users cannot read; certificates too.
 
 Refuses a file that others may read, or that its group may write to. The group may read it: that
-is how a secret gets into a container. What is in a file is in no message.
+is how a secret gets into a container. What is in a file is in no message. No read waits: a pipe, a
+device or a folder is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def read_secret_file(path: str, *, what: str) -> str:
         ConfigError: as ``read_secret_bytes`` does, or it holds no text.
     """
     try:
-        return read_secret_bytes(path, what=what).decode("utf-8")
+        # Some editors put a mark in front that says that it is UTF-8.
+        return read_secret_bytes(path, what=what).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ConfigError(
             f"{what} {path} holds no text in UTF-8", facts=_facts(path, what=what)
@@ -37,8 +39,21 @@ def read_secret_bytes(path: str, *, what: str) -> bytes:
     """Return what is in a file; ``what`` names it in messages: a flag, or an argument.
 
     Raises:
-        ConfigError: it cannot be read, is no file, is over 1 MiB, or is open to other users.
+        ConfigError: as ``read_file_bytes`` does, or it is open to other users.
     """
+    return _read(path, what=what, is_secret=True)
+
+
+def read_file_bytes(path: str, *, what: str) -> bytes:
+    """Return what is in a file that anybody may read, such as a certificate.
+
+    Raises:
+        ConfigError: it cannot be read, is no file, or is over 1 MiB.
+    """
+    return _read(path, what=what, is_secret=False)
+
+
+def _read(path: str, *, what: str, is_secret: bool) -> bytes:
     facts = _facts(path, what=what)
     try:
         # Not blocking: the path may be a pipe that nobody writes to.
@@ -46,13 +61,8 @@ def read_secret_bytes(path: str, *, what: str) -> bytes:
             mode = os.fstat(file.fileno()).st_mode  # of the file that is read, not of its name
             if not stat.S_ISREG(mode):
                 raise ConfigError(f"{what} {path} is no file", facts=facts)
-            if mode & _OTHERS:
-                raise ConfigError(
-                    f"{what} {path} is open to other users (mode {stat.S_IMODE(mode):04o}), who "
-                    "could take what is in it: chmod 600, or 640 where its group may read it "
-                    "(of a Kubernetes Secret, defaultMode: 0440 beside fsGroup)",
-                    facts={**facts, "mode": f"{stat.S_IMODE(mode):04o}"},
-                )
+            if is_secret and mode & _OTHERS:
+                raise _open_to_others(path, stat.S_IMODE(mode), what=what)
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(
@@ -61,6 +71,15 @@ def read_secret_bytes(path: str, *, what: str) -> bytes:
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{what} {path} has more than {MAX_BYTES} bytes", facts=facts)
     return data
+
+
+def _open_to_others(path: str, mode: int, *, what: str) -> ConfigError:
+    return ConfigError(
+        f"{what} {path} is open to other users (mode {mode:04o}), who could take what is in it: "
+        "chmod 600, or 640 where its group may read it (of a Kubernetes Secret, defaultMode: 0440 "
+        "beside fsGroup)",
+        facts={**_facts(path, what=what), "mode": f"{mode:04o}"},
+    )
 
 
 def _facts(path: str, *, what: str) -> dict[str, Fact]:

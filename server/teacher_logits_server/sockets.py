@@ -31,6 +31,8 @@ LOCK_SUFFIX = ".lock"
 FOLDER_MODE, GROUP_FOLDER_MODE = 0o700, 0o2710
 OWNER_ONLY, GROUP_ONLY, EVERYONE = 0o600, 0o660, 0o666
 GROUP_FLAG = "--socket-group"
+_NO_GID, _GID_CHARS = (1 << 32) - 1, 10
+"""To the kernel it is none; and the digits of those below it."""
 _NOBODY_FOLLOWS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -52,10 +54,17 @@ def audience_of(socket_group: str, *, for_everyone: bool) -> Audience:
         return Audience(mode=EVERYONE if for_everyone else OWNER_ONLY)
     try:
         known = socket_group.isdecimal()  # a number needs no entry in this system's list
-        group = int(socket_group) if known else grp.getgrnam(socket_group).gr_gid
+        group = _number(socket_group) if known else grp.getgrnam(socket_group).gr_gid
     except KeyError:
         raise _group_refused(socket_group, "there is no such group here; give its number") from None
     return Audience(mode=GROUP_ONLY, group=group)
+
+
+def _number(socket_group: str) -> int:
+    digits = socket_group.lstrip("0") or "0"
+    if len(digits) > _GID_CHARS or int(digits) >= _NO_GID:
+        raise _group_refused(socket_group[:80], f"group ids are below {_NO_GID}")
+    return int(digits)
 
 
 class SocketClaim:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -151,6 +152,30 @@ def test_a_file_that_is_no_certificate_is_named(tmp_path: Path, which: str) -> N
     tls = tl.Tls(ca=junk) if which == "ca" else tl.Tls(cert=junk, key=key)
     with pytest.raises(ConfigError, match=f"tls: {which} .*junk"):
         tls.contents()
+
+
+@pytest.mark.parametrize("which", ["ca", "cert", "key"])
+def test_no_pipe_is_waited_for(tmp_path: Path, which: str) -> None:
+    key, pipe = tmp_path / "key", tmp_path / "pipe"
+    key.touch(mode=0o600)
+    os.mkfifo(pipe, 0o600)
+    tls = tl.Tls(ca=pipe)
+    if which != "ca":
+        tls = tl.Tls(cert=pipe, key=pipe if which == "key" else key)
+    with pytest.raises(ConfigError, match=rf"tls.{{1,2}}{which} .*pipe is no file"):
+        tls.contents()
+
+
+@pytest.mark.parametrize("name", ["a..b", ".a", "a" * 64, "\udcff"])
+def test_a_servers_name_is_one_that_a_certificate_can_have(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"server_name .* is no host's name"):
+        tl.Tls(server_name=name)
+
+
+def test_a_file_of_what_is_no_token_is_named(token_file: Path) -> None:
+    token_file.write_text("tokén-0123456789")
+    with pytest.raises(ConfigError, match=r"token_file .*token: the token is none"):
+        find_connection(UNIX, token_file=token_file)
 
 
 def test_a_key_that_other_users_can_read_is_refused(tmp_path: Path) -> None:

@@ -674,6 +674,8 @@ class TestTheCommand:
         ("argv", "named"),
         [
             (["--pool-size", "much"], "--pool-size"),
+            (["--pool-size", "9" * 400], "--pool-size"),
+            (["--pool-size", "9" * 5000], "--pool-size"),
             (["--timeout", "0"], "--timeout"),
             (["nonsense"], "nonsense"),
             (["unix:relative"], "absolute"),

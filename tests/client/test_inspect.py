@@ -474,6 +474,11 @@ class TestMistakes:
         with pytest.raises(ConfigError, match=f"--reclaim '{target}'"):
             cli.inspect(["unix:/run/t.sock", "--reclaim", target])
 
+    @pytest.mark.parametrize("kind", ["s-", "l-", "teacher:"])
+    def test_a_target_that_cannot_be_sent_is_a_usage_error(self, kind: str) -> None:
+        with pytest.raises(ConfigError, match="--reclaim"):
+            cli.inspect(["unix:/run/t.sock", "--yes", "--reclaim", f"{kind}\udcff"])
+
     def test_yes_to_nothing_is_a_usage_error(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as left:
             cli.inspect(["unix:/run/t.sock", "--yes"])

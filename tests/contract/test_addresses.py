@@ -1,5 +1,7 @@
 """An address is written and read alike by who listens there and by who connects."""
 
+import os
+
 import pytest
 
 from teacher_logits.addresses import Address, check_path, read_address
@@ -45,6 +47,12 @@ def test_a_channel_finds_hosts_by_their_names_and_sockets_by_their_paths() -> No
         "[h]:80",
         "h:65536",
         "http://h:80",
+        "h:" + "9" * 5000,
+        "a..b:80",
+        ".h:80",
+        "h" * 64 + ":80",
+        os.fsdecode(b"\xff") + ":80",
+        os.fsdecode(b"unix:/\xff"),
     ],
 )
 def test_what_is_none_is_refused_by_name(text: str) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import resource
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.interrupts import Interrupt
 
 from teacher_logits.errors import ConfigError
 from teacher_logits.reloading import Reloading
-from teacher_logits.secret_files import MAX_BYTES, read_secret_file
+from teacher_logits.secret_files import MAX_BYTES, read_file_bytes, read_secret_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,6 +85,30 @@ def test_what_makes_no_sense_is_told_once_and_mended_by_the_next_change(path: Pa
     assert [kept.now, len(kept.said)] == ["good again", 1]
 
 
+def test_what_could_not_be_read_is_read_again_without_a_change(path: Path) -> None:
+    kept = Kept(path)
+    path.write_text("another")
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, files[1]))
+    try:
+        assert [kept.now, kept.now, len(kept.said)] == ["one", "one", 1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, files)
+    assert [kept.now, kept.now, len(kept.said)] == ["another", "another", 1]
+
+
+def test_a_change_is_taken_by_the_next_look_where_one_is_interrupted(path: Path) -> None:
+    kept = Kept(path)
+    for moment in itertools.count():
+        path.write_text(f"{moment}")
+        with Interrupt(moment, inside="teacher_logits/") as interrupt:
+            assert kept.now == f"{moment}"
+        assert kept.now == f"{moment}", interrupt.came_at
+        if not interrupt.came_at:
+            break
+    assert moment > 10
+
+
 def test_what_is_none_at_the_start_is_raised(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--it .*nowhere cannot be read"):
         Kept(tmp_path / "nowhere")
@@ -96,5 +123,11 @@ def test_a_secret_is_a_file_of_text_of_a_sane_size(path: Path, tmp_path: Path) -
         read_secret_file(str(path), what="--it")
     os.mkfifo(tmp_path / "pipe", 0o600)
     for name in ("pipe", "."):
-        with pytest.raises(ConfigError, match=r"is no file|cannot be read"):
-            read_secret_file(str(tmp_path / name), what="--it")
+        for read in (read_secret_file, read_file_bytes):
+            with pytest.raises(ConfigError, match=r"is no file|cannot be read"):
+                read(str(tmp_path / name), what="--it")
+
+
+def test_a_mark_of_utf_8_in_front_of_a_secret_is_none_of_it(path: Path) -> None:
+    path.write_text("one", encoding="utf-8-sig")
+    assert read_secret_file(str(path), what="--it") == "one"

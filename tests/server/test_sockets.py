@@ -228,3 +228,6 @@ class TestAGroup:
     def test_that_is_not_there_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="--socket-group no-such-group: there is no such"):
             audience_of("no-such-group", for_everyone=False)
+        for number in (str((1 << 32) - 1), "9" * 5000):
+            with pytest.raises(ConfigError, match=r"--socket-group [0-9]+: group ids are below"):
+                audience_of(number, for_everyone=False)

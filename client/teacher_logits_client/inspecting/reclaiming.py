@@ -17,6 +17,7 @@ from teacher_logits.errors import (
     SessionExpiredError,
     UnknownTeacherError,
 )
+from teacher_logits.keys import is_text
 from teacher_logits_client.calls.inspection import inspect_server, reclaim
 from teacher_logits_client.units import size_text
 
@@ -44,7 +45,8 @@ def reclaim_or_tell(
     see = partial(inspect_server, address, credentials=connection.credentials, timeout=timeout)
     kinds = ("s-", "l-", QUARANTINED, TEACHER)
     kind = next((kind for kind in kinds if target.startswith(kind)), "")
-    if not kind or (kind == QUARANTINED) != (target == QUARANTINED) or target == TEACHER:
+    is_none = (kind == QUARANTINED) != (target == QUARANTINED) or target == TEACHER
+    if not kind or is_none or not is_text(target):
         raise ConfigError(
             f"--reclaim {target[:128]!r} is no session (s-...), no lease (l-...), no teacher "
             f"({TEACHER}...) and not {QUARANTINED!r}: `teacher-logits inspect {connection}` shows "

@@ -10,6 +10,7 @@ that the bytes were not overwritten meanwhile: let it come before the optimizer'
 from __future__ import annotations
 
 import math
+import threading
 import warnings
 from functools import partial
 from typing import TYPE_CHECKING
@@ -84,6 +85,9 @@ class LeasedPayload(HandedOut):
         self._expected = returner.expect(lease.lease_id, opened, give_back=give_back)
         self._check_digest = check_digest
         self._digest: str | None = None
+        self._closing = threading.RLock()
+        #: What the exit check found: the room may be another's when a close is tried again.
+        self._found: tuple[StalePayloadError | None] | None = None
 
     def make_ahead(self, kinds: Sequence[ColumnKind]) -> None:
         """Make tensors of some columns before there is an owner, who may never come."""
@@ -194,14 +198,17 @@ class LeasedPayload(HandedOut):
 
         For who closes several payloads at once; the others ``close`` it.
         """
-        if self._closed or not self._returner.is_here:
-            return None, []
-        problem = self._exit_check()
-        self._at_temperature.clear()
-        outliving = self._kinds.empty()
-        self._opened.finish(outlived=bool(outliving))
-        self._returner.close(self.lease_id, outlived=bool(outliving))
-        self._closed = True  # from here on, or an interrupt would leave it to nobody
+        with self._closing:
+            if self._closed or not self._returner.is_here:
+                return None, []
+            if self._found is None:
+                self._found = (self._exit_check(),)
+            problem = self._found[0]
+            self._at_temperature.clear()
+            outliving = self._kinds.empty()
+            self._opened.finish(outlived=bool(outliving))
+            self._returner.close(self.lease_id, outlived=bool(outliving))
+            self._closed = True  # from here on, or an interrupt would leave it to nobody
         if problem is not None:
             self._returner.count("stale_payloads")
         return problem, outliving

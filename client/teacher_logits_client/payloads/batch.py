@@ -13,6 +13,7 @@ the optimizer's step.
 
 from __future__ import annotations
 
+import threading
 import warnings
 import weakref
 from typing import TYPE_CHECKING
@@ -93,6 +94,7 @@ class Batch(HandedOut):
         self._shape: Shape | None = None
         self._handed_out: list[weakref.ref[RowColumns]] = []
         self._whole: RowTargets | None = None
+        self._closing = threading.RLock()
 
     def make_ahead(self) -> None:
         """Make the tensors that a loss takes before there is an owner, who may never come."""
@@ -226,27 +228,10 @@ class Batch(HandedOut):
         )
 
     def _close(self, *, warn_level: int) -> None:
-        if self._closed or not self._returner.is_here:
+        if not self._returner.is_here:
             return
-        self._closed = True
-        self._made.empty_all()
-        for reference in self._handed_out:
-            columns = reference()
-            if columns is not None:
-                columns.empty()
-        self._whole = None
-        problems: list[StalePayloadError] = []
-        outliving: list[str] = []
-        try:
-            self._when_closing(self.step)
-        finally:
-            for payload in self._payloads:
-                problem, names = payload.let_go()
-                problems += [] if problem is None else [problem]
-                outliving += [name for name in names if name not in outliving]
-        # What is let go of here is not let go of where the next batch takes this one's name.
-        self._grant, self._parts, self._payloads, self._shape = None, (), (), None
-        self._checked.let_go()
+        with self._closing:
+            problems, outliving = self._let_go()
         if problems:
             raise problems[0]
         if outliving and warn_level:
@@ -257,6 +242,32 @@ class Batch(HandedOut):
                 ResourceWarning,
                 stacklevel=warn_level,
             )
+
+    def _let_go(self) -> tuple[list[StalePayloadError], list[str]]:
+        """Close all that is not closed yet: what an interrupt left of a close before this."""
+        problems: list[StalePayloadError] = []
+        outliving: list[str] = []
+        if self._closed and not self._payloads:
+            return problems, outliving
+        self._closed = True
+        self._made.empty_all()
+        for reference in self._handed_out:
+            columns = reference()
+            if columns is not None:
+                columns.empty()
+        self._whole = None
+        try:
+            self._when_closing(self.step)
+        finally:
+            for payload in self._payloads:
+                problem, names = payload.let_go()
+                problems += [] if problem is None else [problem]
+                outliving += [name for name in names if name not in outliving]
+        # What is let go of here is not let go of where the next batch takes this one's name.
+        self._grant, self._parts, self._shape = None, (), None
+        self._checked.let_go()
+        self._payloads = ()
+        return problems, outliving
 
     def _check_open(self) -> None:
         if self._closed or not self._returner.is_here:

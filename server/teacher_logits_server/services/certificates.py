@@ -21,7 +21,7 @@ import grpc
 
 from teacher_logits.errors import ConfigError, TeacherLogitsError
 from teacher_logits.reloading import Reloading
-from teacher_logits.secret_files import read_secret_bytes
+from teacher_logits.secret_files import read_file_bytes, read_secret_bytes
 from teacher_logits_server.certificate_dates import end_of
 from teacher_logits_server.metrics.instruments import Instruments
 
@@ -65,7 +65,7 @@ def server_credentials(
 
 
 def _read(config: ServerConfig) -> _Certificates:
-    chain = _bytes("--tls-cert", config.tls_cert)
+    chain = read_file_bytes(config.tls_cert, what="--tls-cert")
     key = read_secret_bytes(config.tls_key, what="--tls-key")
     authorities = None
     try:
@@ -79,7 +79,7 @@ def _read(config: ServerConfig) -> _Certificates:
             "--tls-cert",
         ) from error
     if config.tls_client_ca:
-        authorities = _bytes("--tls-client-ca", config.tls_client_ca)
+        authorities = read_file_bytes(config.tls_client_ca, what="--tls-client-ca")
         try:
             context.load_verify_locations(config.tls_client_ca)
         except (OSError, ValueError) as error:
@@ -89,14 +89,6 @@ def _read(config: ServerConfig) -> _Certificates:
             ) from error
     made = grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=authorities)
     return _Certificates(ends=end_of(chain), grpc=made)
-
-
-def _bytes(flag: str, path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError as error:
-        raise _refused(f"{flag} {path} cannot be read: {error.strerror or error}", flag) from error
 
 
 def _no_password() -> str:

@@ -148,3 +148,20 @@ def next_released(broker: Broker, interrupt: Interrupt) -> str:
 
 def send(broker: Broker, step: int) -> None:
     broker.send(a_grant(step, [broker.lease(shard_of(IDS, step=step))], real_rows=8))
+
+
+def test_a_close_of_a_batch_that_was_interrupted_is_done_by_the_next(tmp_path: Path) -> None:
+    with local_session(tmp_path, profile=rank(1), prefetch=0) as (session, broker):
+        for step in range(STEPS_A_SESSION):
+            send(broker, step)
+            batch = session.acquire(step=step, timeout=LONG)
+            kept = batch.targets.topk_ids
+            with Interrupt(step, inside="teacher_logits_client") as interrupt:
+                batch.close()
+            del kept
+            batch.close()
+            assert next_released(broker, interrupt) == f"l-{step}"
+            assert session._returner.wait(LONG)
+            if not interrupt.came_at:
+                break
+    assert step > 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import ssl
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING
@@ -66,6 +67,9 @@ def test_without_one_tcp_goes_without_tls() -> None:
         ("cert", "junk", "no certificate and its key in PEM"),
         ("key", "junk", "no certificate and its key in PEM"),
         ("ca", "junk", "no certificates in PEM"),
+        ("cert", "pipe", "--tls-cert .*cert is no file"),
+        ("key", "pipe", "--tls-key .*key is no file"),
+        ("ca", "pipe", "--tls-client-ca .*ca is no file"),
         ("key", "another's", "no certificate and its key in PEM, .*MISMATCH"),
     ],
 )
@@ -84,6 +88,8 @@ def test_what_can_be_none_is_refused_by_its_flag(
         (tmp_path / name).write_text("junk")
     else:
         (tmp_path / name).unlink()
+        if spoil == "pipe":
+            os.mkfifo(tmp_path / name, 0o600)
 
     with pytest.raises(ConfigError, match=match):
         server_credentials(config)
