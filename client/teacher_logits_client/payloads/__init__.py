@@ -198,8 +198,10 @@ class LeasedPayload(HandedOut):
 
         For who closes several payloads at once; the others ``close`` it.
         """
+        if not self._returner.is_here:  # a fork's copy of the lock may be another thread's
+            return None, []
         with self._closing:
-            if self._closed or not self._returner.is_here:
+            if self._closed:
                 return None, []
             if self._found is None:
                 self._found = (self._exit_check(),)
