@@ -4,12 +4,14 @@ first SIGTERM or SIGINT     drain: no new work, leases run out within --drain-gr
 a second one                stop at once
 a teacher that hangs        is not waited for much beyond that grace
 one while the teacher loads stop at once
+a task that is not cancelled is left behind
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import threading
 import time
@@ -29,6 +31,7 @@ from teacher_logits_server.traces import exported
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import TracebackType
 
     from teacher_logits.device_memory import DeviceMemory
     from teacher_logits_server.config import ServerConfig
@@ -44,6 +47,8 @@ STOP_SECONDS = 10.0
 """How long a stop may take at least, where the drain has left it less: memory is given back."""
 LAST_WORK_SECONDS = 1.0
 """How long a forced stop waits for what the teacher is computing."""
+HUNG_SECONDS = 5.0
+"""How long what is left on the event loop may take to be cancelled."""
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +68,8 @@ def serve(config: ServerConfig, *, device_memory: DeviceMemory | None = None) ->
         handler = logs.configure(format=config.log_format, level=config.log_level, stream=stream)
         try:
             with exported(config.otlp_endpoint):
-                return asyncio.run(_serve(config, device_memory, instruments))
+                with _End() as end:
+                    return asyncio.run(_serve(config, device_memory, instruments, end))
         except TeacherLogitsError:
             # Whoever called writes the message; where it came from is for those who look closer.
             _log.debug("did not come up", exc_info=True)
@@ -73,6 +79,14 @@ def serve(config: ServerConfig, *, device_memory: DeviceMemory | None = None) ->
 
 
 async def _serve(
+    config: ServerConfig, device_memory: DeviceMemory | None, instruments: Instruments, end: _End
+) -> int:
+    code = await _live(config, device_memory, instruments)
+    end.is_due(code)
+    return code
+
+
+async def _live(
     config: ServerConfig, device_memory: DeviceMemory | None, instruments: Instruments
 ) -> int:
     signals = _Signals()
@@ -135,6 +149,40 @@ async def _stop_at_once(server: Server) -> None:
     await asyncio.wait(
         [asyncio.create_task(server.stop(grace_seconds=0))], timeout=LAST_WORK_SECONDS
     )
+
+
+class _End:
+    """The process's end, once all that others see was given back.
+
+    What is left then are tasks of the event loop, which are cancelled and waited for without an
+    end; those of gRPC's are not ours.
+    """
+
+    def __init__(self) -> None:
+        self._last: threading.Timer | None = None
+
+    def __enter__(self) -> _End:
+        return self
+
+    def is_due(self, code: int) -> None:
+        """Have the process end with a code soon, whatever is left."""
+        self._last = threading.Timer(HUNG_SECONDS, self._come, [code])
+        self._last.daemon = True
+        self._last.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._last is not None:
+            self._last.cancel()
+
+    def _come(self, code: int) -> None:
+        _log.warning("stopped with a task that did not end")
+        logging.shutdown()
+        os._exit(code)
 
 
 class _Signals:

@@ -81,6 +81,28 @@ def load(config):
 """
 
 
+STUBBORN = """
+import asyncio, sys
+from teacher_logits.__main__ import main
+from teacher_logits_server import app
+
+async def live():
+    while True:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            pass
+
+class Stubborn(app.Server):
+    async def start(self):
+        self.task = asyncio.ensure_future(live())
+        return await super().start()
+
+app.Server, app.HUNG_SECONDS = Stubborn, 0.1
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 @dataclass
 class Served:
     """A server's process."""
@@ -367,6 +389,19 @@ class TestSignals:
                 served.process.send_signal(signal.SIGTERM)
                 await_true(lambda: "drained" in served.said())
                 assert served.terminate() == 128 + signal.SIGTERM
+
+    @pytest.mark.parametrize("flags", [(), ("--drain-grace", "0s")], ids=["drained", "at once"])
+    def test_a_task_that_lets_nobody_cancel_it_keeps_no_process(
+        self, tmp_path: Path, flags: tuple[str, ...]
+    ) -> None:
+        program = (sys.executable, "-c", STUBBORN)
+        with ready(tmp_path, *unix(tmp_path), *flags, program=program) as (served, readiness):
+            with grpc.insecure_channel(str(readiness["address"])) as channel:
+                if flags:
+                    lease_something(channel)
+                code = served.terminate()
+        assert code == (app.EXIT_NOT_DONE if flags else app.EXIT_DRAINED)
+        assert "stopped with a task that did not end" in served.said()
 
     def test_one_while_the_teacher_loads_is_obeyed_at_once(self, tmp_path: Path) -> None:
         gate = tmp_path / "gate"
