@@ -178,8 +178,9 @@ class Draft(DraftWriting):
             self.seal()
 
     def __del__(self) -> None:
-        is_due = self._is_made and self._stage in (DraftStage.OPEN, DraftStage.DOUBTFUL)
-        if not is_due or not self._desk.is_here():
+        if not self._is_made or not self._desk.is_here():
+            return
+        if self._stage not in (DraftStage.OPEN, DraftStage.DOUBTFUL):
             return
         self._stage = DraftStage.ABANDONED
         self._desk.later(partial(abandon, self._desk.way, self.payload_id))

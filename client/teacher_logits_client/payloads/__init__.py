@@ -211,6 +211,7 @@ class LeasedPayload(HandedOut):
             self._opened.finish(outlived=bool(outliving))
             self._returner.close(self.lease_id, outlived=bool(outliving))
             self._closed = True  # from here on, or an interrupt would leave it to nobody
+            self._found = None  # a raised error has the frames of who reads, and these have this
         if problem is not None:
             self._returner.count("stale_payloads")
         return problem, outliving
