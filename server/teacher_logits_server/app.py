@@ -16,7 +16,7 @@ import signal
 import threading
 import time
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from teacher_logits.errors import TeacherLogitsError
@@ -31,7 +31,6 @@ from teacher_logits_server.traces import exported
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import TracebackType
 
     from teacher_logits.device_memory import DeviceMemory
     from teacher_logits_server.config import ServerConfig
@@ -68,7 +67,7 @@ def serve(config: ServerConfig, *, device_memory: DeviceMemory | None = None) ->
         handler = logs.configure(format=config.log_format, level=config.log_level, stream=stream)
         try:
             with exported(config.otlp_endpoint):
-                with _End() as end:
+                with closing(_End()) as end:
                     return asyncio.run(_serve(config, device_memory, instruments, end))
         except TeacherLogitsError:
             # Whoever called writes the message; where it came from is for those who look closer.
@@ -161,21 +160,14 @@ class _End:
     def __init__(self) -> None:
         self._last: threading.Timer | None = None
 
-    def __enter__(self) -> _End:
-        return self
-
     def is_due(self, code: int) -> None:
         """Have the process end with a code soon, whatever is left."""
         self._last = threading.Timer(HUNG_SECONDS, self._come, [code])
         self._last.daemon = True
         self._last.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Leave it to whoever called: nothing was left."""
         if self._last is not None:
             self._last.cancel()
 

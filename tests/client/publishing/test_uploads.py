@@ -36,6 +36,7 @@ class Server:
         self.asked = 0
         self.sealed: list[str] = []
         self.reserved: list[str] = []
+        self.abandoned: list[str] = []
         self.full = 0
 
     def reserve(self, session_id: str, *, request_id: str, **claim: object) -> Reservation:
@@ -67,6 +68,7 @@ class Server:
         self.sealed.append(payload_id)
 
     def abandon(self, session_id: str, payload_id: str, *, timeout: float) -> bool:
+        self.abandoned.append(payload_id)
         return False
 
 
@@ -154,6 +156,18 @@ def test_room_is_asked_for_until_the_caller_s_own_deadline() -> None:
     with pytest.raises(PoolFullError, match="no room") as raised:
         uploads(server).reserve(a_claim(0, SIZE), until=monotonic() - 1)
     assert raised.value.facts["need_bytes"] == SIZE
+
+
+def test_a_claim_that_was_asked_for_anew_is_given_up_by_its_last_request() -> None:
+    server = Server()
+    server.full = 2
+    claim, way = a_claim(0, SIZE), uploads(server)
+    way.reserve(claim, until=monotonic() + LONG)
+    way.give_up(claim)
+    first, second, third, last = server.reserved
+    assert len({first, second, third}) == 3
+    assert last == third
+    assert server.abandoned == ["p-0"]
 
 
 def test_a_buffer_is_used_again() -> None:
